@@ -1,0 +1,38 @@
+"""mixnn: self-supervised learning of images from nearest neighbors.
+
+Every verb of the command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Names are looked up when first
+used, so that importing the package (and `mixnn --help`) does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mixnn.benchmark import bench as bench
+    from mixnn.config import Config as Config
+    from mixnn.config import UserError as UserError
+    from mixnn.evaluation import evaluate as evaluate
+    from mixnn.runs import Run as Run
+    from mixnn.showcase import demo as demo
+    from mixnn.training import pretrain as pretrain
+
+_HOMES = {
+    "Config": "mixnn.config",
+    "UserError": "mixnn.config",
+    "Run": "mixnn.runs",
+    "bench": "mixnn.benchmark",
+    "demo": "mixnn.showcase",
+    "evaluate": "mixnn.evaluation",
+    "pretrain": "mixnn.training",
+}
+__all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mixnn' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

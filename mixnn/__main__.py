@@ -1,0 +1,5 @@
+"""python -m mixnn"""
+
+from mixnn.cli import main
+
+raise SystemExit(main())

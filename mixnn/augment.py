@@ -1,0 +1,266 @@
+"""Random views of images, batched and on the images' device: crop, resize, flip, color jitter, grayscale, blur.
+
+Nothing here draws a random number. `augment` is a pure function of uint8 images, uniforms in [0, 1) and a `View`:
+whoever owns the run's generator draws `view.num_draws` uniforms for each image. So a view can be compiled whole,
+captured in a CUDA graph, sliced by rank and repeated exactly after a resume.
+
+Resampling is two matrix products an image, y = A_rows x A_cols^T, where A holds the weights of Pillow's bilinear
+resize or of its Gaussian blur. Random crops, color jitter and grayscale follow torchvision's definitions. The result
+differs from a Pillow pipeline in one thing: Pillow rounds to 8 bits after each pass, and nothing is rounded here.
+
+Shapes: B images, C channels, H W height and width, O an output side, I an input side, R uniforms an image or rounds of
+color jitter. Color operations want C = 3, the rest takes any C.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+NUM_ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often, then takes the centre
+Planes = tuple[Tensor, ...]  # red, green, blue, each (B, H, W)
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the color jitter's operations
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to make a view of size x size pixels.
+
+    `flip`, `jitter`, `gray` and `blur` are probabilities; a stage of probability 0 costs nothing, not even draws.
+    """
+
+    size: int
+    area: tuple[float, float] = (0.2, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: float = 0.0
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    gray: float = 0.0
+    blur: float = 0.0
+    sigma: tuple[float, float] = (0.1, 2.0)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size={self.size} must be at least 1")
+        for name in ("flip", "jitter", "gray", "blur"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is a probability: give a number from 0 to 1")
+        for name, high in (("area", 1.0), ("ratio", 100.0), ("sigma", 100.0)):
+            a, b = getattr(self, name)
+            if not 0 < a <= b <= high:
+                raise ValueError(f"{name}={(a, b)} must be (low, high) with 0 < low <= high <= {high:g}")
+        if min(self.brightness, self.contrast, self.saturation) < 0 or not 0 <= self.hue <= 0.5:
+            raise ValueError("brightness, contrast and saturation must not be negative, hue must lie between 0 and 0.5")
+
+    @property
+    def draws(self) -> tuple[int, int, int, int, int]:
+        """Columns of uniforms each stage takes, in the order of the stages: crop, flip, jitter, gray, blur."""
+        on = [p > 0 for p in (self.flip, self.jitter, self.gray, self.blur)]
+        return 2 * NUM_ATTEMPTS + 2, 1 * on[0], 9 * on[1], 1 * on[2], 2 * on[3]
+
+    @property
+    def num_draws(self) -> int:
+        return sum(self.draws)
+
+
+def strong(size: int, *, flip: float = 0.5, area: tuple[float, float] = (0.2, 1.0)) -> View:
+    """The paper's strong view. Pass flip=0 where a mirror image means something else, as with digits."""
+    return View(size, area=area, flip=flip, jitter=0.8, gray=0.2, blur=0.5)
+
+
+def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)) -> View:
+    """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value."""
+    return View(size, area=area, flip=flip)
+
+
+def probe(size: int, flip: float = 0.5) -> View:
+    """The training view of the linear probe: torchvision's default crop and a flip."""
+    return View(size, area=(0.08, 1.0), flip=flip)
+
+
+def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:
+    """A view of each image: float32 in [0, 1], not normalized, (B, C, size, size) in channels_last memory."""
+    B, C, H, W = images_u8_BCHW.shape
+    assert images_u8_BCHW.dtype == torch.uint8
+    assert u_BR.dtype == torch.float32
+    assert u_BR.shape == (B, view.num_draws), (
+        f"{view} takes {view.num_draws} uniforms an image, got {tuple(u_BR.shape)}"
+    )
+    assert C == 3 or not (view.jitter or view.gray), "color jitter and grayscale want three channels"
+    crop, flip, jitter, gray, blur = u_BR.split(view.draws, dim=1)
+
+    top_B, left_B, height_B, width_B = crop_boxes(crop, H, W, view)
+    rows_BOH = resize_matrix(top_B, height_B, None, view.size, H)
+    cols_BOW = resize_matrix(left_B, width_B, flip[:, 0] < view.flip if view.flip else None, view.size, W)
+    # Converting and laying out as BHCW is one pass, and then both products of `resample` are plain bmm.
+    x_BHCW = images_u8_BCHW.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format) / 255
+    x = resample(x_BHCW.transpose(1, 2), rows_BOH, cols_BOW)
+
+    if view.jitter:
+        factors_B4, order_B4 = jitter_parameters(jitter[:, 1:], view)
+        x = torch.where(_per_image(jitter[:, 0] < view.jitter), color_jitter(x, factors_B4, order_B4), x)
+    if view.gray:
+        x = torch.where(_per_image(gray[:, 0] < view.gray), grayscale(x), x)
+    if view.blur:
+        sigma_B = _between(view.sigma, blur[:, 1])
+        a_BOO = blur_matrix(sigma_B.masked_fill(blur[:, 0] >= view.blur, 0.0), view.size)  # sigma 0 changes nothing
+        x = resample(x, a_BOO, a_BOO)
+    # Weights that sum to one up to rounding may leave [0, 1] by a last bit.
+    return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def normalize(x_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """(x - mean) / std by channel, in x's memory format. Mean and std must already lie on x's device."""
+    return (x_BCHW - mean_C.view(-1, 1, 1)).div_(std_C.view(-1, 1, 1))
+
+
+def resample(x_BCHW: Tensor, rows_BOH: Tensor, cols_BOW: Tensor) -> Tensor:
+    """A_rows x A_cols^T for every channel.
+
+    An image's channels share its A. With memory in the order BHCW they merge with W for the first product and with the
+    rows for the second, without a copy, and each product is one bmm; a broadcast over BCHW copies A for every channel
+    first and was ten times slower on a CPU. The result is BCHW over such memory; other input is copied into it once.
+    """
+    B, C, H, W = x_BCHW.shape
+    height, width = rows_BOH.shape[1], cols_BOW.shape[1]
+    y = torch.bmm(rows_BOH, x_BCHW.transpose(1, 2).reshape(B, H, C * W))
+    y = torch.bmm(y.view(B, height * C, W), cols_BOW.mT)
+    return y.view(B, height, C, width).transpose(1, 2)
+
+
+def crop_boxes(u_BR: Tensor, height: int, width: int, view: View) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, height and width of torchvision's RandomResizedCrop, whole numbers held in float32.
+
+    Columns of u: ten areas, ten log-uniform ratios, two offsets. The first attempt that fits into the image wins.
+    """
+    area_u, ratio_u, offset_u = u_BR.split((NUM_ATTEMPTS, NUM_ATTEMPTS, 2), dim=1)
+    target = _between(view.area, area_u) * (height * width)
+    ratio = _between((math.log(view.ratio[0]), math.log(view.ratio[1])), ratio_u).exp()
+    w, h = (target * ratio).sqrt().round(), (target / ratio).sqrt().round()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.int().argmax(1, keepdim=True)  # argmax returns the first of equals
+    found = fits.any(1)
+
+    fallback_h, fallback_w = _centre_crop(height, width, view.ratio)
+    h_B = h.gather(1, first)[:, 0].masked_fill(~found, fallback_h)
+    w_B = w.gather(1, first)[:, 0].masked_fill(~found, fallback_w)
+    # floor(u * n) < n also in float32, for the largest u is 1 - 2^-24.
+    top_B = (offset_u[:, 0] * (height - h_B + 1)).floor().masked_fill(~found, (height - fallback_h) // 2)
+    left_B = (offset_u[:, 1] * (width - w_B + 1)).floor().masked_fill(~found, (width - fallback_w) // 2)
+    return top_B, left_B, h_B, w_B
+
+
+def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+    """Height and width of the largest box whose width/height ratio is allowed."""
+    if width / height < ratio[0]:
+        return round(width / ratio[0]), width
+    if width / height > ratio[1]:
+        return height, round(height * ratio[1])
+    return height, width
+
+
+def resize_matrix(start_B: Tensor, length_B: Tensor, flip_B: Tensor | None, num_out: int, num_in: int) -> Tensor:
+    """Weights (B, O, I) of Pillow's BILINEAR resize of the pixels [start, start + length), mirrored where flip is true.
+
+    A triangle that reaches one pixel to each side, further in proportion when shrinking; pixels outside the box get 0.
+    """
+    scale_B1 = (length_B / num_out)[:, None]
+    out = torch.arange(num_out, device=start_B.device, dtype=torch.float32)[None]
+    if flip_B is not None:
+        out = torch.where(flip_B[:, None], num_out - 1 - out, out)
+    center_BO = (out + 0.5) * scale_B1  # both measured from the edge of the box
+    pixel_BI = torch.arange(num_in, device=start_B.device, dtype=torch.float32) + 0.5 - start_B[:, None]
+    pixel_BI = pixel_BI.masked_fill((pixel_BI < 0) | (pixel_BI > length_B[:, None]), math.inf)
+    distance = (pixel_BI[:, None] - center_BO[:, :, None]).abs()
+    weight = (scale_B1.clamp(min=1)[:, :, None] - distance).clamp(min=0)
+    return weight / weight.sum(2, keepdim=True)
+
+
+def blur_matrix(sigma_B: Tensor, n: int) -> Tensor:
+    """Weights (B, n, n) of Pillow's GaussianBlur(sigma) along one side: three box blurs of fractional radius.
+
+    The radius follows Gwosdek et al. 2011, eqs. 7, 11 and 14. A box of radius r gives the pixel d away the weight
+    clamp(r + 1 - |d|, 0, 1) / (2r + 1). Its running sum is clamp((r + 1 + d) / (2r + 1), 0, 1), and differences of that
+    replicate the edges as Pillow does: the first pixel takes all that lies before it, the last all that lies behind.
+    """
+    variance = sigma_B * sigma_B / 3
+    whole = (((12 * variance + 1).sqrt() - 1) / 2).floor()
+    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
+    radius = (whole + part)[:, None, None]
+    i = torch.arange(n, device=sigma_B.device, dtype=torch.float32)
+    sum_through = ((radius + 1 + (i[:-1] - i[:, None])) / (2 * radius + 1)).clamp(0, 1)  # (B, n, n - 1)
+    box_Bnn = pad(pad(sum_through, (1, 0), value=0.0), (0, 1), value=1.0).diff(dim=2)
+    return torch.bmm(torch.bmm(box_Bnn, box_Bnn), box_Bnn)
+
+
+def jitter_parameters(u_B8: Tensor, view: View) -> tuple[Tensor, Tensor]:
+    """Factors and order for `color_jitter`: four uniforms for the one, the ranks of four for the other."""
+    ranges = [(max(0.0, 1 - s), 1 + s) for s in (view.brightness, view.contrast, view.saturation)]
+    factors = [_between(r, u_B8[:, i]) for i, r in enumerate([*ranges, (-view.hue, view.hue)])]
+    return torch.stack(factors, dim=1), u_B8[:, 4:].argsort(dim=1)
+
+
+def color_jitter(x_BCHW: Tensor, factors_B4: Tensor, order_B4: Tensor) -> Tensor:
+    """torchvision's ColorJitter, each image in its own order.
+
+    order[:, k] is the operation of round k, factors[:, i] belongs to operation i. Hue is by far the dearest and comes
+    once, so it is computed once: blends before it, hue, blends after it, and a blend belonging to the other side gets
+    factor 1, which changes nothing. Four rounds of everything would compute four hues. Planes (B, H, W) instead of one
+    tensor give every operation the shape of the reduction in `_blend`, so that the compiler can fuse across the rounds.
+    """
+    in_order = factors_B4.gather(1, order_B4)
+    round_4 = torch.arange(4, device=x_BCHW.device)
+    hue_round = (order_B4 == HUE).int().argmax(1, keepdim=True)
+    rgb = _blend(x_BCHW.unbind(1), in_order.masked_fill(round_4 >= hue_round, 1.0)[:, :3], order_B4[:, :3])
+    rgb = shift_hue(rgb, factors_B4[:, HUE])
+    rgb = _blend(rgb, in_order.masked_fill(round_4 <= hue_round, 1.0)[:, 1:], order_B4[:, 1:])
+    return torch.stack(rgb, dim=1)
+
+
+def _blend(rgb: Planes, factor_BR: Tensor, operation_BR: Tensor) -> Planes:
+    """Rounds of x <- clamp(f x + (1 - f) other): other is black, the mean of the gray image or the gray image."""
+    to_mean_BR = (1 - factor_BR) * (operation_BR == CONTRAST)
+    to_gray_BR = (1 - factor_BR) * (operation_BR == SATURATION)
+    rounds = torch.stack((factor_BR, to_mean_BR, to_gray_BR))[..., None, None]  # (3, B, R, 1, 1)
+    for factor, to_mean, to_gray in rounds.unbind(2):
+        gray = _luma(rgb)
+        other = torch.addcmul(gray.mean((1, 2), keepdim=True) * to_mean, gray, to_gray)
+        rgb = tuple(torch.addcmul(other, plane, factor).clamp(0, 1) for plane in rgb)
+    return rgb
+
+
+def shift_hue(rgb: Planes, shift_B: Tensor) -> Planes:
+    """RGB to HSV, hue + shift (in turns), back to RGB, on planes (B, H, W); hue is in sixths of a turn on the way."""
+    r, g, b = rgb
+    value = torch.maximum(torch.maximum(r, g), b)
+    chroma = value - torch.minimum(torch.minimum(r, g), b)
+    sector = torch.where(value == r, g - b, torch.where(value == g, b - r + 2 * chroma, r - g + 4 * chroma))
+    # Gray has chroma 0 and sector 0, and stays as it is.
+    hue = sector / chroma.clamp(min=1e-12) + 6 * shift_B[:, None, None]
+    # Each channel is the same trapezoid of the hue, a third of a turn apart.
+    return tuple(value - chroma * (2 - ((hue + n).remainder(6) - 2).abs()).clamp(0, 1) for n in (5, 3, 1))
+
+
+def grayscale(x_BCHW: Tensor) -> Tensor:
+    """Luma, (B, 1, H, W)."""
+    return _luma(x_BCHW.unbind(1)).unsqueeze(1)
+
+
+def _luma(rgb: Planes) -> Tensor:
+    r, g, b = rgb
+    return (0.2989 * r).add(g, alpha=0.587).add(b, alpha=0.114)  # torchvision's weights, those of ITU-R BT.601
+
+
+def _between(bounds: tuple[float, float], u: Tensor) -> Tensor:
+    return bounds[0] + (bounds[1] - bounds[0]) * u
+
+
+def _per_image(value_B: Tensor) -> Tensor:
+    return value_B.view(-1, 1, 1, 1)

@@ -1,0 +1,214 @@
+"""bench: what a training step costs, counted and measured, beside the same recipe as a plain PyTorch loop.
+
+The step is timed with device events after warm-up, on random images. FLOPs are counted by torch over one real step, not guessed; the
+ceiling they are held against is a large matrix product measured in the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mixnn import methods
+from mixnn.baseline import time_baseline
+from mixnn.config import Config
+from mixnn.data import ImageSet
+from mixnn.device import pick_device
+from mixnn.progress import Reporter, print_table
+from mixnn.runs.folder import environment
+from mixnn.training.setup import check_device
+from mixnn.training.trainer import Trainer
+
+NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory
+REPEATS = 5
+KERNELS = (  # what a kernel's name says it does; the first match counts
+    ("optimizer and teacher", ("multi_tensor", "foreach")),
+    (
+        "convolutions and matrix products",
+        ("conv", "gemm", "xmma", "cutlass", "nvjet", "cudnn", "wgrad", "dgrad", "addmm", "aten::mm", "bmm"),
+    ),
+    ("fused elementwise and reductions", ("triton",)),
+)
+
+
+def bench(
+    method: str = "mnn",
+    *,
+    set: dict[str, Any] | None = None,
+    backbone: str = "",
+    image_size: int = 32,
+    batch_size: int = 256,
+    steps: int = 0,
+    device: str = "auto",
+    mode: str = "auto",
+    baseline: bool = True,
+    json_file: str = "",
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes."""
+    say, where = reporter or Reporter(), pick_device(device)
+    cuda = where.type == "cuda"
+    backbone = backbone or ("resnet18" if cuda else "resnet8")
+    steps = steps or (100 if cuda else 5)
+    config = Config(
+        data="random",
+        method=method,
+        backbone=backbone,
+        image_size=image_size,
+        batch_size=batch_size,
+        device=device,
+        mode=mode,
+        knn_every=0,
+    )
+    config = replace(config, options=methods.resolve_options(method, {}, set or {}))
+    check_device(config)
+    images = random_images(image_size)
+    start = time.perf_counter()
+    trainer = Trainer(config, images, say)
+    advance = _stepper(trainer)
+    advance()
+    _wait(where)
+    startup = time.perf_counter() - start
+    say.say(f"first step after {startup:.1f} s")
+    result: dict[str, Any] = {
+        "config": {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size", "mode")}
+    }
+    result |= {"environment": environment(where), "startup_s": round(startup, 1), "mode": mode}
+    times = [_time(advance, steps, where) for _ in range(REPEATS)]
+    result["ms_per_step"] = round(statistics.median(times), 3)
+    result["ms_spread"] = [round(min(times), 3), round(max(times), 3)]
+    result["images_per_s"] = round(batch_size / result["ms_per_step"] * 1e3)
+    if cuda:
+        result["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(where) / 2**30, 2)
+    result["share_by_kernel"] = _where_time_goes(advance, where)
+    result["gflop_per_step"] = round(_count_flops(trainer) / 1e9, 1)
+    result["tflops"] = round(result["gflop_per_step"] / result["ms_per_step"], 2)
+    result["matmul_tflops"] = round(_matmul_ceiling(where), 2)
+    result["share_of_ceiling"] = round(result["tflops"] / result["matmul_tflops"], 3)
+    if baseline:
+        say.say("now the plain loop: eager PyTorch, Pillow in a DataLoader")
+        result["plain_loop"] = time_baseline(images, config, trainer.step.views, seconds=20 if cuda else 10)
+        result["times_faster"] = round(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], 1)
+    _print(result)
+    if json_file:
+        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def random_images(size: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    u8 = torch.randint(0, 256, (NUM_IMAGES, 3, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (NUM_IMAGES,), generator=generator)
+    return ImageSet(u8, labels, None, [str(i) for i in range(10)], (0.5,) * 3, (0.25,) * 3, True)
+
+
+def _stepper(trainer: Trainer) -> Callable[[], None]:
+    size = trainer.config.batch_size
+    order = torch.randperm(len(trainer.images), device=trainer.order.device)
+    position = 0
+
+    def advance() -> None:
+        nonlocal position
+        position = (position + size) % (len(order) - size)
+        trainer.step(order[position : position + size], 0.01, trainer.generator)
+
+    return advance
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time(advance: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Milliseconds a step, after a few that do not count."""
+    for _ in range(max(1, steps // 10)):
+        advance()
+    if device.type == "cpu":
+        start = time.perf_counter()
+        for _ in range(steps):
+            advance()
+        return (time.perf_counter() - start) * 1e3 / steps
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(steps):
+        advance()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / steps
+
+
+def _count_flops(trainer: Trainer) -> int:
+    """Of one step's forward and backward passes."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        trainer.step._eager_loss(trainer.step.index, trainer.step.draws)[0].backward()
+    return counter.get_total_flops()
+
+
+def _matmul_ceiling(device: torch.device) -> float:
+    """TFLOP/s of a large square matrix product: bf16 on CUDA, fp32 elsewhere."""
+    n, dtype, repeats = (8192, torch.bfloat16, 20) if device.type == "cuda" else (2048, torch.float32, 3)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    ms = min(_time(lambda: torch.mm(a, b), repeats, device) for _ in range(3))
+    return 2 * n**3 / ms / 1e9
+
+
+def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Share of device time by kind of kernel, over ten steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        for _ in range(10 if cuda else 2):
+            advance()
+        _wait(device)
+    shares: dict[str, float] = {}
+    for event in profiler.key_averages():
+        spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+        kind = next((kind for kind, words in KERNELS if any(w in event.key for w in words)), "other")
+        shares[kind] = shares.get(kind, 0.0) + spent
+    total = sum(shares.values()) or 1.0
+    return {kind: round(spent / total, 3) for kind, spent in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def _print(r: dict[str, Any]) -> None:
+    rows = [
+        (
+            "step",
+            f"{r['ms_per_step']:.2f} ms (median of {REPEATS}; {r['ms_spread'][0]:.2f} to {r['ms_spread'][1]:.2f})",
+        ),
+        ("images/s", f"{r['images_per_s']:,}"),
+        ("counted", f"{r['gflop_per_step']:,.0f} GFLOP a step"),
+        (
+            "achieved",
+            f"{r['tflops']:.2f} TFLOP/s, {100 * r['share_of_ceiling']:.0f}% of a matrix product's {r['matmul_tflops']:.2f}",
+        ),
+        ("start-up", f"{r['startup_s']:.1f} s to the first step"),
+    ]
+    if "peak_memory_gib" in r:
+        rows.append(("peak memory", f"{r['peak_memory_gib']:.2f} GiB"))
+    rows += [(f"  {100 * share:.0f}%", kind) for kind, share in r["share_by_kernel"].items()]
+    if "plain_loop" in r:
+        p = r["plain_loop"]
+        rows.append(
+            (
+                "plain loop",
+                f"{p['ms_per_step']:.1f} ms a step ({p['workers']} loader workers): {r['times_faster']:g} times as long",
+            )
+        )
+    print_table(
+        (
+            r["environment"]["device"],
+            f"torch {r['environment']['torch']}, {r['config']['method']}, {r['config']['backbone']}",
+        ),
+        rows,
+    )

@@ -1,0 +1,185 @@
+"""Settings: frozen dataclasses whose fields carry their own meaning, source and limits.
+
+`Config` is one pre-training run. A method's own options are a dataclass of the same kind in the method's file, so the command line, the
+checks and `mixnn methods NAME` are all made from the fields and a new method touches neither this file nor the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake of the user's: one or two lines that say what to type instead. The command prints it and exits with 2."""
+
+
+class Interrupted(Exception):
+    """A run was asked to stop, and saved itself; the text says how to go on, `signal` is the number of what asked."""
+
+    def __init__(self, text: str, signal: int) -> None:
+        super().__init__(text)
+        self.signal = signal
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: the nearest valid one first, then all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f", did you mean {close[0]!r}?" if close else ""
+    return UserError(f"unknown {kind} {name!r}{hint}\nvalid: {', '.join(valid)}")
+
+
+def option(
+    default: Any,
+    help: str,
+    source: str = "",
+    *,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> Any:
+    """A dataclass field that knows what it means, where its default comes from and which values it admits."""
+    return dataclasses.field(
+        default=default, metadata=dict(help=help, source=source, choices=choices, low=low, high=high)
+    )
+
+
+def _members(hint: Any) -> tuple[type, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """The typed value of a word from the command line or a file; the first member of a union that reads it wins."""
+    for kind in _members(hint):
+        if kind is bool and text.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return text.lower() in ("true", "yes", "on", "1")
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+        if kind is str:
+            return text
+    raise ValueError(text)
+
+
+def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+    """The value, converted to the field's type; UserError if it is of another type or outside the field's limits."""
+    kinds = _members(hint)
+    want = " or ".join("a number" if k is float else f"a {k.__name__}" for k in kinds)
+    if isinstance(value, str):
+        try:
+            value = _parse(value, hint)
+        except ValueError:
+            raise UserError(f"{name}={value}: {name} takes {want}") from None
+    if isinstance(value, int) and not isinstance(value, bool) and int not in kinds and float in kinds:
+        value = float(value)
+    if type(value) not in kinds:
+        raise UserError(f"{name}={value}: {name} takes {want}")
+    if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
+        numbers = "; or a number" if float in kinds else ""
+        raise UserError(f"{unknown(name, value, limits['choices'])}{numbers}")
+    if isinstance(value, int | float) and not limits["low"] <= value <= limits["high"]:
+        low, high = limits["low"], limits["high"]
+        bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise UserError(f"{name}={value}: {name} must be {bound}")
+    return value
+
+
+class Checked:
+    """Base of the option dataclasses: every field made by `option` is converted and checked when an instance is made."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.metadata:
+                value = _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
+                object.__setattr__(self, field.name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Limits that involve more than one field."""
+
+
+def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
+    """An instance of an option dataclass; an unknown name is an error that lists the valid ones."""
+    valid = [f.name for f in dataclasses.fields(cls)]
+    for name in values:
+        if name not in valid:
+            raise unknown(kind, name, valid)
+    return cls(**values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Checked):
+    """One pre-training run. Defaults are the paper's CIFAR-10 row."""
+
+    data: str = option("cifar10", "data set name, or a folder of images")
+    method: str = option("mnn", "which method; `mixnn methods` lists them")
+    epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
+    batch_size: int = option(256, "images a step", "paper, table of parameters", low=2)
+    seed: int = option(0, "seed of every draw: weights, order, crops, lambda, shuffle", low=0)
+    lr: float = option(
+        0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0
+    )
+    warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
+    sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
+    weight_decay: float = option(5e-4, "on all parameters, batch norm included", "paper, table of parameters", low=0)
+    backbone: str = option("resnet18", "encoder f; resnet8 is the small one for CPUs", choices=("resnet18", "resnet8"))
+    bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
+    image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
+    crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
+    weak_flip: float = option(
+        0.9, "flip probability of the weak view", "authors' code; the paper gives none", low=0, high=1
+    )
+    labels: str = option(
+        "", "labels of a folder's images: folders (its subfolders), or a CSV of file,label; empty: none"
+    )
+    on_error: str = option(
+        "skip", "unreadable images of a folder: skip and name them, or refuse", choices=("skip", "refuse")
+    )
+    limit: int = option(0, "train on this many images only; 0: all", low=0)
+    knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
+    checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    mode: str = option("auto", "how a step runs", choices=("auto", "eager", "compiled", "captured"))
+    precision: str = option("auto", "bf16 on CUDA, fp32 elsewhere", choices=("auto", "bf16", "fp32"))
+    data_dir: str = option("", "where data sets are kept; empty: the user's cache folder")
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def check(self) -> None:
+        if self.batch_size % self.bn_groups:
+            fit = max(self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
+            raise UserError(
+                f"batch_size={self.batch_size} is no multiple of bn_groups={self.bn_groups}: "
+                f"type --batch-size {fit} or another --bn-groups"
+            )
+        if self.batch_size == self.bn_groups:
+            raise UserError(f"batch_size={self.batch_size}: a batch-norm group needs at least two images")
+
+    @property
+    def base_lr(self) -> float:
+        return self.lr * self.batch_size / 256
+
+
+# What differs from Config's and the methods' own defaults, per data set. `options` reach a method only if it has them.
+RECIPES: dict[str, dict[str, Any]] = {
+    "cifar10": {},
+    "cifar100": {},
+    "stl10": {"options": {"support_size": 16384, "momentum": 0.996}},
+    "tiny-imagenet": {"options": {"support_size": 16384, "momentum": 0.996}},
+    "digits": {
+        "backbone": "resnet8",
+        "batch_size": 64,
+        "epochs": 100,
+        "bn_groups": 1,
+        "crop_area": 0.4,
+        "options": {"support_size": 512, "hidden": 256},
+    },
+}

@@ -1,0 +1,73 @@
+"""Labels of an image folder: from the class subfolders, or from a CSV with the columns file and label."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from mixnn.config import UserError
+
+COLUMNS = ("file", "label")
+
+
+def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
+    """Name -> the folder it lies in, `depth` folders down; files beside the class folders stay unlabelled."""
+    parts = {name: PurePosixPath(name).parts for name in names}
+    found = {name: part[depth] for name, part in parts.items() if len(part) > depth + 1}
+    if not found:
+        raise UserError(
+            "labels were asked for from class subfolders, but there are none\nput the images into CLASS/NAME.jpg"
+        )
+    return found
+
+
+def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
+    """Name -> label for the files a CSV lists; every other file, and one with an empty label, stays unlabelled."""
+    rows = read_rows(path)
+    header, file_column, label_column = columns(path, *rows[0])
+    known, seen, found = set(names), dict[str, int](), dict[str, str]()
+    for number, row in rows[1:] if header else rows:
+        if len(row) <= max(file_column, label_column):
+            raise wrong_row(path, number, row, "a column is missing, expected file,label")
+        name = PurePosixPath(row[file_column].strip()).as_posix()
+        if name not in known:
+            raise wrong_row(path, number, row, f"no image {name!r} in the folder; names are relative to it")
+        if name in seen:
+            raise wrong_row(path, number, row, f"{name!r} is already in row {seen[name]}, keep one of them")
+        seen[name] = number
+        if label := row[label_column].strip():
+            found[name] = label
+    if not found:
+        raise UserError(f"{path} holds no label\nwrite one line for each labelled image: file,label")
+    return found
+
+
+def read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows that are not blank, with their numbers as an editor shows them."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark before the first column
+            reader = csv.reader(file)
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"cannot read the labels in {path}: {error}\nexpected a CSV file with lines: file,label"
+        ) from error
+    if not rows:
+        raise UserError(f"{path} is empty\nwrite one line for each labelled image: file,label")
+    return rows
+
+
+def columns(path: Path, number: int, first: list[str]) -> tuple[bool, int, int]:
+    """Is the first row a header, and where are file and label: where it says, else in the first two columns."""
+    header = [cell.strip().casefold() for cell in first]
+    if not set(header) & set(COLUMNS):
+        return False, 0, 1
+    for column in COLUMNS:
+        if column not in header:
+            raise wrong_row(path, number, first, f"the header has no column {column!r}, expected file,label")
+    return True, header.index("file"), header.index("label")
+
+
+def wrong_row(path: Path, number: int, row: list[str], what: str) -> UserError:
+    return UserError(f"{path}, row {number}: {','.join(row)}\n{what}")

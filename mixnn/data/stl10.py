@@ -1,0 +1,44 @@
+"""STL-10 (Coates, Ng and Lee 2011): 96 x 96 images, few labelled. Pre-training sees train and unlabeled together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mixnn.data.data_set import Layout, damaged
+from mixnn.data.image_set import UNLABELLED, Arrays
+
+SIZE = 96
+PIXELS = 3 * SIZE * SIZE
+FOLDER = "stl10_binary"
+COUNTS = {"train": 5_000, "unlabeled": 100_000, "test": 8_000}
+CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+PARTS = {"pretrain": ("train", "unlabeled"), "train": ("train",), "test": ("test",)}
+
+
+def layout(counts: dict[str, int] = COUNTS) -> Layout:
+    images = {f"{FOLDER}/{part}_X.bin": count * PIXELS for part, count in counts.items()}
+    return images | {f"{FOLDER}/{part}_y.bin": counts[part] for part in ("train", "test")}
+
+
+def read(folder: Path, split: str) -> Arrays:
+    """One split; the unlabelled images, which contain other classes too, get the label -1."""
+    stored = [np.memmap(folder / f"{part}_X.bin", np.uint8, mode="r").reshape(-1, PIXELS) for part in PARTS[split]]
+    images = np.empty((sum(map(len, stored)), 3, SIZE, SIZE), np.uint8)
+    start = 0
+    for part in stored:  # copied piece by piece: the 2.8 GB of the unlabelled images need not be held twice
+        images[start : start + len(part)] = part.reshape(-1, 3, SIZE, SIZE).transpose(0, 1, 3, 2)  # columns come first
+        start += len(part)
+    labels = [read_labels(folder, part, len(x)) for part, x in zip(PARTS[split], stored, strict=True)]
+    return images, np.concatenate(labels), CLASSES
+
+
+def read_labels(folder: Path, part: str, count: int) -> np.ndarray:
+    path = folder / f"{part}_y.bin"
+    if part == "unlabeled":
+        return np.full(count, UNLABELLED, np.int64)
+    labels = np.fromfile(path, np.uint8).astype(np.int64) - 1  # stored as 1..10
+    if labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise damaged("stl10", folder, f"{path} is damaged: labels outside 1..{len(CLASSES)}")
+    return labels

@@ -1,0 +1,41 @@
+"""Features of a frozen backbone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mixnn.augment import View, augment, normalize
+from mixnn.data.image_set import ImageSet
+
+CHUNK = 2000  # images at a time: fills a GPU, and divides the sizes of the usual sets
+
+
+@torch.no_grad()
+def features(
+    backbone: nn.Module,
+    images: ImageSet,
+    order: Tensor | None = None,
+    view: View | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which images and in what order.
+
+    Eval-mode batch norm, bf16 on CUDA. Images larger than 64 pixels go in smaller chunks, so that memory stays bounded.
+    """
+    training, device = backbone.training, images.images.device
+    mean, std = torch.tensor(images.mean, device=device), torch.tensor(images.std, device=device)
+    order = torch.arange(len(images), device=device) if order is None else order
+    chunk = max(1, CHUNK * 64**2 // max(64**2, images.size[0] * images.size[1]))
+    backbone.eval()
+    parts = []
+    for index in order.split(chunk):
+        u8 = images.images[index]
+        if view is None:
+            x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
+        else:
+            x = augment(u8, torch.rand(len(u8), view.num_draws, device=device, generator=generator), view)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            parts.append(backbone(normalize(x, mean, std)).float())
+    backbone.train(training)
+    return torch.cat(parts)

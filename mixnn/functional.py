@@ -1,0 +1,94 @@
+"""The equations of MNN (arXiv 2311.00562) and its relatives, as functions of tensors.
+
+Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any batch of rows.
+Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a random number.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision widened; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def unit(v_D: Tensor) -> Tensor:
+    """Each row divided by its l2 norm."""
+    return F.normalize(v_D, dim=-1)
+
+
+def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
+    """cos(z, s) of every row with every support row, (B, Q)."""
+    return unit(z_BD) @ unit(s_QD).T
+
+
+def nearest(sim_BQ: Tensor, topk: int) -> Tensor:
+    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K)."""
+    return sim_BQ.topk(topk, dim=1).indices
+
+
+def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tensor) -> tuple[Tensor, Tensor]:
+    """The K nearest rows of the anchor's own label, and which of them exist, both (B, K). The oracle of MNN(Labels)."""
+    same_BQ = (labels_B[:, None] == labels_Q[None, :]) & (labels_B >= 0)[:, None]
+    top = sim_BQ.masked_fill(~same_BQ, -torch.inf).topk(topk, dim=1)
+    return top.indices, top.values > -torch.inf
+
+
+def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
+    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names. lam, broadcast to (B, K, D), multiplies the neighbor."""
+    z_B1D = z_BD[:, None]
+    if mixer == "none":
+        return unit(neighbors_BKD)
+    if mixer == "raw_renorm":  # Algorithm 1: raw vectors, then made unit
+        return unit(lam * neighbors_BKD + (1 - lam) * z_B1D)
+    mixed_BKD = lam * unit(neighbors_BKD) + (1 - lam) * unit(z_B1D)
+    return unit(mixed_BKD) if mixer == "unit_renorm" else mixed_BKD
+
+
+def split_weights(positive: float, neighbors: float, topk: int, like: Tensor) -> Tensor:
+    """`positive` for z, `neighbors` divided evenly among the K, (N,)."""
+    return torch.cat([like.new_full((1,), positive), like.new_full((topk,), neighbors / max(topk, 1))])
+
+
+def wse_weights(topk: int, like: Tensor) -> Tensor:
+    """Eq. 3: 1 for z, 1/K for each neighbor, (N,)."""
+    return split_weights(1.0, 1.0, topk, like)
+
+
+def mse_weights(topk: int, like: Tensor) -> Tensor:
+    """MSF: 1 / (K + 1) each, (N,)."""
+    return like.new_full((topk + 1,), 1 / (topk + 1))
+
+
+def attention(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float = 1.0) -> Tensor:
+    """SNCLR's cross-attention score: softmax over the K neighbors of cos(q, z_i) / temperature, (B, K)."""
+    cos_BK = torch.einsum("bd,bkd->bk", unit(q_BD), unit(neighbors_BKD))
+    return (cos_BK / temperature).softmax(dim=1)
+
+
+def cas_weights(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> Tensor:
+    """1 for z, the attention for the neighbors, (B, N)."""
+    return torch.cat([q_BD.new_ones(len(q_BD), 1), attention(q_BD, neighbors_BKD, temperature)], dim=1)
+
+
+def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> Tensor:
+    """Eq. 1: mean over B of sum_i w_i (2 - 2 <p, target_i>), p made unit, targets as they come.
+
+    For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same gradient.
+    """
+    dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
+    return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
+
+
+def purity(labels_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """Share of neighbors that have the anchor's label."""
+    return (labels_BK == labels_B[:, None]).float().mean()
+
+
+def spread(z_BD: Tensor) -> Tensor:
+    """Standard deviation of unit embeddings over the batch, times sqrt(D): near 1 when they fill the sphere, 0 when collapsed."""
+    return unit(z_BD).std(dim=0).mean() * z_BD.shape[1] ** 0.5

@@ -1,0 +1,1 @@
+"""Networks: backbone, heads, teacher and support set."""

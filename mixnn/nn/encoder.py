@@ -1,0 +1,83 @@
+"""Student and teacher: backbone f, projector g and, for the student, predictor h.
+
+Several views go through in one pass, stacked along the batch; batch norm keeps their statistics apart. Networks may compute in bf16
+(`compute_dtype`), but what they return is fp32: normalisation, search and losses never see less.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from mixnn.functional import at_least_float32
+from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
+
+
+def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
+    """Linear layers with ReLU between. A layer followed by batch norm has no bias; out_norm is none, affine or plain."""
+    layers: list[nn.Module] = []
+    last = len(sizes) - 2
+    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        norm = hidden_norm if i < last else out_norm != "none"
+        layers.append(nn.Linear(a, b, bias=not norm))
+        if norm:
+            layers.append(SplitBatchNorm(b, affine=i < last or out_norm == "affine"))
+        if i < last:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+class Student(nn.Module):
+    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q)."""
+
+    def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module, views: int) -> None:
+        super().__init__()
+        self.f, self.g, self.h = f, g, h
+        self.compute_dtype = torch.float32
+        set_views(self, views)
+
+    def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.cat(views)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+            q = self.g(self.f(x))
+            p = self.h(q)
+        return at_least_float32(q), at_least_float32(p)
+
+
+class Teacher(nn.Module):
+    """A moving average of the student's f and g: no gradient, train mode, the batch shuffled before and restored after.
+
+    The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws come in as uniforms, one row a view.
+    """
+
+    def __init__(self, student: Student, views: int) -> None:
+        super().__init__()
+        self.f, self.g = copy.deepcopy(student.f), copy.deepcopy(student.g)
+        self.compute_dtype = torch.float32
+        self.requires_grad_(False)
+        set_views(self, views)
+
+    @torch.no_grad()
+    def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
+        order = shuffle.argsort(dim=1)  # (V, B)
+        x = torch.cat([view[o] for view, o in zip(views, order, strict=True)])
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
+            z = self.g(self.f(x))
+        back = order.argsort(dim=1)
+        return at_least_float32(torch.cat([part[b] for part, b in zip(z.chunk(len(views)), back, strict=True)]))
+
+    @torch.no_grad()
+    def update(self, student: Student, momentum: float) -> None:
+        """Parameters move by 1 - momentum toward the student's; batch-norm statistics are the teacher's own."""
+        mine = [*self.f.parameters(), *self.g.parameters()]
+        theirs = [*student.f.parameters(), *student.g.parameters()]
+        torch._foreach_lerp_(mine, theirs, 1 - momentum)
+
+
+def set_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let every student and teacher below compute in this type."""
+    for part in module.modules():
+        if isinstance(part, Student | Teacher):
+            part.compute_dtype = dtype

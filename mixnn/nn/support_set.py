@@ -1,0 +1,56 @@
+"""The support set S: a first-in-first-out ring of teacher embeddings, from which neighbors are taken.
+
+Rows are stored raw and made unit where they are used. Everything is a saved buffer, the position too, so S travels with checkpoints and
+no step reads a number back to the host. Rows never written are random unit vectors with label -1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Rows(NamedTuple):
+    """A snapshot of the support set."""
+
+    z_QD: Tensor
+    labels_Q: Tensor
+    index_Q: Tensor  # which image of the data set a row came from; -1: never written
+
+
+class SupportSet(nn.Module):
+    """Ring of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer."""
+
+    z_QD: Tensor
+    labels_Q: Tensor
+    index_Q: Tensor
+    position: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("z_QD", F.normalize(torch.randn(size, dim), dim=1))
+        self.register_buffer("labels_Q", torch.full((size,), -1))
+        self.register_buffer("index_Q", torch.full((size,), -1))
+        self.register_buffer("position", torch.zeros((), dtype=torch.long))
+
+    def read(self) -> Rows:
+        return Rows(self.z_QD, self.labels_Q, self.index_Q)
+
+    def slots(self, count: int) -> Tensor:
+        """Where the next `count` rows go; wraps when Q is no multiple of the batch."""
+        return (self.position + torch.arange(count, device=self.position.device)) % len(self.z_QD)
+
+    def read_pushed(self, rows: Rows) -> Rows:
+        """What S will be after a push, without pushing: the authors' leaky order searches it."""
+        slots = self.slots(len(rows.z_QD))
+        return Rows(*(old.index_copy(0, slots, new) for old, new in zip(self.read(), rows, strict=True)))
+
+    @torch.no_grad()
+    def push(self, rows: Rows) -> None:
+        slots = self.slots(len(rows.z_QD))
+        for old, new in zip(self.read(), rows, strict=True):
+            old.index_copy_(0, slots, new)
+        self.position.copy_((self.position + len(slots)) % len(self.z_QD))

@@ -1,0 +1,73 @@
+"""What a verb says while it works: a live bar on a terminal, plain lines elsewhere. All of it goes to stderr; results go to stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class Reporter:
+    """`quiet` says nothing but warnings."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"mixnn: {text}", style="yellow", markup=False)
+
+    @contextmanager
+    def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
+        """A bar over `total` things; call what it yields as advance(done, note)."""
+        live = self.console.is_terminal and not self.quiet
+        every = max(1, total // 20)
+        columns: tuple[Any, ...] = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, disable=not live) as progress:
+            task = progress.add_task(title, total=total, note="")
+
+            def advance(done: float, note: object = "") -> None:
+                text = f"{note:.2f}" if isinstance(note, float) else str(note)
+                progress.update(task, completed=done, note=text)
+                if not live and done == int(done) and (done % every == 0 or done == total):
+                    self.say(f"{title} {done:.0f}/{total} {text}")
+
+            yield advance
+
+    @contextmanager
+    def bytes_bar(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar over a download; call what it yields as progress(done, total)."""
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
+            task = progress.add_task(title, total=None)
+
+            def advance(done: int, total: int) -> None:
+                progress.update(task, completed=done, total=total or None)
+
+            yield advance
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A plain table on stdout; the first two columns never wrap."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, no_wrap=i < 2)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.print(table)

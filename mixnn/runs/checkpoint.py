@@ -1,0 +1,85 @@
+"""Checkpoints: one safetensors file each, tensors with a JSON state in the header. Nothing is ever unpickled.
+
+A file is written under a temporary name, synced and renamed, so that a killed process leaves the old files whole; a checksum of the
+tensors tells a damaged file from a good one. The last two are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from mixnn.config import UserError
+
+KEEP = 2
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be trusted; the text says why."""
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+    return crc
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of the file or nothing of it; UserError if the disk takes no more."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
+
+
+def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write the checkpoint of a step and drop all but the last two."""
+    on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    metadata = {"state": json.dumps(state), "crc32": str(_checksum(on_host))}
+    path = folder / f"step-{step:08d}.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, serialize(on_host, metadata))
+    for old in found(folder)[KEEP:]:
+        old.unlink()
+    return path
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, newest first."""
+    return sorted(folder.glob("step-*.safetensors"), reverse=True)
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (on the CPU) and state of one checkpoint; Damaged if the file is not what was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = json.loads(metadata["state"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise Damaged(f"{path} is damaged ({error})") from None
+    if str(_checksum(tensors)) != metadata.get("crc32"):
+        raise Damaged(f"{path} is damaged (its checksum does not match)")
+    return tensors, state

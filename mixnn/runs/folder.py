@@ -1,0 +1,146 @@
+"""The folder of one run:
+
+config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+import mixnn
+from mixnn.config import Config, UserError, make
+from mixnn.runs import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder that exists."""
+
+    path: Path
+    config: Config
+
+    @staticmethod
+    def check_free(path: Path, overwrite: bool) -> None:
+        """A folder that exists is refused, unless it is a run folder and may be overwritten."""
+        if path.exists() and not overwrite:
+            raise UserError(
+                f"{path} exists: type another --out, --resume {path} to continue it, or --overwrite to lose it"
+            )
+        if path.exists() and not (path.is_dir() and ((path / "config.yaml").exists() or not any(path.iterdir()))):
+            raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
+
+    @staticmethod
+    def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
+        Run.check_free(path, overwrite)
+        if path.exists():
+            shutil.rmtree(path)
+        try:
+            path.mkdir(parents=True)
+            run = Run(path, config)
+            run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+            run.write("command.txt", command + "\n")
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
+        return run
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path} is no run folder (it has no config.yaml); `mixnn pretrain` makes one")
+        try:
+            values = yaml.safe_load((path / "config.yaml").read_text())
+            return Run(path, make(Config, "setting", values))
+        except (yaml.YAMLError, TypeError, AttributeError) as error:
+            raise UserError(f"{path / 'config.yaml'} cannot be read: {error}") from None
+
+    def write(self, name: str, text: str) -> None:
+        checkpoint.write_atomically(self.path / name, text.encode())
+
+    def log(self, record: dict[str, Any]) -> None:
+        """One more line of metrics.jsonl."""
+        try:
+            with open(self.path / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def rewind(self, step: int) -> None:
+        """Drop what was logged after a step, so that a resumed run's log is that of an unbroken one."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        kept = []
+        for line in lines:
+            try:
+                if json.loads(line)["step"] > step:
+                    break
+            except (ValueError, KeyError):  # the line the process died in
+                break
+            kept.append(line + "\n")
+        self.write("metrics.jsonl", "".join(kept))
+
+    def results(self) -> dict[str, Any]:
+        path = self.path / "results.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def save_results(self, results: dict[str, Any]) -> None:
+        self.write("results.json", json.dumps(self.results() | results, indent=1) + "\n")
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+        return checkpoint.save(self.path / "checkpoints", step, tensors, state)
+
+    def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest checkpoint that is whole; a damaged one is named and passed over."""
+        for path in checkpoint.found(self.path / "checkpoints"):
+            try:
+                return checkpoint.load(path)
+            except checkpoint.Damaged as error:
+                warn(f"{error}; falling back to the one before")
+        raise UserError(
+            f"{self.path} has no usable checkpoint: start it anew with `mixnn pretrain ... --out {self.path} --overwrite`"
+        )
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device and code state, for a result to be traced to what made it."""
+    return {
+        "mixnn": mixnn.__version__,
+        "git": _git_state(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _git_state() -> str | None:
+    """Commit of the code, with + where the tree differs from it; None outside a checkout."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parents[2]
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,31 @@
+"""The images a configuration speaks of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mixnn import data
+from mixnn.config import Config
+from mixnn.data import ImageSet
+
+
+def load_split(config: Config, split: str) -> ImageSet:
+    """One split of the configured data set or folder, limited as configured."""
+    root = Path(config.data_dir).expanduser() if config.data_dir else None
+    if config.data in data.DATASETS:
+        images = data.load(config.data, split, root)
+    else:
+        size = {"size": config.image_size} if config.image_size else {}
+        images = data.load(config.data, split, root, labels=config.labels or None, on_error=config.on_error, **size)
+    return images.limit(config.limit) if config.limit else images
+
+
+def training_size(config: Config, images: ImageSet) -> int:
+    """Side of the training crops: what was asked for, the data set's own, or a folder's images as they were read."""
+    if config.image_size:
+        return config.image_size
+    return data.DATASETS[config.data].train_size if config.data in data.DATASETS else images.size[0]
+
+
+def is_labelled(images: ImageSet) -> bool:
+    return images.num_classes > 1 and int(images.labels.min()) >= 0

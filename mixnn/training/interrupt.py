@@ -1,0 +1,38 @@
+"""SIGTERM and Ctrl-C as a flag, so that the loop can finish its step, save, and leave."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Flag:
+    signal = 0
+
+
+@contextmanager
+def interrupts() -> Iterator[Flag]:
+    """A flag that holds the number of the last SIGTERM or SIGINT; a second one acts as usual."""
+    flag = Flag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag  # Python delivers signals to the main thread alone
+        return
+    before = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        flag.signal = number
+        restore()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, note)
+    try:
+        yield flag
+    finally:
+        restore()

@@ -1,0 +1,60 @@
+"""From what the user typed to a full, checked configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mixnn import methods
+from mixnn.config import RECIPES, Config, UserError, make
+from mixnn.data import ImageSet
+from mixnn.device import pick_device
+from mixnn.runs.images import load_split, training_size
+
+
+def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
+    """Defaults, then the data set's recipe, then what the user gave; and the images it speaks of."""
+    recipe = dict(RECIPES.get(data, {}))
+    recipe_options = recipe.pop("options", {})
+    config = make(Config, "setting", recipe | dict(settings) | {"data": data})
+    config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
+    check_device(config)
+    images = load_split(config, "pretrain")
+    config = replace(config, image_size=training_size(config, images))
+    check_images(config, images)
+    return config, images
+
+
+def check_device(config: Config) -> None:
+    on_cpu = pick_device(config.device).type == "cpu"
+    if on_cpu and config.precision == "bf16":
+        raise UserError("precision=bf16 needs CUDA: type --precision fp32 or leave it out")
+    if on_cpu and config.mode == "captured":
+        raise UserError("mode=captured needs CUDA: type --mode eager or --mode compiled")
+
+
+def check_images(config: Config, images: ImageSet) -> None:
+    """Limits that only the images can tell."""
+    if len(images) < config.batch_size:
+        fit = len(images) // config.bn_groups * config.bn_groups
+        hint = f"--batch-size {fit}" if fit > config.bn_groups else "--batch-size 2 --bn-groups 1 or add images"
+        raise UserError(
+            f"{config.data} has {len(images)} images, fewer than batch_size={config.batch_size}: type {hint}"
+        )
+    support = config.options.get("support_size", math.inf)
+    if support < config.batch_size and config.options.get("topk", 1):
+        raise UserError(
+            f"support_size={support} is smaller than batch_size={config.batch_size}: type --set support_size={config.batch_size} or more"
+        )
+    if config.options.get("select") == "labels" and int(images.labels.min()) < 0:
+        raise UserError(f"select=labels needs a label for every image, and {config.data} has unlabelled ones")
+
+
+def free_name(config: Config) -> Path:
+    """runs/DATA-METHOD, numbered if that is taken."""
+    stem = f"{Path(config.data).resolve().name}-{config.method}"
+    names = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10**6))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,135 @@
+"""One training step, defined once and run eager, compiled or captured in a CUDA graph.
+
+    images[index] -> views -> method.forward -> backward -> SGD -> method.after_step
+
+The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate are written into
+fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixnn.augment import View, augment, normalize
+from mixnn.data.image_set import ImageSet
+from mixnn.methods.contract import Aux, Batch
+
+MODES = ("eager", "compiled", "captured")
+WARM_UP_STEPS = 3  # before capture: compilation, cuDNN's choice of algorithms, lazily made handles
+
+
+class Step:
+    """Call it with the images of a batch and a learning rate; read `means()` when the numbers are wanted."""
+
+    def __init__(
+        self,
+        method: Any,
+        images: ImageSet,
+        views: list[View],
+        batch_size: int,
+        optimizer: torch.optim.Optimizer,
+        mode: str = "eager",
+    ) -> None:
+        device = images.images.device
+        assert mode in MODES
+        assert mode != "captured" or device.type == "cuda"
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
+        self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
+        self.mean = torch.tensor(images.mean, device=device)
+        self.std = torch.tensor(images.std, device=device)
+        self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
+        shapes = {f"view{i}": (batch_size, view.num_draws) for i, view in enumerate(views)} | method.draws(batch_size)
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        self.uniforms = torch.zeros(sum(sizes), device=device)  # one buffer, one launch to fill it
+        parts = self.uniforms.split(sizes)
+        self.draws = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
+        self.count = 0
+        self._loss: Callable[..., tuple[Tensor, Aux]] = self._eager_loss
+        if mode != "eager":
+            self._loss = torch.compile(self._eager_loss, fullgraph=True, dynamic=False)
+        self._run = self._body
+        if mode == "captured":
+            self._run = self._capture()
+
+    def __call__(self, index: Tensor, lr: float, generator: torch.Generator) -> None:
+        self.index.copy_(index)
+        self.uniforms.uniform_(generator=generator)
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(lr)
+        self._run()
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """Averages since the last reset; the one place where the host waits for the device."""
+        return dict(zip(self.names, (self.sums / max(1, self.count)).tolist(), strict=True))
+
+    def reset(self) -> None:
+        self.sums.zero_()
+        self.count = 0
+
+    def restore(self, names: list[str], sums: Tensor, count: int) -> None:
+        """Go on with sums that were saved in the middle of an epoch."""
+        if not self.names:
+            self.names, self.sums = names, self.sums.new_zeros(len(names))
+        self.sums.copy_(sums)
+        self.count = count
+
+    def _eager_loss(self, index_B: Tensor, draws: dict[str, Tensor]) -> tuple[Tensor, Aux]:
+        images_u8 = self.images.images[index_B]
+        views = tuple(
+            normalize(augment(images_u8, draws[f"view{i}"], view), self.mean, self.std)
+            for i, view in enumerate(self.views)
+        )
+        return self.method(Batch(views, self.images.labels[index_B], index_B, draws))
+
+    def _body(self) -> None:
+        loss, aux = self._loss(self.index, self.draws)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self.method.after_step(aux)
+        values = {"loss": loss.detach()} | aux.metrics
+        if not self.names:
+            self.names = list(values)
+            self.sums = self.sums.new_zeros(len(values))
+        self.sums += torch.stack([v.double() for v in values.values()])
+
+    def _capture(self) -> Callable[[], None]:
+        """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
+        state = [*self.method.state_dict().values(), *_buffers(self.optimizer)]
+        before = [t.clone() for t in state]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                self._body()
+        torch.cuda.current_stream().wait_stream(stream)
+        for t, saved in zip(state, before, strict=True):
+            t.copy_(saved)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._body()
+        self.reset()
+        return graph.replay
+
+
+def sgd(parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> torch.optim.SGD:
+    """SGD whose learning rate is a tensor (no host read, no recompilation) and whose momentum exists from the start."""
+    lr = torch.zeros((), device=parameters[0].device)
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+    for p in parameters:  # zeros here equal torch's own first step, and can be saved, loaded and captured
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return optimizer
+
+
+def _buffers(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [state["momentum_buffer"] for state in optimizer.state.values()]

@@ -1,0 +1,210 @@
+"""A run in progress: its parts, the state that a checkpoint holds, and the loop over epochs."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixnn import methods
+from mixnn.augment import View, strong, weak
+from mixnn.config import Config, Interrupted, UserError
+from mixnn.data import ImageSet
+from mixnn.device import pick_device
+from mixnn.evaluation.features import features
+from mixnn.evaluation.knn import knn
+from mixnn.nn.encoder import set_compute_dtype
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.encoder import load_weights, make_backbone
+from mixnn.runs.images import is_labelled, load_split
+from mixnn.training.interrupt import interrupts
+from mixnn.training.schedule import learning_rate
+from mixnn.training.step import Step, sgd
+
+READ_EVERY = (
+    1.0  # seconds between readings of the running means for the bar; each makes the host wait for the device once
+)
+
+
+def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[View]:
+    """The augmentation of each view; no flips where a mirrored image is another image."""
+    area = (config.crop_area, 1.0)
+    made = {
+        "strong": strong(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
+        "weak": weak(config.image_size, area=area, flip=config.weak_flip if images.mirror else 0.0),
+    }
+    return [made[kind] for kind in kinds]
+
+
+class Trainer:
+    """Every random draw of a run comes from one generator, whose state is saved: order, crops, lam, shuffle."""
+
+    def __init__(self, config: Config, images: ImageSet, say: Reporter) -> None:
+        self.config, self.say = config, say
+        device = pick_device(config.device)
+        self.images = images.to(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.method = methods.build(config.method, make_backbone(config), config.options)
+        self.method.to(device, memory_format=torch.channels_last)
+        bf16 = device.type == "cuda" and config.precision != "fp32"
+        set_compute_dtype(self.method, torch.bfloat16 if bf16 else torch.float32)
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
+        mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
+        views = pipelines(config, images, self.method.views)
+        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, mode)
+        self.generator = torch.Generator(device).manual_seed(config.seed)
+        self.order = torch.arange(len(images), device=device)
+        self.done = 0  # steps
+        self.saved = -1  # step of the last checkpoint
+        self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
+        self.probe_sets = self._probe_sets() if config.knn_every else None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.images) // self.config.batch_size
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that a run needs to go on as if it had never stopped."""
+        tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
+        tensors |= {
+            f"momentum.{i}": buffer["momentum_buffer"] for i, buffer in enumerate(self.optimizer.state.values())
+        }
+        tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
+        about = {
+            "images": len(self.images),
+            "mean": self.images.mean,
+            "std": self.images.std,
+            "classes": self.images.classes,
+        }
+        state = {
+            "step": self.done,
+            "seconds": self.seconds,
+            "names": self.step.names,
+            "count": self.step.count,
+            "data": about,
+        }
+        return tensors, state
+
+    def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if state["data"]["images"] != len(self.images):
+            raise UserError(
+                f"{self.config.data} has {len(self.images)} images, the checkpoint was made with {state['data']['images']}: "
+                "restore the data, or start a new run with --init-from"
+            )
+        weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
+        load_weights(self.method, weights, "the checkpoint")
+        for i, buffer in enumerate(self.optimizer.state.values()):
+            buffer["momentum_buffer"].copy_(tensors[f"momentum.{i}"])
+        self.order = tensors["order"].to(self.order.device)
+        self.generator.set_state(tensors["generator"])
+        self.step.restore(state["names"], tensors["sums"], state["count"])
+        self.done = self.saved = state["step"]
+        self.seconds = state["seconds"]
+
+    def start_from(self, backbone: torch.nn.Module, source: str) -> None:
+        """Student and teacher begin with a given backbone's weights."""
+        for part in (self.method.student, getattr(self.method, "teacher", None)):
+            if part is not None:
+                load_weights(part.f, backbone.state_dict(), source)
+
+    def fit(self, run: Run) -> None:
+        """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
+        with interrupts() as flag, self.say.bar(self.config.method, self.config.epochs) as advance:
+            clock = read = time.perf_counter()
+            while self.done < self.total_steps:
+                self._one_step()
+                now = time.perf_counter()
+                if self.done % self.steps_per_epoch == 0:
+                    record = self._end_epoch(run, clock)
+                    clock = read = time.perf_counter()
+                    advance(record["epoch"], _note(record))
+                elif now - read > READ_EVERY:
+                    read = now
+                    advance(self.done / self.steps_per_epoch, _note(self._means()))
+                if flag.signal:
+                    self.seconds += time.perf_counter() - clock
+                    self._save(run)
+                    raise Interrupted(
+                        f"stopped and saved at step {self.done}: go on with `mixnn pretrain --resume {run.path}`",
+                        flag.signal,
+                    )
+        if self.saved != self.done:
+            self._save(run)
+
+    def _one_step(self) -> None:
+        position, size = self.done % self.steps_per_epoch, self.config.batch_size
+        if position == 0:
+            self.order = torch.randperm(len(self.images), generator=self.generator, device=self.order.device)
+            self.step.reset()
+        lr = learning_rate(
+            self.done, self.config.base_lr, self.config.warmup_epochs * self.steps_per_epoch, self.total_steps
+        )
+        self.step(self.order[position * size : (position + 1) * size], lr, self.generator)
+        self.done += 1
+
+    def _means(self) -> dict[str, float]:
+        means = self.step.means()
+        if not math.isfinite(means["loss"]):
+            last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
+            raise UserError(f"the loss is {means['loss']} at step {self.done}; {last}. A smaller --lr usually helps")
+        return means
+
+    def _end_epoch(self, run: Run, clock: float) -> dict[str, Any]:
+        means = self._means()  # waits for the device, so the clock below is right
+        epoch, seconds = self.done // self.steps_per_epoch, time.perf_counter() - clock
+        self.seconds += seconds
+        record = {"epoch": epoch, "step": self.done, **means}
+        every = self.config.knn_every
+        if self.probe_sets and (epoch % every == 0 or epoch == self.config.epochs):
+            record["knn"] = self._knn()
+        speed = {
+            "images_per_s": round(self.steps_per_epoch * self.config.batch_size / seconds),
+            "seconds": round(self.seconds, 3),
+        }
+        run.log(record | speed)
+        if epoch % self.config.checkpoint_every == 0 or epoch == self.config.epochs:
+            self._save(run)
+        return record | speed
+
+    def _save(self, run: Run) -> None:
+        if self.step.count:
+            self._means()  # never replace a good checkpoint by one that diverged
+        run.save_checkpoint(self.done, *self.state())
+        self.saved = self.done
+
+    def _probe_sets(self) -> tuple[ImageSet, ImageSet] | None:
+        """Labelled train and test images for the kNN readings; None where there are none."""
+        device = self.images.images.device
+        try:
+            train, test = (load_split(self.config, split).to(device) for split in ("train", "test"))
+        except UserError:  # a folder without a test split is fine: there is just nothing to read
+            return None
+        return (train, test) if is_labelled(train) and is_labelled(test) else None
+
+    def _knn(self) -> float:
+        assert self.probe_sets is not None
+        train, test = self.probe_sets
+        bank, queries = (features(self.method.student.f, images) for images in (train, test))
+        return knn(bank, train.labels, queries, test.labels, train.num_classes)["weighted"]
+
+
+def _note(values: dict[str, Any]) -> str:
+    """loss 1.234  purity 0.56  kNN 78.9  12,345 images/s"""
+    parts = [f"loss {values['loss']:.3f}"]
+    if "purity" in values:
+        parts.append(f"purity {values['purity']:.3f}")
+    if "knn" in values:
+        parts.append(f"kNN {values['knn']:.1f}")
+    if "images_per_s" in values:
+        parts.append(f"{values['images_per_s']:,} images/s")
+    return "  ".join(parts)
