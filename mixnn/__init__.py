@@ -1,7 +1,7 @@
 """mixnn: self-supervised learning of images from nearest neighbors.
 
-Every verb of the command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Names are looked up when first
-used, so that importing the package (and `mixnn --help`) does not wait for torch.
+Every verb of the command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Names are
+looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The yardstick of `bench`: the same recipe as one would write it first. Pillow in a DataLoader, an eager loop, two passes a network.
+"""The yardstick of `bench`: the same recipe as one would write it first. Pillow in a DataLoader, an eager loop, two
+passes a network.
 
 Nothing else uses this file; it is deliberately the usual way.
 """

@@ -1,4 +1,7 @@
-"""The command line: a dict from verb to function, flags made from the dataclasses. torch is imported by the verb that needs it."""
+"""The command line: a dict from verb to function, flags made from the dataclasses.
+
+torch is imported by the verb that needs it, so that help comes at once.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +115,9 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--data-dir", default=os.environ.get("MIXNN_DATA", ""), help="where data sets are kept")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, protocols included")
+    parser.add_argument(
+        "--save", default="", metavar="FILE", help="write the whole run, curves and results, as one JSON"
+    )
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
 
@@ -119,7 +125,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     """linear probe and kNN of a run, by the paper's protocols"""
     import json
 
-    from mixnn.evaluation import evaluate
+    from mixnn.evaluation import evaluate, save_summary
     from mixnn.progress import Reporter
 
     protocols = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
@@ -134,6 +140,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         data_dir=args.data_dir,
         reporter=Reporter(args.quiet),
     )
+    if args.save:
+        save_summary(args.run, args.save)
     if args.json:
         print(json.dumps(results, indent=1))
         return 0
@@ -142,9 +150,7 @@ def _evaluate(args: argparse.Namespace) -> int:
         print(f"kNN     {r['weighted']:.2f}  (k={r['protocol']['k']}, weighted vote; majority {r['majority']:.2f})")
     if "linear" in results:
         r = results["linear"]
-        print(
-            f"linear  {r['last']:.2f}  (last of {r['protocol']['epochs']} epochs; best {r['best']:.2f} at epoch {r['best_epoch']})"
-        )
+        print(f"linear  {r['last']:.2f}  (last of {r['protocol']['epochs']} epochs; best {r['best']:.2f})")
     return 0
 
 
@@ -216,9 +222,7 @@ def _data(args: argparse.Namespace) -> int:
     from mixnn.data import default_root, describe
 
     print_table(("name", "data set", "images", "classes", "side", "where"), [p.cells() for p in describe(root)])
-    print(
-        f"\nfetch one with `mixnn data get NAME`, into {root or default_root()}; a folder of your own images needs no name"
-    )
+    print(f"\nfetch one with `mixnn data get NAME`, into {root or default_root()}; a folder of images needs no name")
     return 0
 
 

@@ -1,7 +1,8 @@
 """Settings: frozen dataclasses whose fields carry their own meaning, source and limits.
 
-`Config` is one pre-training run. A method's own options are a dataclass of the same kind in the method's file, so the command line, the
-checks and `mixnn methods NAME` are all made from the fields and a new method touches neither this file nor the command line.
+`Config` is one pre-training run. A method's own options are a dataclass of the same kind in the method's file, so the
+command line, the checks and `mixnn methods NAME` are all made from the fields and a new method touches neither this
+file nor the command line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake of the user's: one or two lines that say what to type instead. The command prints it and exits with 2."""
+    """A mistake of the user's: a line or two that say what to type instead. The command prints it and exits with 2."""
 
 
 class Interrupted(Exception):
@@ -46,7 +47,7 @@ def option(
 ) -> Any:
     """A dataclass field that knows what it means, where its default comes from and which values it admits."""
     return dataclasses.field(
-        default=default, metadata=dict(help=help, source=source, choices=choices, low=low, high=high)
+        default=default, metadata={"help": help, "source": source, "choices": choices, "low": low, "high": high}
     )
 
 
@@ -70,7 +71,7 @@ def _parse(text: str, hint: Any) -> Any:
 
 
 def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The value, converted to the field's type; UserError if it is of another type or outside the field's limits."""
+    """The value in the field's type; UserError if it is of another type or outside the field's limits."""
     kinds = _members(hint)
     want = " or ".join("a number" if k is float else f"a {k.__name__}" for k in kinds)
     if isinstance(value, str):
@@ -93,7 +94,7 @@ def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
 
 
 class Checked:
-    """Base of the option dataclasses: every field made by `option` is converted and checked when an instance is made."""
+    """Base of the option dataclasses: every field made by `option` is converted and checked at once."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -177,9 +178,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "digits": {
         "backbone": "resnet8",
         "batch_size": 64,
-        "epochs": 100,
         "bn_groups": 1,
-        "crop_area": 0.4,
+        "epochs": 40,
+        "lr": 0.5,
+        "crop_area": 0.6,
         "options": {"support_size": 512, "hidden": 256},
     },
 }

@@ -1,7 +1,8 @@
 """The equations of MNN (arXiv 2311.00562) and its relatives, as functions of tensors.
 
-Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any batch of rows.
-Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a random number.
+Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any
+batch of rows. Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a
+random number.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tens
 
 
 def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
-    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names. lam, broadcast to (B, K, D), multiplies the neighbor."""
+    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names; lam broadcasts to (B, K, D)."""
     z_B1D = z_BD[:, None]
     if mixer == "none":
         return unit(neighbors_BKD)
@@ -78,7 +79,8 @@ def cas_weights(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> Tens
 def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> Tensor:
     """Eq. 1: mean over B of sum_i w_i (2 - 2 <p, target_i>), p made unit, targets as they come.
 
-    For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same gradient.
+    For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same
+    gradient.
     """
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
@@ -90,5 +92,5 @@ def purity(labels_BK: Tensor, labels_B: Tensor) -> Tensor:
 
 
 def spread(z_BD: Tensor) -> Tensor:
-    """Standard deviation of unit embeddings over the batch, times sqrt(D): near 1 when they fill the sphere, 0 when collapsed."""
+    """Deviation of unit embeddings over the batch, times sqrt(D): near 1 if they fill the sphere, 0 if collapsed."""
     return unit(z_BD).std(dim=0).mean() * z_BD.shape[1] ** 0.5

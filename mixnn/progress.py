@@ -1,4 +1,4 @@
-"""What a verb says while it works: a live bar on a terminal, plain lines elsewhere. All of it goes to stderr; results go to stdout."""
+"""What a verb says while it works, on stderr: a live bar on a terminal, plain lines elsewhere. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -63,11 +63,12 @@ class Reporter:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table on stdout; the first two columns never wrap."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    """A plain table on stdout, its first column never wrapped; 120 columns wide where stdout is no terminal."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for i, column in enumerate(columns):
-        table.add_column(column, no_wrap=i < 2)
+        table.add_column(column, no_wrap=i == 0)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
+    console.width = console.width if console.is_terminal else 120
     console.print(table)

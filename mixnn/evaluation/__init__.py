@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from mixnn.evaluation.knn import knn
 from mixnn.evaluation.linear import Protocol, linear
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.encoder import load_backbone
-from mixnn.runs.folder import environment
 from mixnn.runs.images import is_labelled, load_split
 
 K = 200
@@ -38,7 +39,7 @@ def evaluate(
     say = reporter or Reporter()
     where = pick_device(device)
     backbone, step = load_backbone(run, say.warn)
-    backbone = backbone.to(where, memory_format=torch.channels_last)
+    backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config = replace(run.config, data_dir=data_dir or run.config.data_dir)
     train, test = (load_split(config, split).to(where) for split in ("train", "test"))
     if not (is_labelled(train) and is_labelled(test)):
@@ -69,8 +70,13 @@ def evaluate(
             **common,
         }
         results["linear"] = {**accuracy, "protocol": protocol, "seconds": round(time.perf_counter() - start, 2)}
-    run.save_results({**results, "config": asdict(run.config), "environment": environment(where)})
+    run.save_results(results)
     return results
+
+
+def save_summary(run: str | Path, file: str | Path) -> None:
+    """The run's configuration, command, environment, curves and results as one small JSON file."""
+    write_atomically(Path(file), (json.dumps(Run.open(run).summary(), separators=(",", ":")) + "\n").encode())
 
 
 def _precision(device: torch.device) -> str:

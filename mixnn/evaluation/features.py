@@ -19,7 +19,8 @@ def features(
     view: View | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which images and in what order.
+    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which images and in what
+    order.
 
     Eval-mode batch norm, bf16 on CUDA. Images larger than 64 pixels go in smaller chunks, so that memory stays bounded.
     """

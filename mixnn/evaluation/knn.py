@@ -1,4 +1,4 @@
-"""k-nearest-neighbor classification of features: the paper's k = 200, by weighted vote (the authors' code) or majority (their text)."""
+"""k-nearest-neighbor classification of features, by weighted vote (the authors' code) or majority (the paper)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The paper's linear probe: a linear classifier on frozen features, trained on fresh random crops every epoch.
 
-SGD, lr 30, momentum 0.9 with Nesterov (authors' code; the paper is silent), no weight decay, batch 256, 100 epochs, lr x 0.1 at 60 and
-80. The last epoch is the result; the best on the test set, which the authors print, stands beside it under its own name.
+SGD, lr 30, momentum 0.9 with Nesterov (authors' code; the paper is silent), no weight decay, batch 256, 100 epochs,
+lr x 0.1 at 60 and 80. The last epoch is the result; the best on the test set, which the authors print, stands beside
+it under its own name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Protocol:
     seed: int = 0
 
 
+@torch.no_grad()
 def linear(
     backbone: nn.Module,
     train: ImageSet,
@@ -46,29 +48,36 @@ def linear(
     view = View(size, area=protocol.area, flip=protocol.flip if train.mirror else 0.0)
     test_features = features(backbone, test)
     weight = torch.empty(train.num_classes, test_features.shape[1], device=device).normal_(0, 0.01, generator=generator)
-    classifier = [nn.Parameter(weight), nn.Parameter(torch.zeros(train.num_classes, device=device))]
-    lr = torch.zeros((), device=device)
-    optimizer = torch.optim.SGD(classifier, lr, protocol.sgd_momentum, nesterov=protocol.nesterov, fused=True)
+    classifier = Classifier(weight, torch.zeros(train.num_classes, device=device), protocol)
     accuracies = []
     for epoch in range(protocol.epochs):
-        lr.fill_(protocol.lr * 0.1 ** sum(epoch >= drop for drop in protocol.drops))
+        lr = protocol.lr * 0.1 ** sum(epoch >= drop for drop in protocol.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
         x = features(backbone, train, order, view, generator)
-        _fit(classifier, optimizer, x, train.labels[order], protocol.batch_size)
-        with torch.no_grad():
-            guess = F.linear(test_features, *classifier).argmax(1)
-        accuracies.append(100 * (guess == test.labels).float().mean().item())
+        for x_B, y_B in zip(x.split(protocol.batch_size), train.labels[order].split(protocol.batch_size), strict=True):
+            classifier.step(x_B, y_B, lr)
+        accuracies.append(100 * (classifier(test_features).argmax(1) == test.labels).double().mean().item())
         progress(epoch + 1, accuracies[-1])
     best = max(accuracies)
     return {"last": accuracies[-1], "best": best, "best_epoch": accuracies.index(best) + 1}
 
 
-def _fit(
-    classifier: list[nn.Parameter], optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, batch_size: int
-) -> None:
-    """One epoch; the last partial batch is kept."""
-    for x_B, y_B in zip(x.split(batch_size), y.split(batch_size), strict=True):
-        loss = F.cross_entropy(F.linear(x_B, *classifier), y_B)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+class Classifier:
+    """Linear softmax classifier under SGD with its gradient written out: a tenth of autograd's launches for so small a step."""
+
+    def __init__(self, weight_YF: Tensor, bias_Y: Tensor, protocol: Protocol) -> None:
+        assert protocol.nesterov
+        self.sgd_momentum = protocol.sgd_momentum
+        self.weights = [weight_YF, bias_Y]
+        self.momenta = [torch.zeros_like(w) for w in self.weights]
+
+    def __call__(self, x_BF: Tensor) -> Tensor:
+        return F.linear(x_BF, *self.weights)
+
+    def step(self, x_BF: Tensor, y_B: Tensor, lr: float) -> None:
+        """Of the mean cross-entropy: d logits = (softmax - one-hot) / B."""
+        slope_BY = self(x_BF).softmax(1)
+        slope_BY.scatter_add_(1, y_B[:, None], slope_BY.new_full((1, 1), -1.0).expand(len(y_B), 1)).div_(len(y_B))
+        for w, momentum, gradient in zip(self.weights, self.momenta, (slope_BY.T @ x_BF, slope_BY.sum(0)), strict=True):
+            momentum.mul_(self.sgd_momentum).add_(gradient)
+            w.sub_(gradient.add_(momentum, alpha=self.sgd_momentum), alpha=lr)

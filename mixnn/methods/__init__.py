@@ -28,7 +28,7 @@ def find(name: str) -> type[Any]:
 
 
 def resolve_options(name: str, recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's full options: its defaults, then the data set's recipe where the method has the knob, then the user's."""
+    """A method's full options: defaults, then the data set's recipe where the method has the knob, then the user's."""
     cls = find(name).Options
     known = {f.name for f in dataclasses.fields(cls)}
     options = make(cls, f"option of {name}", {k: v for k, v in recipe.items() if k in known} | dict(given))
@@ -57,6 +57,12 @@ def describe(name: str) -> list[dict[str, str]]:
         meta = f.metadata
         values = "|".join(meta["choices"])
         rows.append(
-            dict(name=f.name, default=str(f.default), values=values, meaning=meta["help"], source=meta["source"])
+            {
+                "name": f.name,
+                "default": str(f.default),
+                "values": values,
+                "meaning": meta["help"],
+                "source": meta["source"],
+            }
         )
     return rows

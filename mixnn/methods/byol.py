@@ -1,7 +1,8 @@
 """BYOL: bootstrap your own latent (Grill et al., arXiv 2006.07733), as the MNN authors run it.
 
-The student's prediction of one view is drawn to the teacher's embedding of the other. Constant momentum, two strong views, both directions
-averaged; the original has LARS, a momentum schedule, solarised views, wider heads, and sums the directions.
+The student's prediction of one view is drawn to the teacher's embedding of the other. Constant momentum, two strong
+views, both directions averaged; the original has LARS, a momentum schedule, solarised views, wider heads, and sums
+the directions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from mixnn.methods.contract import REGIMES
 
 
 @dataclass(frozen=True)
-class Options(regression.Options):
+class BYOLOptions(regression.CommonOptions):
+    """The common knobs, with two strong views."""
+
     views: str = option(
         "s/s", "augmentation of x1/x2: s strong, w weak", "authors' baseline code", choices=tuple(REGIMES)
     )
@@ -26,7 +29,7 @@ class Options(regression.Options):
 class BYOL(regression.Regression):
     """mean d(p, z)."""
 
-    Options = Options
+    Options = BYOLOptions
 
     def loss(self, d: regression.Direction) -> Tensor:
         targets_BND = F.unit(d.z_BD)[:, None]

@@ -1,8 +1,10 @@
 """MNN: mixed nearest neighbors (Long, Peng, Li, arXiv 2311.00562).
 
-The student's prediction p is drawn to the teacher's embedding z (weight 1) and to z's K nearest neighbors in the support set, each mixed
-with z by a random lam (weight 1/K). With K = 0 this is BYOL; unmixed and with weights 1/(K+1) it is MSF.
-Where the paper's text, its Algorithm 1 and the authors' code disagree, an option names the choices and says whose the default is.
+The student's prediction p is drawn to the teacher's embedding z (weight 1) and to z's K nearest neighbors in the
+support set, each mixed with z by a random lam (weight 1/K). With K = 0 this is BYOL; unmixed and with weights 1/(K+1)
+it is MSF.
+Where the paper's text, its Algorithm 1 and the authors' code disagree, an option names the choices and says whose the
+default is.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from mixnn.methods import regression
 
 
 @dataclass(frozen=True)
-class Options(regression.NeighborOptions):
+class MNNOptions(regression.NeighborOptions):
+    """How targets are weighted and mixed."""
+
     weights: str = option(
         "wse",
         "of z and of a neighbor: wse 1 and 1/K, mse 1/(K+1) each, cas 1 and attention, explicit",
@@ -53,8 +57,8 @@ class Options(regression.NeighborOptions):
 class MNN(regression.Regression):
     """d(p, z) + mean over i of d(p, lam z_i + (1 - lam) z)."""
 
-    Options = Options
-    options: Options
+    Options = MNNOptions
+    options: MNNOptions
 
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         scope = batch_size if self.options.lam_scope == "sample" else 1

@@ -1,12 +1,11 @@
-"""MSF: mean shift for self-supervised learning (Koohpayegani, Tejankar, Pirsiavash, arXiv 2105.07269), as the MNN authors run it.
+"""MSF: mean shift for self-supervised learning (Koohpayegani, Tejankar, Pirsiavash, arXiv 2105.07269), as the MNN
+authors run it.
 
-The student's prediction is drawn to the teacher's embedding z and its K nearest neighbors, all with weight 1/(K+1). The original is
-asymmetric and pushes first, so that its K counts z itself: K here is the original's topk - 1.
+The student's prediction is drawn to the teacher's embedding z and its K nearest neighbors, all with weight 1/(K+1).
+The original is asymmetric and pushes first, so that its K counts z itself: K here is the original's topk - 1.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +14,10 @@ from mixnn import functional as F
 from mixnn.methods import regression
 
 
-@dataclass(frozen=True)
-class Options(regression.NeighborOptions):
-    pass
-
-
 class MSF(regression.Regression):
     """mean of d(p, z), d(p, z_1), ..., d(p, z_K)."""
 
-    Options = Options
+    Options = regression.NeighborOptions
 
     def loss(self, d: regression.Direction) -> Tensor:
         targets_BND = torch.cat([F.unit(d.z_BD)[:, None], F.unit(d.neighbors_BKD)], dim=1)

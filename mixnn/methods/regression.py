@@ -1,7 +1,8 @@
-"""The core that BYOL, MSF and MNN share: a student predicts what a moving-average teacher makes of the other view and of its neighbors.
+"""The core that BYOL, MSF and MNN share: a student predicts what a moving-average teacher makes of the other view and
+of its neighbors.
 
-It encodes both directions in one pass, looks neighbors up before anything is pushed, and leaves to the method the one thing in which the
-three papers differ: the loss of one direction, as a function of p, z and the neighbors.
+It encodes both directions in one pass, looks neighbors up before anything is pushed, and leaves to the method the one
+thing in which the three papers differ: the loss of one direction, as a function of p, z and the neighbors.
 
 Shapes: B images of one direction, D embedding, K neighbors, N = K + 1 targets (0 is z), Q support slots.
 """
@@ -22,7 +23,7 @@ from mixnn.nn.support_set import Rows, SupportSet
 
 
 @dataclass(frozen=True)
-class Options(Checked):
+class CommonOptions(Checked):
     """Knobs of every method with a teacher and a predictor."""
 
     views: str = option("s/w", "augmentation of x1/x2: s strong, w weak", "paper, sec. 4.3.1", choices=tuple(REGIMES))
@@ -34,7 +35,7 @@ class Options(Checked):
 
 
 @dataclass(frozen=True)
-class NeighborOptions(Options):
+class NeighborOptions(CommonOptions):
     """Knobs of every method with a support set."""
 
     topk: int = option(5, "K, neighbors of an anchor; 0: none", "paper, parameters", low=0)
@@ -53,9 +54,8 @@ class NeighborOptions(Options):
 
     def check(self) -> None:
         if self.topk > self.support_size:
-            raise UserError(
-                f"topk={self.topk} exceeds support_size={self.support_size}: type --set topk={self.support_size} or less"
-            )
+            size = self.support_size
+            raise UserError(f"topk={self.topk} exceeds support_size={size}: type --set topk={size} or less")
 
 
 class Direction(NamedTuple):
@@ -71,7 +71,7 @@ class Direction(NamedTuple):
 class Regression(nn.Module):
     """Holds student, teacher and support set; a method adds `loss`."""
 
-    Options: type[Options] = Options
+    Options: type[CommonOptions] = CommonOptions
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
         super().__init__()
@@ -100,21 +100,22 @@ class Regression(nn.Module):
         return shapes
 
     def loss(self, d: Direction) -> Tensor:
-        raise AssertionError("a method defines its loss")
+        """The method's own equation."""
+        raise AssertionError(f"{type(self).__name__} does not say what to do with {type(d).__name__}")
 
     def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
         x1, x2 = batch.views
         shuffle = batch.draws["shuffle"]
         q, p = self.student(*(x1, x2)[: self.passes])
         z = self.teacher(*(x2, x1)[: self.passes], shuffle=shuffle)
-        parts = list(zip(*(v.chunk(self.passes) for v in (q, p, z)), strict=True))
-        push = Rows(parts[0][2], batch.labels_B, batch.index_B)  # the teacher's z of x2, as the authors do
-        found = [self.neighbors(part[2], push, batch, i) for i, part in enumerate(parts)]
-        directions = [
-            Direction(*part, neighbors, {name: draw[i] for name, draw in batch.draws.items()})
-            for i, (part, (_, neighbors, _)) in enumerate(zip(parts, found, strict=True))
-        ]
-        loss = self.options.loss_scale * torch.stack([self.loss(d) for d in directions]).mean()
+        q_d, p_d, z_d = (v.chunk(self.passes) for v in (q, p, z))  # by direction: 1>2, then 2>1
+        push = Rows(z_d[0], batch.labels_B, batch.index_B)  # the teacher's z of x2, as the authors do
+        found = [self.neighbors(z_BD, push, batch, i) for i, z_BD in enumerate(z_d)]
+        losses = []
+        for i, (_, neighbors_BKD, _) in enumerate(found):
+            draws = {name: draw[i] for name, draw in batch.draws.items()}
+            losses.append(self.loss(Direction(q_d[i], p_d[i], z_d[i], neighbors_BKD, draws)))
+        loss = self.options.loss_scale * torch.stack(losses).mean()
         with torch.no_grad():
             metrics = {"d_positive": (2 - 2 * (F.unit(p) * F.unit(z)).sum(1)).mean(), "spread": F.spread(z)}
             if self.support is not None:

@@ -1,12 +1,13 @@
 """Student and teacher: backbone f, projector g and, for the student, predictor h.
 
-Several views go through in one pass, stacked along the batch; batch norm keeps their statistics apart. Networks may compute in bf16
-(`compute_dtype`), but what they return is fp32: normalisation, search and losses never see less.
+Several views go through in one pass, stacked along the batch; batch norm keeps their statistics apart. Networks may
+compute in bf16 (`compute_dtype`), but what they return is fp32: normalisation, search and losses never see less.
 """
 
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,10 @@ from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
-    """Linear layers with ReLU between. A layer followed by batch norm has no bias; out_norm is none, affine or plain."""
+    """Linear layers with ReLU between; no bias where batch norm follows. out_norm is none, affine or plain."""
     layers: list[nn.Module] = []
     last = len(sizes) - 2
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         norm = hidden_norm if i < last else out_norm != "none"
         layers.append(nn.Linear(a, b, bias=not norm))
         if norm:
@@ -49,7 +50,8 @@ class Student(nn.Module):
 class Teacher(nn.Module):
     """A moving average of the student's f and g: no gradient, train mode, the batch shuffled before and restored after.
 
-    The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws come in as uniforms, one row a view.
+    The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws come in as uniforms, one
+    row a view.
     """
 
     def __init__(self, student: Student, views: int) -> None:
@@ -71,8 +73,8 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def update(self, student: Student, momentum: float) -> None:
         """Parameters move by 1 - momentum toward the student's; batch-norm statistics are the teacher's own."""
-        mine = [*self.f.parameters(), *self.g.parameters()]
-        theirs = [*student.f.parameters(), *student.g.parameters()]
+        mine: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
+        theirs: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
         torch._foreach_lerp_(mine, theirs, 1 - momentum)
 
 

@@ -1,7 +1,8 @@
 """The support set S: a first-in-first-out ring of teacher embeddings, from which neighbors are taken.
 
-Rows are stored raw and made unit where they are used. Everything is a saved buffer, the position too, so S travels with checkpoints and
-no step reads a number back to the host. Rows never written are random unit vectors with label -1.
+Rows are stored raw and made unit where they are used. Everything is a saved buffer, the position too, so S travels
+with checkpoints and no step reads a number back to the host. Rows never written are random unit vectors with label
+-1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file each, tensors with a JSON state in the header. Nothing is ever unpickled.
 
-A file is written under a temporary name, synced and renamed, so that a killed process leaves the old files whole; a checksum of the
-tensors tells a damaged file from a good one. The last two are kept.
+A file is written under a temporary name, synced and renamed, so that a killed process leaves the old files whole; a
+checksum of the tensors tells a damaged file from a good one. The last two are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Damaged(Exception):
 def _checksum(tensors: dict[str, Tensor]) -> int:
     crc = 0
     for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy(), zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
     return crc
 
 

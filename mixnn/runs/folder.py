@@ -101,6 +101,17 @@ class Run:
     def save_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", json.dumps(self.results() | results, indent=1) + "\n")
 
+    def summary(self) -> dict[str, Any]:
+        """All that is known of the run but its weights: what a table cites."""
+        about = self.path / "environment.json"
+        return {
+            "config": dataclasses.asdict(self.config),
+            "command": (self.path / "command.txt").read_text().strip(),
+            "environment": json.loads(about.read_text()) if about.exists() else {},
+            "results": self.results(),
+            "metrics": self.metrics(),
+        }
+
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
         return checkpoint.save(self.path / "checkpoints", step, tensors, state)
 
@@ -111,9 +122,7 @@ class Run:
                 return checkpoint.load(path)
             except checkpoint.Damaged as error:
                 warn(f"{error}; falling back to the one before")
-        raise UserError(
-            f"{self.path} has no usable checkpoint: start it anew with `mixnn pretrain ... --out {self.path} --overwrite`"
-        )
+        raise UserError(f"{self.path} has no usable checkpoint: start it anew, with --out {self.path} --overwrite")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

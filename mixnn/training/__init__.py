@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ def pretrain(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an encoder without labels. `settings` are Config's fields, `set` the method's options; returns the run folder."""
-    say = reporter or Reporter()
+    """Train an encoder without labels; returns the run folder.
+
+    `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
+    """
+    say, start = reporter or Reporter(), time.perf_counter()
     if resume:
         if data or set or out or init_from or settings:
             raise UserError("--resume goes alone: all settings come from the run folder's config.yaml")
@@ -47,10 +51,11 @@ def pretrain(
     if init_from:
         trainer.start_from(load_backbone(Run.open(init_from), say.warn)[0], str(init_from))
     run = Run.create(path, config, command, overwrite)
-    run.write("environment.json", json.dumps(environment(trainer.images.images.device), indent=1) + "\n")
-    say.say(
-        f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, {config.backbone}, to {path}"
-    )
+    startup = round(time.perf_counter() - start, 1)
+    about = environment(trainer.images.images.device) | {"startup_s": startup}
+    run.write("environment.json", json.dumps(about, indent=1) + "\n")
+    say.say(f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, to {path}")
+    say.say(f"ready after {startup} s")
     trainer.fit(run)
     return run
 

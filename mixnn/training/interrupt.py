@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class Flag:
@@ -20,7 +21,7 @@ def interrupts() -> Iterator[Flag]:
     if threading.current_thread() is not threading.main_thread():
         yield flag  # Python delivers signals to the main thread alone
         return
-    before = {}
+    before: dict[int, Any] = {}
 
     def restore() -> None:
         for number, handler in before.items():

@@ -6,7 +6,7 @@ import math
 
 
 def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -> float:
-    """Linear from 0 at step 0 to base at the last warm-up step, then half a cosine from base toward 0 (authors' code)."""
+    """Linear from 0 to base at the last warm-up step, then half a cosine from base toward 0 (authors' code)."""
     if step < warmup_steps:
         return base * step / max(1, warmup_steps - 1)
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)

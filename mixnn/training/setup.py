@@ -47,10 +47,9 @@ def check_images(config: Config, images: ImageSet) -> None:
     support = config.options.get("support_size", math.inf)
     if support < config.batch_size and config.options.get("topk", 1):
         raise UserError(
-            f"support_size={support} is smaller than batch_size={config.batch_size}: type --set support_size={config.batch_size} or more"
+            f"support_size={support} is smaller than batch_size={config.batch_size}: "
+            f"type --set support_size={config.batch_size} or more"
         )
-    if config.options.get("select") == "labels" and int(images.labels.min()) < 0:
-        raise UserError(f"select=labels needs a label for every image, and {config.data} has unlabelled ones")
 
 
 def free_name(config: Config) -> Path:

@@ -2,13 +2,15 @@
 
     images[index] -> views -> method.forward -> backward -> SGD -> method.after_step
 
-The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate are written into
-fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints nothing.
+The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate
+are written into fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints
+nothing.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,17 +46,21 @@ class Step:
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
-        shapes = {f"view{i}": (batch_size, view.num_draws) for i, view in enumerate(views)} | method.draws(batch_size)
-        sizes = [math.prod(shape) for shape in shapes.values()]
+        shapes = [(batch_size, view.num_draws) for view in views]
+        named = method.draws(batch_size)
+        sizes = [math.prod(shape) for shape in [*shapes, *named.values()]]
         self.uniforms = torch.zeros(sum(sizes), device=device)  # one buffer, one launch to fill it
-        parts = self.uniforms.split(sizes)
-        self.draws = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+        parts = [part.view(s) for part, s in zip(self.uniforms.split(sizes), [*shapes, *named.values()], strict=True)]
+        self.view_draws = parts[: len(views)]
+        self.draws = dict(zip(named, parts[len(views) :], strict=True))
         self.names: list[str] = []
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
-        self._loss: Callable[..., tuple[Tensor, Aux]] = self._eager_loss
+        self._loss: Callable[[], tuple[Tensor, Aux]] = self.loss
         if mode != "eager":
-            self._loss = torch.compile(self._eager_loss, fullgraph=True, dynamic=False)
+            # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+            self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         self._run = self._body
         if mode == "captured":
             self._run = self._capture()
@@ -82,16 +88,17 @@ class Step:
         self.sums.copy_(sums)
         self.count = count
 
-    def _eager_loss(self, index_B: Tensor, draws: dict[str, Tensor]) -> tuple[Tensor, Aux]:
-        images_u8 = self.images.images[index_B]
+    def loss(self) -> tuple[Tensor, Aux]:
+        """What is compiled: from the buffers to the method's loss."""
+        images_u8 = self.images.images[self.index]
         views = tuple(
-            normalize(augment(images_u8, draws[f"view{i}"], view), self.mean, self.std)
-            for i, view in enumerate(self.views)
+            normalize(augment(images_u8, draws, view), self.mean, self.std)
+            for draws, view in zip(self.view_draws, self.views, strict=True)
         )
-        return self.method(Batch(views, self.images.labels[index_B], index_B, draws))
+        return self.method(Batch(views, self.images.labels[self.index], self.index, self.draws))
 
     def _body(self) -> None:
-        loss, aux = self._loss(self.index, self.draws)
+        loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()

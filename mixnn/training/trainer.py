@@ -50,6 +50,8 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.method = methods.build(config.method, make_backbone(config), config.options)
+        if self.method.uses_labels and int(images.labels.min()) < 0:
+            raise UserError(f"this needs a label for every image, and {config.data} has unlabelled ones: see --labels")
         self.method.to(device, memory_format=torch.channels_last)
         bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if bf16 else torch.float32)
@@ -96,9 +98,10 @@ class Trainer:
         return tensors, state
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if state["data"]["images"] != len(self.images):
+        images = state["data"]["images"]
+        if images != len(self.images):
             raise UserError(
-                f"{self.config.data} has {len(self.images)} images, the checkpoint was made with {state['data']['images']}: "
+                f"{self.config.data} has {len(self.images)} images, the checkpoint was made with {images}: "
                 "restore the data, or start a new run with --init-from"
             )
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}

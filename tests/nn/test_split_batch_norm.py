@@ -1,0 +1,182 @@
+"""SplitBatchNorm against a loop of torch's own batch norm over views and strided groups."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
+
+C, SIDE = 3, 5
+CASES = [(groups, views) for groups in (1, 2, 4) for views in (1, 2, 3)]  # eight images a view
+
+
+def split_bn(groups, views, affine=True, dtype=torch.float64):
+    """With weight, bias and running statistics that are not the initial ones."""
+    layer = SplitBatchNorm(C, groups, affine).to(dtype)
+    set_views(layer, views)
+    rng = torch.Generator().manual_seed(1)
+    for name, t in layer.state_dict().items():
+        if name != "num_batches_tracked":
+            t.copy_(torch.rand(C, generator=rng) + 0.5)
+    return layer
+
+
+def images(num, dtype=torch.float64, shape=(C, SIDE, SIDE)):
+    """Every image has its own mean and scale, so that it matters who shares statistics with whom."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(num, *shape, generator=rng, dtype=dtype)
+    per_image = torch.rand(2, num, *(1,) * len(shape), generator=rng, dtype=dtype)
+    return x * (0.5 + per_image[0]) + 3 * per_image[1]
+
+
+def plain_bn(layer):
+    """torch's batch norm with this layer's parameters (shared, for gradients) and running statistics (copied)."""
+    plain = nn.BatchNorm2d(C, affine=layer.affine).to(layer.running_mean.dtype)
+    plain.running_mean.copy_(layer.running_mean)
+    plain.running_var.copy_(layer.running_var)
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain
+
+
+def naive(layer, x):
+    """Output, running mean and running variance by the definition; the layer itself is left as it is."""
+    layer = copy.deepcopy(layer)
+    out = []
+    for view in x.chunk(layer.views):
+        result, means, variances = torch.zeros_like(view), [], []
+        for g in range(layer.groups):
+            bn = plain_bn(layer)
+            members = [i for i in range(len(view)) if i % layer.groups == g]
+            part = view[members] if x.dim() == 4 else view[members][:, :, None, None]
+            result = result.index_put((torch.tensor(members),), bn(part).view_as(view[members]))
+            means.append(bn.running_mean)
+            variances.append(bn.running_var)
+        layer.running_mean.copy_(torch.stack(means).mean(0))
+        layer.running_var.copy_(torch.stack(variances).mean(0))
+        out.append(result)
+    return torch.cat(out), layer
+
+
+def close(a, b, tolerance=1e-12):
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(C, SIDE, SIDE), (C,)], ids=["maps", "vectors"])
+def test_output_and_running_statistics_equal_the_loop(groups, views, affine, shape):
+    layer, x = split_bn(groups, views, affine), images(8 * views, shape=shape)
+    want, want_layer = naive(layer, x)
+    close(layer(x), want)
+    close(layer.running_mean, want_layer.running_mean)
+    close(layer.running_var, want_layer.running_var)
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+def test_gradients_equal_those_of_the_loop(groups, views):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    upstream = images(8 * views).roll(1, 0)
+    out, want_layer = naive(layer, x)
+    want = torch.autograd.grad((out * upstream).sum(), [x, want_layer.weight, want_layer.bias])
+    ours = torch.autograd.grad((layer(x) * upstream).sum(), [x, layer.weight, layer.bias])
+    for a, b in zip(ours, want, strict=True):
+        close(a, b, 1e-11)
+
+
+def test_running_variance_is_the_mean_over_groups_of_unbiased_within_group_variances():
+    layer, x = split_bn(4, 1), images(8)
+    before = layer.running_var.clone()
+    layer(x)
+    within = torch.stack([x[g::4].transpose(0, 1).flatten(1).var(1, correction=1) for g in range(4)]).mean(0)
+    close(layer.running_var, 0.9 * before + 0.1 * within)
+
+
+def test_each_view_updates_the_running_statistics_once_in_order():
+    layer, x = split_bn(2, 2), images(16)
+    before = layer.running_mean.clone()
+    layer(x)
+    first, second = (view.mean((0, 2, 3)) for view in x.chunk(2))  # groups of equal size: the mean of means
+    close(layer.running_mean, 0.9 * (0.9 * before + 0.1 * first) + 0.1 * second)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_views_never_share_statistics(groups):
+    x = images(16)
+    other = torch.cat([x[:8], 5 * x[8:] - 3])
+    assert torch.equal(split_bn(groups, 2)(x)[:8], split_bn(groups, 2)(other)[:8])
+    assert not torch.allclose(split_bn(groups, 1)(x)[:8], split_bn(groups, 1)(other)[:8])
+
+
+def test_one_group_and_one_view_is_plain_batch_norm():
+    layer, x = split_bn(1, 1), images(8).requires_grad_()
+    plain = copy.deepcopy(plain_bn(layer))
+    want = plain(x)
+    ours = layer(x)
+    close(ours, want)
+    close(layer.running_mean, plain.running_mean)
+    close(layer.running_var, plain.running_var)
+    upstream = images(8).roll(1, 0)
+    for a, b in zip(
+        torch.autograd.grad(ours, [x, layer.weight, layer.bias], upstream),
+        torch.autograd.grad(want, [x, plain.weight, plain.bias], upstream),
+        strict=True,
+    ):
+        close(a, b)
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+def test_eval_mode_is_plain_batch_norm_whatever_groups_and_views(groups, views):
+    layer, x = split_bn(groups, views).eval(), images(7)  # seven is a multiple of neither
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    close(layer(x), plain_bn(layer).eval()(x))
+    assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("side", [1, 5])
+def test_channels_last_memory_gives_the_same_and_is_kept(groups, views, side):
+    x = images(8 * views, shape=(C, side, side))
+    plain, last = split_bn(groups, views), split_bn(groups, views)
+    want, ours = plain(x), last(x.to(memory_format=torch.channels_last))
+    close(ours, want)
+    close(last.running_var, plain.running_var)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    assert want.is_contiguous()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_reversing_each_view_reverses_the_output(groups):
+    """n -> N-1-n maps group g onto group G-1-g whole when G divides N, so encoding a reversed batch is reversing."""
+    x = images(16)
+    reverse = torch.cat([torch.arange(7, -1, -1), torch.arange(15, 7, -1)])
+    there, back = split_bn(groups, 2), split_bn(groups, 2)
+    close(back(x[reverse]), there(x)[reverse])
+    close(back.running_mean, there.running_mean)
+    close(back.running_var, there.running_var)
+
+
+def test_a_permutation_that_breaks_groups_up_changes_the_output():
+    x, swap = images(8), torch.tensor([1, 0, 2, 3, 4, 5, 6, 7])
+    assert not torch.allclose(split_bn(4, 1)(x[swap]), split_bn(4, 1)(x)[swap], atol=1e-3)
+    inside = torch.tensor([4, 1, 2, 3, 0, 5, 6, 7])  # 0 and 4 are of one group
+    close(split_bn(4, 1)(x[inside]), split_bn(4, 1)(x)[inside])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_half_precision_comes_back_as_such_with_statistics_in_float32(groups):
+    x = (images(8, torch.float32) * 0.01 + 4).bfloat16()  # the spread is a few steps of bf16
+    layer, reference = split_bn(groups, 1, dtype=torch.float32), split_bn(groups, 1, dtype=torch.float32)
+    ours, want = layer(x), reference(x.float())
+    assert ours.dtype == torch.bfloat16
+    assert want.dtype == torch.float32
+    torch.testing.assert_close(layer.running_mean, reference.running_mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(layer.running_var, reference.running_var, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.float(), want, rtol=2**-7, atol=2**-7)
+
+
+def test_set_views_reaches_every_layer_below():
+    network = nn.Sequential(SplitBatchNorm(C, 2), nn.Sequential(SplitBatchNorm(C)))
+    set_views(network, 3)
+    assert [layer.views for layer in network.modules() if isinstance(layer, SplitBatchNorm)] == [3, 3]

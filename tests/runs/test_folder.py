@@ -1,0 +1,221 @@
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import mixnn
+from mixnn.config import Config, UserError
+from mixnn.runs.folder import Run, environment
+
+CONFIG = Config(data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_folder_is_made_with_its_parents(tmp_path: Path):
+    run = Run.create(tmp_path / "a" / "b", CONFIG, "mixnn pretrain digits")
+    assert contents(run.path).keys() == {"config.yaml", "command.txt"}
+    assert (run.path / "command.txt").read_text() == "mixnn pretrain digits\n"
+
+
+@pytest.mark.parametrize("what", ["a run", "an empty folder", "a file", "a folder of something else"])
+def test_what_exists_is_refused_and_left_alone(tmp_path: Path, what: str):
+    path = tmp_path / "x"
+    if what == "a run":
+        Run.create(path, CONFIG, "")
+    elif what == "a file":
+        path.write_text("precious")
+    else:
+        path.mkdir()
+        if what != "an empty folder":
+            (path / "notes.txt").write_text("precious")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"x exists: type another --out"):
+        Run.create(path, CONFIG, "")
+    assert contents(tmp_path) == before
+
+
+def test_a_refusal_offers_to_resume_only_what_can_be_resumed(tmp_path: Path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("precious")
+    with pytest.raises(UserError) as error:
+        Run.check_free(tmp_path / "notes", overwrite=False)
+    assert "--resume" not in str(error.value)
+    assert "--overwrite" not in str(error.value)
+    Run.create(tmp_path / "run", CONFIG, "")
+    with pytest.raises(UserError, match=r"--resume .*run .*--overwrite"):
+        Run.check_free(tmp_path / "run", overwrite=False)
+
+
+def test_overwrite_replaces_a_run_and_leaves_nothing_of_it(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "old")
+    run.log({"step": 1})
+    run.save_checkpoint(1, {}, {"step": 1})
+    run.save_results({"knn": 1})
+    new = Run.create(tmp_path / "x", replace(CONFIG, epochs=3), "new", overwrite=True)
+    assert contents(new.path).keys() == {"config.yaml", "command.txt"}
+    assert Run.open(new.path).config.epochs == 3
+
+
+def test_overwrite_accepts_an_empty_folder(tmp_path: Path):
+    (tmp_path / "x").mkdir()
+    assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
+
+
+@pytest.mark.parametrize(
+    "file, text",
+    [
+        ("notes.txt", "precious"),
+        ("config.yaml", "title: my web site\ntheme: dark\n"),  # many programs have a config.yaml
+        ("config.yaml", "- a list\n"),
+        ("config.yaml", "key: [unclosed\n"),
+        ("config.yaml", ""),
+        ("config.yaml/inside.txt", "precious"),
+    ],
+)
+def test_overwrite_never_deletes_a_folder_that_is_no_run(tmp_path: Path, file: str, text: str):
+    (tmp_path / "x" / file).parent.mkdir(parents=True)
+    (tmp_path / "x" / file).write_text(text)
+    (tmp_path / "x" / "thesis.tex").write_text("years of work")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="is no run folder"):
+        Run.create(tmp_path / "x", CONFIG, "", overwrite=True)
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_does_not_delete_a_file(tmp_path: Path):
+    (tmp_path / "x").write_text("precious")
+    with pytest.raises(UserError, match="is no run folder"):
+        Run.create(tmp_path / "x", CONFIG, "", overwrite=True)
+    assert (tmp_path / "x").read_text() == "precious"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot make the run folder .*Not a directory"):
+        Run.create(tmp_path / "file" / "x", CONFIG, "")
+
+
+def test_the_configuration_comes_back_equal_and_is_plain_yaml(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    assert Run.open(tmp_path / "x") == run
+    assert yaml.safe_load((tmp_path / "x" / "config.yaml").read_text()) == asdict(CONFIG)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("epoks: 3\n", "did you mean 'epochs'"),
+        ("epochs: -3\n", "at least 0"),
+        ("epochs: ten\n", "epochs=ten"),
+        ("", "config.yaml cannot be read"),
+        ("[1, 2", "config.yaml cannot be read"),
+        ("just words", "config.yaml cannot be read|unknown setting"),
+        ("data: \udcff", "config.yaml cannot be read"),
+    ],
+)
+def test_a_configuration_that_is_broken_is_a_clear_error(tmp_path: Path, text: str, message: str):
+    (tmp_path / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=message):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["absent", "file", "empty"])
+def test_what_is_no_run_folder_cannot_be_opened(tmp_path: Path, name: str):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"{name} is no run folder"):
+        Run.open(tmp_path / name)
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    for step in (4, 8, 12):
+        run.log({"step": step, "loss": 1 / step})
+    return run
+
+
+def test_metrics_are_one_json_object_a_line(logged: Run):
+    lines = (logged.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == logged.metrics() == [{"step": s, "loss": 1 / s} for s in (4, 8, 12)]
+
+
+@pytest.mark.parametrize("step, kept", [(12, [4, 8, 12]), (11, [4, 8]), (8, [4, 8]), (3, []), (100, [4, 8, 12])])
+def test_rewinding_drops_what_was_logged_later_and_nothing_else(logged: Run, step: int, kept: list[int]):
+    before = (logged.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    logged.rewind(step)
+    assert (logged.path / "metrics.jsonl").read_text() == "".join(before[: len(kept)])
+
+
+@pytest.mark.parametrize("half", ['{"step": 16, "lo', "{", '{"step": 16, "loss": 1}', "null", "\x00\x00"])
+def test_rewinding_drops_a_line_the_process_died_in(logged: Run, half: str):
+    with open(logged.path / "metrics.jsonl", "a") as file:
+        file.write(half)
+    logged.rewind(12)
+    logged.log({"step": 16})
+    assert [record["step"] for record in logged.metrics()] == [4, 8, 12, 16]
+
+
+def test_metrics_can_be_read_while_a_line_is_being_written(logged: Run):
+    with open(logged.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 16, "lo')
+    assert [record["step"] for record in logged.metrics()] == [4, 8, 12]
+
+
+def test_rewinding_a_run_without_metrics_is_fine(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    run.rewind(0)
+    assert run.metrics() == []
+
+
+def test_results_of_one_protocol_leave_those_of_another(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    run.save_results({"knn": 1, "config": "old"})
+    run.save_results({"linear": 2, "config": "new"})
+    assert run.results() == {"knn": 1, "linear": 2, "config": "new"}
+
+
+def test_damaged_results_are_a_clear_error_that_loses_nothing(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    (run.path / "results.json").write_text('{"knn":')
+    with pytest.raises(UserError, match=r"results.json"):
+        run.save_results({"linear": 2})
+    assert (run.path / "results.json").read_text() == '{"knn":'
+
+
+def test_the_newest_whole_checkpoint_is_loaded_and_damaged_ones_are_named(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    run.save_checkpoint(1, {"x": torch.tensor(1)}, {"step": 1})
+    newest = run.save_checkpoint(2, {"x": torch.tensor(2)}, {"step": 2})
+    said: list[str] = []
+    assert run.load_checkpoint(said.append)[1] == {"step": 2}
+    assert said == []
+    newest.write_bytes(newest.read_bytes()[:-1])
+    tensors, state = run.load_checkpoint(said.append)
+    assert (tensors["x"].item(), state) == (1, {"step": 1})
+    assert len(said) == 1
+    assert str(newest) in said[0]
+
+
+def test_without_a_usable_checkpoint_the_error_says_how_to_start_anew(tmp_path: Path):
+    run = Run.create(tmp_path / "x", CONFIG, "")
+    with pytest.raises(UserError, match=rf"no usable checkpoint.*--out {run.path} --overwrite"):
+        run.load_checkpoint(pytest.fail)
+
+
+def test_the_environment_names_versions_device_and_code(tmp_path: Path):
+    found = environment(torch.device("cpu"))
+    assert found["mixnn"] == mixnn.__version__
+    assert found["torch"] == torch.__version__
+    assert found["python"].startswith("3.")
+    assert found["device"]
+    assert found["threads"] == torch.get_num_threads()
+    assert found["cuda"] is None
+    assert found["git"] is None or len(found["git"].rstrip("+")) >= 12
+    json.dumps(found)
