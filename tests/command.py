@@ -1,4 +1,4 @@
-"""Runs the command in processes of its own that can be killed, starved of disk or sent a signal, without importing torch anew for each.
+"""Runs the command in processes of its own, which can be killed or starved of disk; torch is imported once for all.
 
 A fault is a module-level function; it is called in the new process with its arguments, before the command.
 """
@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "sklearn.datasets", "mixnn.training", "mixnn.evaluation"])
+PRELOAD = ["pytest", "sklearn.datasets", "torch._dynamo", "mixnn.training", "mixnn.evaluation"]  # all that takes long
+FORKS.set_forkserver_preload(PRELOAD)
 
 
 class Done(NamedTuple):
@@ -29,7 +32,9 @@ def command(*words: object, fault: Callable[..., None] | None = None, args: Sequ
     place = Path(tempfile.mkdtemp(prefix="mixnn-test-"))
     try:
         process = FORKS.Process(target=_run, args=([str(word) for word in words], fault, args, place, os.getcwd()))
-        process.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # else the server finds nothing to preload
+            process.start()
         process.join()
         assert process.exitcode is not None
         return Done(process.exitcode, (place / "1").read_text(), (place / "2").read_text())

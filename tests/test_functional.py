@@ -12,7 +12,7 @@ MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 
 
 def draw(*shape, seed=0):
-    """Normal vectors whose lengths differ by up to a factor of 50, so that cosines and dot products rank differently."""
+    """Normal vectors of lengths that differ by a factor of 50, so that cosines and dot products rank differently."""
     rng = torch.Generator().manual_seed(seed)
     v = torch.randn(*shape, generator=rng, dtype=torch.float64)
     return v * torch.logspace(-1, 0.7, shape[-2], dtype=torch.float64)[torch.randperm(shape[-2], generator=rng), None]

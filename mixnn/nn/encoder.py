@@ -59,7 +59,7 @@ class Teacher(nn.Module):
         self.f, self.g = copy.deepcopy(student.f), copy.deepcopy(student.g)
         self.compute_dtype = torch.float32
         self.requires_grad_(False)
-        set_views(self, views)
+        set_views(self, views, tracked=False)  # it never runs in eval mode, so nobody would read them
 
     @torch.no_grad()
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def update(self, student: Student, momentum: float) -> None:
-        """Parameters move by 1 - momentum toward the student's; batch-norm statistics are the teacher's own."""
+        """Parameters move by 1 - momentum toward the student's; the teacher keeps no batch-norm statistics."""
         mine: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
         theirs: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
         torch._foreach_lerp_(mine, theirs, 1 - momentum)

@@ -71,7 +71,7 @@ def small_batch(method, seed=0):
 
 
 def fill_support(method):
-    """Two pushes and a half, so that every row was written and the position is in the middle."""
+    """Three pushes of 8 into 20 rows: every row was written, and the position is in the middle."""
     for seed in range(3):
         with torch.no_grad():
             method.after_step(method(small_batch(method, seed))[1])
@@ -131,14 +131,12 @@ def test_gradients_reach_every_student_parameter_and_no_teacher_parameter(case):
 
 
 @every_case
-def test_forward_writes_nothing_but_batch_norm_statistics(case):
+def test_forward_writes_nothing_but_the_students_batch_norm_statistics(case):
     method = build(case)
     before = snapshot(method)
     method(small_batch(method))[0].backward()
-    after = changed(method, before)
-    assert all(name.endswith(("running_mean", "running_var")) for name in after), after
-    for part in ("student.f.bn1", "teacher.f.bn1"):  # both networks are in train mode
-        assert f"{part}.running_mean" in after
+    statistics = {name for name in before if name.endswith(("running_mean", "running_var"))}
+    assert changed(method, before) == {name for name in statistics if name.startswith("student.")}
 
 
 @every_case
@@ -312,7 +310,7 @@ def test_options_are_the_methods_defaults_then_the_recipe_then_the_users():
 
 
 def draw_weights(method, rng):
-    """Anew, from uniforms and in float64: normal draws differ in the last bit from CPU to CPU, and training amplifies it."""
+    """Anew, from uniforms: normal draws differ in the last bit from CPU to CPU, and training amplifies that."""
     with torch.no_grad():
         for name, p in method.student.named_parameters():
             if p.dim() > 1:
@@ -345,10 +343,13 @@ def losses_of_steps(name, num_steps=20):
 
 
 GOLDEN = {  # losses of steps 1, 2, 5, 10, 20: what should not alter results must not alter these
+    "mnn": [4.057215009, 3.126544667, 2.026359681, 1.524435337, 1.434940476],
+    "msf": [2.088307273, 1.790931921, 1.113427594, 0.940475303, 0.955222268],
+    "byol": [1.920590138, 1.789679989, 0.987379293, 0.795186941, 0.688359499],
 }
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_twenty_steps_from_seed_0_give_the_stored_losses(name):
     losses = losses_of_steps(name)
-    assert [losses[i - 1] for i in (1, 2, 5, 10, 20)] == pytest.approx(GOLDEN[name], abs=1e-4)
+    assert [losses[i - 1] for i in (1, 2, 5, 10, 20)] == pytest.approx(GOLDEN[name], abs=1e-6)

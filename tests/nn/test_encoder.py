@@ -41,20 +41,20 @@ def move_apart(student):
 
 # Heads
 
-HEADS = {  # the heads of the authors' code: layers as (linear, biased) or (norm, affine)
-    "byol": (dict(sizes=[8, 16, 4]), "Linear- norm+ ReLU Linear+"),
-    "moco": (dict(sizes=[8, 16, 4], hidden_norm=False), "Linear+ ReLU Linear+"),
-    "simclr": (dict(sizes=[8, 16, 4], out_norm="affine"), "Linear- norm+ ReLU Linear- norm+"),
-    "nnclr": (dict(sizes=[8, 16, 16, 4], out_norm="affine"), "Linear- norm+ ReLU Linear- norm+ ReLU Linear- norm+"),
-    "snclr": (dict(sizes=[8, 16, 16, 4], out_norm="plain"), "Linear- norm+ ReLU Linear- norm+ ReLU Linear- norm-"),
+HEADS = {  # of the authors' code: sizes, norm of the hidden layers, norm of the output; + has a bias, - has none
+    "byol": ([8, 16, 4], True, "none", "Linear- norm+ ReLU Linear+"),
+    "moco": ([8, 16, 4], False, "none", "Linear+ ReLU Linear+"),
+    "simclr": ([8, 16, 4], True, "affine", "Linear- norm+ ReLU Linear- norm+"),
+    "nnclr": ([8, 16, 16, 4], True, "affine", "Linear- norm+ ReLU Linear- norm+ ReLU Linear- norm+"),
+    "snclr": ([8, 16, 16, 4], True, "plain", "Linear- norm+ ReLU Linear- norm+ ReLU Linear- norm-"),
 }
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_linear_layer_has_a_bias_unless_batch_norm_follows(head):
-    arguments, want = HEADS[head]
+    sizes, hidden_norm, out_norm, want = HEADS[head]
     words = []
-    for layer in mlp(**arguments):
+    for layer in mlp(sizes, out_norm, hidden_norm):
         if isinstance(layer, nn.ReLU):
             words.append("ReLU")
         else:
@@ -94,7 +94,7 @@ def test_stacked_views_equal_separate_passes(groups):
     for a, b in zip(stacked, separate, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     for name, t in alone.state_dict().items():  # running statistics: one update a view, in order
-        torch.testing.assert_close(student.state_dict()[name], t, rtol=0, atol=1e-12)
+        torch.testing.assert_close(student.state_dict()[name], t, rtol=0, atol=1e-7)
 
 
 def test_networks_return_float32_when_they_compute_in_bf16(monkeypatch):
@@ -153,14 +153,15 @@ def test_the_teacher_has_no_gradient_and_leaves_the_student_alone():
     assert all(torch.equal(t, before[name]) for name, t in student.state_dict().items())
 
 
-def test_the_teacher_stays_in_train_mode_and_normalizes_by_its_own_batch():
-    student, teacher = networks(groups=1)
-    x = views()
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_teacher_stays_in_train_mode_and_normalizes_by_its_own_batch(groups):
+    _, teacher = networks(groups)
+    x, before = views(), snapshot(teacher)
     z = teacher(*x, shuffle=uniforms())
     assert all(module.training for module in teacher.modules())
+    assert all(torch.equal(t, before[name]) for name, t in teacher.state_dict().items())  # it keeps no statistics
     for name, t in teacher.named_buffers():
         if name.endswith("running_mean"):
-            assert t.abs().max() > 0
             t.fill_(100.0)  # what eval mode would use
     torch.testing.assert_close(teacher(*x, shuffle=uniforms()), z, rtol=0, atol=1e-12)
 

@@ -10,7 +10,9 @@ import mixnn
 from mixnn.config import Config, UserError
 from mixnn.runs.folder import Run, environment
 
-CONFIG = Config(data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996})
+CONFIG = Config(
+    data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996}
+)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -97,7 +99,7 @@ def test_overwrite_does_not_delete_a_file(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_the_reason(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot make the run folder .*Not a directory"):
+    with pytest.raises(UserError, match=r"cannot make the run folder .*Not a directory"):
         Run.create(tmp_path / "file" / "x", CONFIG, "")
 
 
@@ -209,7 +211,7 @@ def test_without_a_usable_checkpoint_the_error_says_how_to_start_anew(tmp_path: 
         run.load_checkpoint(pytest.fail)
 
 
-def test_the_environment_names_versions_device_and_code(tmp_path: Path):
+def test_the_environment_names_versions_device_and_code():
     found = environment(torch.device("cpu"))
     assert found["mixnn"] == mixnn.__version__
     assert found["torch"] == torch.__version__

@@ -1,0 +1,108 @@
+import math
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixnn.evaluation.knn import knn, votes
+
+MODULE = sys.modules[knn.__module__]  # the package exports the function under the module's name
+
+
+def brute_force(bank: Tensor, bank_labels: list[int], queries: Tensor, k: int, classes: int, vote: str) -> list[int]:
+    """METHODS 1.8 as loops: score_c = sum over the k nearest of exp(cos / 0.1) [y = c], or of [y = c]."""
+    guesses = []
+    for query in queries.double().tolist():
+        cosines = []
+        for row, label in zip(bank.double().tolist(), bank_labels, strict=True):
+            dot = sum(a * b for a, b in zip(query, row, strict=True))
+            cosines.append((dot / math.hypot(*query) / math.hypot(*row), label))
+        score = [0.0] * classes
+        for cosine, label in sorted(cosines, reverse=True)[:k]:
+            score[label] += math.exp(cosine / 0.1) if vote == "weighted" else 1.0
+        guesses.append(score.index(max(score)))
+    return guesses
+
+
+def problem(
+    seed: int = 0, bank: int = 60, queries: int = 50, classes: int = 3
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Classes of unequal size that overlap, so that the two votes and different k disagree."""
+    g = torch.Generator().manual_seed(seed)
+    labels, truth = (torch.rand(n, generator=g).pow(2).mul(classes).long() for n in (bank, queries))
+    centers = torch.randn(classes, 6, generator=g)
+    scale = 1 + 9 * torch.rand(bank, 1, generator=g)  # vectors of unequal length: cosine and dot product disagree
+    rows = (centers[labels] + 1.2 * torch.randn(bank, 6, generator=g)) * scale
+    return rows, labels, centers[truth] + 1.2 * torch.randn(queries, 6, generator=g), truth
+
+
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_both_votes_equal_the_definition_written_as_loops(k: int):
+    bank, labels, queries, truth = problem()
+    found = knn(bank, labels, queries, truth, 3, k)
+    assert found.keys() == {"weighted", "majority"}
+    for vote, accuracy in found.items():
+        guess = torch.tensor(brute_force(bank, labels.tolist(), queries, k, 3, vote))
+        assert accuracy == pytest.approx(100 * (guess == truth).double().mean().item()), vote
+    assert (found["weighted"] == found["majority"]) == (k == 1), "the problem tells the votes apart"
+
+
+def test_a_score_is_the_sum_of_the_weights_of_its_neighbors():
+    similarity = torch.tensor([[0.9, 0.5, -0.2], [1.0, 0.0, 0.0]])
+    labels = torch.tensor([[2, 0, 2], [1, 1, 1]])
+    weighted = [[math.exp(5), 0, math.exp(9) + math.exp(-2)], [0, math.exp(10) + 2, 0]]
+    torch.testing.assert_close(votes(similarity, labels, 3, "weighted"), torch.tensor(weighted))
+    assert votes(similarity, labels, 3, "majority").tolist() == [[1, 0, 2], [0, 3, 0]]
+
+
+def test_one_near_neighbor_outvotes_many_far_ones_by_weight_alone():
+    bank = torch.tensor([[1.0, 0.1], [0.5, 1.0], [0.5, 1.0], [0.5, 1.0]])
+    one = torch.tensor([[1.0, 0.0]])
+    found = knn(bank, torch.tensor([0, 1, 1, 1]), one, torch.tensor([0]), 2, 4)
+    assert found == {"weighted": 100.0, "majority": 0.0}
+
+
+def test_a_bank_smaller_than_k_is_used_whole():
+    bank, labels, queries, truth = problem()
+    assert knn(bank, labels, queries, truth, 3, 10**6) == knn(bank, labels, queries, truth, 3, len(bank))
+    assert knn(bank, labels, queries, truth, 3) == knn(bank, labels, queries, truth, 3, len(bank)), "the default, 200"
+
+
+def test_the_default_is_the_papers_200():
+    """The hundred nearest say 1, the next hundred 0, all others 1: only 200 voters make a tie, which 0 wins."""
+    angle = torch.cat([torch.full((100,), 0.1), torch.full((100,), 0.2), torch.full((300,), 0.3)])
+    bank = torch.stack([angle.cos(), angle.sin()], dim=1)
+    labels = torch.ones(500, dtype=torch.long)
+    labels[100:200] = 0
+    query, truth = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    assert knn(bank, labels, query, truth, 2)["majority"] == 100.0
+    assert [knn(bank, labels, query, truth, 2, k)["majority"] for k in (199, 200, 201)] == [0.0, 100.0, 0.0]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
+def test_the_size_of_the_chunks_does_not_change_the_answer(monkeypatch: pytest.MonkeyPatch, chunk: int):
+    bank, labels, queries, truth = problem()
+    monkeypatch.setattr(MODULE, "CHUNK", 13)
+    expected = knn(bank, labels, queries, truth, 3, 7)
+    monkeypatch.setattr(MODULE, "CHUNK", chunk)
+    assert knn(bank, labels, queries, truth, 3, 7) == expected
+
+
+def test_lengths_of_features_do_not_matter():
+    bank, labels, queries, truth = problem()
+    scaled = bank * torch.rand(len(bank), 1).add(0.1), queries * torch.rand(len(queries), 1).add(0.1)
+    assert knn(scaled[0], labels, scaled[1], truth, 3, 7) == knn(bank, labels, queries, truth, 3, 7)
+
+
+def test_a_tie_goes_to_the_class_with_the_lower_number():
+    bank, query = torch.eye(4), torch.ones(1, 4)
+    for low, high in [(0, 1), (1, 3), (0, 3)]:
+        labels = torch.tensor([high, low, high, low])
+        for truth, accuracy in [(low, 100.0), (high, 0.0)]:
+            assert set(knn(bank, labels, query, torch.tensor([truth]), 4, 4).values()) == {accuracy}
+
+
+def test_a_class_without_a_row_in_the_bank_is_never_guessed():
+    bank, labels, queries, _ = problem(classes=2)
+    assert set(knn(bank, labels, queries, torch.full((len(queries),), 4), 5, 7).values()) == {0.0}

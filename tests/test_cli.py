@@ -1,0 +1,532 @@
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+import mixnn
+from mixnn import methods
+from mixnn.cli import VERBS, build_parser, main
+from mixnn.data import DATASETS, cifar
+from tests.data.test_cifar import SMALL10, write
+
+TINY = shlex.split("--batch-size 8 --bn-groups 1 --backbone resnet8 --image-size 8 --epochs 1 --knn-every 0")
+NETWORK = shlex.split("--set support_size=64 --set hidden=16 --set dim=8")
+DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --knn-every 0") + NETWORK
+
+# The command line is a promise: a flag that is added, renamed or dropped changes this list on purpose.
+FLAGS = {
+    "demo": {"--seed", "--out"},
+    "pretrain": {
+        "--set", "--out", "--overwrite", "--resume", "--init-from", "--quiet", "--method", "--epochs", "--batch-size",
+        "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
+        "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
+        "--checkpoint-every", "--device", "--mode", "--precision", "--data-dir",
+    },
+    "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
+    "methods": set(),
+    "data": {"--data-dir"},
+    "bench": {
+        "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
+        "--no-baseline", "--json",
+    },
+}  # fmt: skip
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Ask = Callable[..., Answer]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """The command in an empty folder; words as one text, or one by one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MIXNN_DATA", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+
+    def run(text: str, *words: object) -> Answer:
+        capsys.readouterr()
+        code = main([*text.split(), *map(str, words)])
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+
+
+def refused(ask: Ask, text: str, *words: object) -> str:
+    """What the command says when it refuses: exit code 2, no traceback, nothing on stdout, nothing written or lost."""
+    before = contents(Path.cwd())
+    answer = ask(text, *words)
+    assert answer.code == 2, answer
+    assert answer.err.startswith("mixnn: ")
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+    assert contents(Path.cwd()) == before
+    return answer.err
+
+
+def save_images(folder: Path, count: int = 8) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 256, (9, 10, 3), np.uint8)).save(folder / f"good{i}.png")
+
+
+def test_help_names_every_verb_and_does_not_wait_for_torch():
+    code = (
+        "import sys, mixnn.cli\n"
+        "try: mixnn.cli.main(['--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(mixnn.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    loaded = set(done.stderr.split())
+    assert not loaded & {"torch", "numpy", "PIL", "rich", "sklearn", "yaml"}
+    assert "mixnn.config" in loaded
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("    ") and line[4] != " "}
+    assert listed == set(VERBS)
+
+
+def test_without_a_word_the_help_is_printed(ask: Ask):
+    answer = ask("")
+    assert answer.code == 0
+    assert "mixnn pretrain cifar10" in answer.out
+
+
+def test_the_version_is_printed(ask: Ask):
+    assert ask("--version") == (0, f"{mixnn.__version__}\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_that_explains_each_flag(verb: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main([verb, "--help"])
+    assert not end.value.code
+    text = capsys.readouterr().out
+    assert all(flag in text for flag in FLAGS[verb])
+    for action in build_parser()[1][verb]._actions:
+        assert action.help, action
+
+
+def test_the_command_line_is_frozen():
+    _, verbs = build_parser()
+    assert {name: set(verb.flags()) - {"--help"} for name, verb in verbs.items()} == FLAGS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_a_function_of_the_package_or_a_listing(verb: str):
+    assert callable(getattr(mixnn, verb, None)) or verb in ("methods", "data")
+
+
+def test_an_unknown_verb(ask: Ask):
+    err = refused(ask, "pretrian digits")
+    assert "unknown verb 'pretrian', did you mean 'pretrain'?" in err
+    assert all(verb in err for verb in VERBS)
+
+
+@pytest.mark.parametrize("words", ["--epoch 3", "--epoch=3", "--epo 3"])
+def test_an_unknown_flag(ask: Ask, words: str):
+    err = refused(ask, f"pretrain digits {words}")
+    assert "did you mean '--epochs'?" in err
+    assert all(flag in err for flag in FLAGS["pretrain"])
+
+
+def test_an_unknown_flag_before_the_verb(ask: Ask):
+    assert "valid: --help, --version" in refused(ask, "--verison")
+
+
+def test_an_unknown_method(ask: Ask):
+    err = refused(ask, "pretrain digits --method mnm")
+    assert "did you mean 'mnn'?" in err
+    assert ", ".join(methods.METHODS) in err
+
+
+def test_an_unknown_option_of_the_method(ask: Ask):
+    err = refused(ask, "pretrain digits --set topkk=3")
+    assert "unknown option of mnn 'topkk', did you mean 'topk'?" in err
+    assert all(row["name"] in err for row in methods.describe("mnn"))
+
+
+def test_an_option_that_only_another_method_has(ask: Ask):
+    err = refused(ask, "pretrain digits --method byol --set support_size=64")
+    assert "unknown option of byol 'support_size'" in err
+
+
+@pytest.mark.parametrize("word", ["topk", "topk:5", "=5", ""])
+def test_a_malformed_option(ask: Ask, word: str):
+    assert "write it as OPTION=VALUE, as in --set topk=5" in refused(ask, "pretrain digits --set", word)
+
+
+def test_an_unknown_data_set(ask: Ask):
+    err = refused(ask, "pretrain digts")
+    assert "did you mean 'digits'?" in err
+    assert all(name in err for name in DATASETS)
+    assert "folder of images" in err
+
+
+def test_no_data_set_at_all(ask: Ask):
+    assert "`mixnn data` lists the data sets" in refused(ask, "pretrain --epochs 3")
+
+
+@pytest.mark.parametrize(
+    "words, name, wanted",
+    [
+        ("--epochs ten", "epochs", "an int"),
+        ("--epochs 1.5", "epochs", "an int"),
+        ("--lr fast", "lr", "a number"),
+        ("--set topk=many", "topk", "an int"),
+        ("--set topk=", "topk", "an int"),
+        ("--set symmetric=maybe", "symmetric", "a bool"),
+    ],
+)
+def test_a_value_of_the_wrong_type(ask: Ask, words: str, name: str, wanted: str):
+    assert f": {name} takes {wanted}" in refused(ask, f"pretrain digits {words}")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--epochs -1", "epochs must be at least 0"),
+        ("--limit -5", "limit must be at least 0"),
+        ("--batch-size 1 --bn-groups 1", "batch_size must be at least 2"),
+        ("--lr nan", "lr must be"),
+        ("--lr inf", "lr must be"),
+        ("--crop-area 0", "crop_area must be from 0.01 to 1"),
+        ("--seed 99999999999999999999", "seed must be"),
+        ("--set lam=2", "lam must be from 0 to 1"),
+        ("--set momentum=-0.1", "momentum must be from 0 to 1"),
+        ("--set topk=1000", "topk=1000 exceeds support_size=512: type --set topk=512 or less"),
+        ("--bn-groups 7", "type --batch-size 63 or another --bn-groups"),
+        ("--bn-groups 64", "at least two images"),
+        ("--limit 40", "digits has 40 images, fewer than batch_size=64: type --batch-size 40"),
+        ("--set support_size=32", "type --set support_size=64 or more"),
+        ("--mode fast", "valid: auto, eager, compiled, captured"),
+        ("--backbone resnet", "did you mean 'resnet8'?"),
+        ("--on-error ignore", "valid: skip, refuse"),
+        ("--set views=s", "valid: s/w, s/s, w/w"),
+    ],
+)
+def test_a_value_out_of_range(ask: Ask, words: str, says: str):
+    assert says in refused(ask, f"pretrain digits {words}")
+
+
+@pytest.mark.parametrize("words", ["--limit 1 --batch-size 2", "--limit 5 --batch-size 16 --bn-groups 8"])
+def test_advice_for_too_few_images_can_be_followed(ask: Ask, words: str):
+    err = refused(ask, f"pretrain digits {words}")
+    advice = err.partition("type ")[2]
+    if "add images" not in advice:
+        assert ask(f"{' '.join(DIGITS)} {words} {advice}").code == 0
+
+
+def test_a_missing_value_and_a_word_too_many(ask: Ask):
+    assert "--epochs: expected one argument" in refused(ask, "pretrain digits --epochs")
+    assert "too many words: again" in refused(ask, "pretrain digits again")
+    assert "`mixnn evaluate --help`" in refused(ask, "evaluate")
+
+
+def test_a_data_set_that_is_not_on_disk(ask: Ask, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    err = refused(ask, "pretrain cifar10 --data-dir empty")
+    assert "cifar10 is not on disk, looked for empty/cifar-10-batches-bin" in err
+    assert "type: mixnn data get cifar10" in err
+
+
+@pytest.fixture
+def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    row = replace(DATASETS["cifar10"], read=partial(cifar.read, SMALL10), layouts=SMALL10.layouts)
+    monkeypatch.setitem(DATASETS, "cifar10", row)
+    write(tmp_path, SMALL10, "binary")
+    return tmp_path
+
+
+def test_a_truncated_file_of_a_data_set(ask: Ask, small_cifar: Path):
+    file = small_cifar / "cifar-10-batches-bin" / "data_batch_3.bin"
+    file.write_bytes(file.read_bytes()[:-100])
+    err = refused(ask, "pretrain cifar10 --data-dir .")
+    assert "data_batch_3.bin is damaged" in err
+    assert "mixnn data get cifar10" in err
+
+
+def test_the_data_folder_may_come_from_the_environment(ask: Ask, small_cifar: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MIXNN_DATA", str(small_cifar))
+    assert ask("pretrain cifar10 --out run", *TINY, *NETWORK).code == 0
+    assert ask("evaluate run --protocol knn").code == 0
+    listing = ask("data").out
+    assert f"into {small_cifar};" in listing
+    assert listing.count("absent") == 3, "CIFAR-10 was found, three others were not"
+
+
+def test_an_empty_folder(ask: Ask, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "readme.txt").write_text("no images here")
+    err = refused(ask, "pretrain photos")
+    assert re.search("no images in .*photos", err)
+    assert ".jpg" in err
+
+
+def test_a_folder_of_corrupt_files_alone(ask: Ask, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n garbage")
+    (tmp_path / "photos" / "b.jpg").touch()
+    err = refused(ask, "pretrain photos")
+    assert re.search("none of the images in .*photos can be read", err)
+    assert "  a.png: " in err
+    assert "  b.jpg: empty file" in err
+
+
+def test_a_file_in_place_of_a_folder(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 1)
+    assert "good0.png is a file" in refused(ask, "pretrain photos/good0.png")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> None:
+    """Eight good images, five of odd but readable kinds, three that are none."""
+    folder = tmp_path / "photos"
+    save_images(folder)
+    Image.new("L", (9, 9), 100).save(folder / "gray.png")
+    Image.new("CMYK", (9, 9), (10, 20, 30, 40)).save(folder / "cmyk.jpg")
+    Image.new("RGB", (9, 9), (1, 200, 3)).convert("P").save(folder / "palette.png")
+    Image.new("RGBA", (9, 9), (1, 2, 3, 0)).save(folder / "clear.png")
+    frames = [Image.new("RGB", (9, 9), (60 * i, 0, 0)) for i in range(3)]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    (folder / "zero.jpg").touch()
+    (folder / "text.png").write_text("no image")
+    whole = (folder / "good0.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.usefixtures("mixed")
+def test_bad_images_among_good_ones_are_named_and_left_out(ask: Ask):
+    answer = ask("pretrain photos --out run", *TINY, *NETWORK)
+    assert answer.code == 0, answer.err
+    lines = [line for line in answer.err.splitlines() if "skipped" in line]
+    assert {line.split()[2].rstrip(":") for line in lines} == {"cut.png", "text.png", "zero.jpg"}
+    assert "mixnn: skipped zero.jpg: empty file" in lines
+    assert "13 images" in answer.err
+    assert answer.out == "run\n"
+
+
+@pytest.mark.usefixtures("mixed")
+def test_bad_images_are_named_even_to_those_who_want_quiet(ask: Ask):
+    answer = ask("pretrain photos --out run --quiet", *TINY, *NETWORK)
+    assert len(answer.err.splitlines()) == 3
+    assert all("skipped" in line for line in answer.err.splitlines())
+
+
+@pytest.mark.usefixtures("mixed")
+def test_bad_images_may_be_refused(ask: Ask):
+    err = refused(ask, "pretrain photos --out run --on-error refuse", *TINY, *NETWORK)
+    assert re.search("3 files in .*photos cannot be read", err)
+    assert all(f"  {name}: " in err for name in ("cut.png", "text.png", "zero.jpg"))
+    assert re.search("on.error.skip", err), "the way out"
+
+
+def test_purity_is_not_claimed_where_there_are_no_labels(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    answer = ask("pretrain photos --out run", *TINY, *NETWORK)
+    assert answer.code == 0
+    assert "purity 1.0" not in answer.err
+
+
+def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):
+    assert ask(" ".join(DIGITS), "--out", "run").code == 0
+    (tmp_path / "run" / "notes.txt").write_text("precious")
+    err = refused(ask, " ".join(DIGITS), "--out", "run")
+    assert "run exists" in err
+    assert "--resume run" in err
+    assert "--overwrite" in err
+    assert ask(" ".join(DIGITS), "--out", "run", "--overwrite", "--seed", "5").code == 0
+    assert not (tmp_path / "run" / "notes.txt").exists()
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 5
+
+
+def test_an_existing_folder_is_refused_before_the_data_are_read(ask: Ask, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    assert "run exists" in refused(ask, "pretrain cifar10 --data-dir nowhere --out run")
+
+
+def test_a_folder_that_is_no_run_survives_overwrite(ask: Ask, tmp_path: Path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "config.yaml").write_text("title: my site\n")
+    (tmp_path / "site" / "index.html").write_text("precious")
+    assert "no run folder" in refused(ask, " ".join(DIGITS), "--out", "site", "--overwrite")
+
+
+def test_runs_get_free_names_of_their_own(ask: Ask):
+    names = [ask(" ".join(DIGITS), "--quiet").out for _ in range(2)]
+    assert names == ["runs/digits-mnn\n", "runs/digits-mnn-2\n"]
+
+
+def test_the_command_is_kept_as_it_was_typed(ask: Ask, tmp_path: Path):
+    words = [*DIGITS, "--out", "my run"]
+    assert ask("", *words).code == 0
+    assert (tmp_path / "my run" / "command.txt").read_text() == f"mixnn {' '.join(DIGITS)} --out 'my run'\n"
+
+
+@pytest.mark.parametrize("verb", ["pretrain digits", "evaluate RUN", "bench"])
+def test_an_unknown_device(ask: Ask, verb: str):
+    assert ask(" ".join(DIGITS), "--out", "RUN").code == 0
+    for device in ("tpu", "mps"):
+        assert "valid: auto, cpu, cuda, cuda:N" in refused(ask, f"{verb} --device {device}")
+    assert "type --device cpu" in refused(ask, f"{verb} --device cuda:99")
+
+
+@pytest.mark.parametrize("verb", ["pretrain digits", "bench"])
+def test_a_mode_that_the_device_has_not(ask: Ask, verb: str):
+    err = refused(ask, f"{verb} --mode captured --device cpu")
+    assert "mode=captured needs CUDA: type --mode eager" in err
+
+
+def test_a_precision_that_the_device_has_not(ask: Ask):
+    assert "type --precision fp32" in refused(ask, "pretrain digits --precision bf16 --device cpu")
+
+
+@pytest.mark.parametrize("text", ["pretrain --resume", "evaluate", "pretrain digits --init-from"])
+def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
+    (tmp_path / "photos").mkdir()
+    for name in ("photos", "nowhere"):
+        assert f"{name} is no run folder" in refused(ask, f"{text} {name}")
+
+
+@pytest.mark.parametrize(
+    "words", ["digits", "--epochs 3", "--set topk=1", "--out x", "--init-from run", "--overwrite", "--seed 0"]
+)
+def test_resume_goes_alone(ask: Ask, words: str):
+    assert ask(" ".join(DIGITS), "--out", "run").code == 0
+    assert "--resume goes alone" in refused(ask, f"pretrain --resume run {words}")
+    assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
+
+
+def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos")
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    assert "has no test images" in refused(ask, "evaluate run")
+    shutil.rmtree(tmp_path / "photos")
+    save_images(tmp_path / "photos" / "train")
+    save_images(tmp_path / "photos" / "test")
+    err = refused(ask, "evaluate run")
+    assert "photos has no labels" in err
+    assert "--labels" in err, "how a run gets them"
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--protocol nearest", "valid: all, knn, linear"),
+        ("--epochs 0", "epochs must be at least 1"),
+        ("--epochs many", "epochs takes an int"),
+        ("--seed -1", "seed must be at least 0"),
+        ("--seed 99999999999999999999", "seed must be"),
+    ],
+)
+def test_wrong_words_to_evaluate(ask: Ask, words: str, says: str):
+    assert ask(" ".join(DIGITS), "--out", "run").code == 0
+    assert says in refused(ask, f"evaluate run {words}")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--steps x", "steps takes an int"),
+        ("--backbone resnet", "valid: resnet18, resnet8"),
+        ("--method mnm", "did you mean 'mnn'?"),
+        ("--set topkk=1", "did you mean 'topk'?"),
+        ("--batch-size 1", "must be at least"),
+    ],
+)
+def test_wrong_words_to_bench(ask: Ask, words: str, says: str):
+    assert says in refused(ask, f"bench {words}")
+
+
+def test_wrong_words_to_demo(ask: Ask):
+    assert "seed takes an int" in refused(ask, "demo --seed x")
+
+
+def test_methods_lists_all_with_a_line_each(ask: Ask):
+    answer = ask("methods")
+    assert answer.code == 0
+    rows = {line.split()[0]: line for line in answer.out.splitlines() if line and not line.startswith(" ")}
+    assert rows.keys() == {"method", *methods.METHODS}
+    assert "mixed nearest neighbors" in rows["mnn"]
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_method_lists_each_option_with_default_meaning_and_source(ask: Ask, name: str):
+    answer = ask(f"methods {name}")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    (head,) = (i for i, line in enumerate(lines) if line.split() == ["option", "default", "meaning", "source"])
+    assert "arXiv" in "".join(lines[:head])
+    starts = [lines[head].index(word) for word in ("option", "default", "meaning", "source")]
+    rows: list[list[str]] = []
+    for line in lines[head + 1 :]:
+        cells = [line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        if cells[0]:
+            rows.append(cells)
+        elif rows:
+            rows[-1] = [f"{row} {cell}".strip() for row, cell in zip(rows[-1], cells, strict=True)]
+    found = {cells[0]: cells[1:] for cells in rows}
+    described = {row["name"]: row for row in methods.describe(name)}
+    assert found.keys() == described.keys()
+    for option, (default, meaning, source) in found.items():
+        row = described[option]
+        assert default == row["default"]
+        assert meaning.replace(" ", "").startswith(row["meaning"].replace(" ", ""))
+        assert source.replace(" ", "") == row["source"].replace(" ", "")
+        assert row["meaning"]
+        assert row["source"]
+
+
+def test_an_unknown_method_to_explain(ask: Ask):
+    assert f"valid: {', '.join(methods.METHODS)}" in refused(ask, "methods nope")
+
+
+def test_data_lists_every_set_and_how_to_get_it(ask: Ask, tmp_path: Path):
+    answer = ask("data --data-dir", tmp_path)
+    assert answer.code == 0
+    assert all(name in answer.out for name in DATASETS)
+    assert "embedded" in answer.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("get nope", "valid: cifar10"),
+        ("get cifr10", "did you mean 'cifar10'?"),
+        ("get", "mixnn data get NAME"),
+        ("foo", "`mixnn data get NAME`"),
+        ("list cifar10", "`mixnn data get NAME`"),
+        ("get cifar10 cifar100", "too many words: cifar100"),
+    ],
+)
+def test_wrong_words_to_data(ask: Ask, words: str, says: str):
+    assert says in refused(ask, f"data {words}")
+
+
+def test_getting_what_is_embedded_writes_nothing(ask: Ask, tmp_path: Path):
+    answer = ask("data get digits")
+    assert answer.code == 0
+    assert "nothing needs downloading" in answer.out + answer.err
+    assert list(tmp_path.iterdir()) == []

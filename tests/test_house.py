@@ -1,0 +1,124 @@
+"""Rules that no test of a single part can see: imports, host reads in the step, file lengths, dependencies."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "mixnn"
+ORDER = [
+    *("config", "device", "progress", "functional", "augment", "data", "nn", "methods", "runs", "evaluation"),
+    *("training", "baseline", "benchmark", "showcase", "cli"),
+]
+DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere
+FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
+STEP_PATH = [f for f in FILES if f.startswith(("augment", "functional", "nn/", "methods/")) or f == "training/step.py"]
+HOST_READS = {"item", "cpu", "tolist", "numpy", "cuda", "nonzero", "synchronize"}
+MAX_LINES = 300
+LONGER = {"cli.py": 340}  # one short function a verb, and nothing to gain from a second file
+
+
+def home(file: str) -> str:
+    """The name in ORDER that a file belongs to: its folder or, at the top, its own."""
+    return Path(file).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> list[tuple[str, int]]:
+    """Dotted names that a file imports anywhere, also inside functions, with their lines; `from a import b` is a.b."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are written out, not relative"
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def to_the_right(file: str, tree: ast.AST) -> list[str]:
+    """Imports of this file that point at a module to the right of its own."""
+    wrong = []
+    for name, line in imports(tree):
+        parts = name.split(".")
+        if parts[0] != "mixnn" or len(parts) == 1 or parts[1] == "__version__":
+            continue
+        if parts[1] not in ORDER or ORDER.index(parts[1]) > ORDER.index(home(file)):
+            wrong.append(f"{file}:{line} imports {name}")
+    for node in ast.walk(tree):  # `import mixnn` is for the version: its other names lead everywhere
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mixnn":
+            wrong += [f"{file}:{node.lineno} uses mixnn.{node.attr}"] if node.attr != "__version__" else []
+    return wrong
+
+
+def host_reads(tree: ast.AST, exempt: tuple[str, ...] = ()) -> list[str]:
+    """Calls that make the host wait for the device or speak, outside the functions named."""
+    found = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in exempt:
+            continue
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called_on_tensor = isinstance(node.func, ast.Attribute) and name in HOST_READS
+            if called_on_tensor or (isinstance(node.func, ast.Name) and name in {"print", "int", "float", "nonzero"}):
+                found.append(f"line {node.lineno}: {name}()")
+        found += host_reads(node, exempt)
+    return found
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert {home(file) for file in FILES if file not in DOORS} <= set(ORDER)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file not in DOORS])
+def test_imports_point_left(file):
+    assert to_the_right(file, FILES[file]) == []
+
+
+@pytest.mark.parametrize("file", STEP_PATH)
+def test_nothing_on_the_steps_path_reads_from_the_device_or_prints(file):
+    exempt = ("means", "restore") if file == "training/step.py" else ()  # the one place where the host waits
+    assert host_reads(FILES[file], exempt) == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_read_in_one_sitting(file):
+    num_lines = len((ROOT / file).read_text().splitlines())
+    assert num_lines <= LONGER.get(file, MAX_LINES), f"{file} has {num_lines} lines"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_torchvision_and_timm_are_not_needed(file):
+    assert not [name for name, _ in imports(FILES[file]) if name.split(".")[0] in ("torchvision", "timm")]
+
+
+@pytest.mark.parametrize(
+    "source, wrong",
+    [
+        ("from mixnn.methods import METHODS", True),
+        ("from mixnn import training", True),
+        ("import mixnn.cli", True),
+        ("import mixnn\nmixnn.pretrain('x')", True),
+        ("def f():\n    from mixnn.runs import Run", True),
+        ("from mixnn.unheard_of import x", True),
+        ("from mixnn.functional import unit\nfrom mixnn import __version__\nimport mixnn\nmixnn.__version__", False),
+        ("from mixnn.nn.resnet import ResNet\nimport torch", False),
+    ],
+)
+def test_the_import_rule_sees_every_form(source, wrong):
+    assert bool(to_the_right("nn/encoder.py", ast.parse(source))) == wrong
+
+
+@pytest.mark.parametrize(
+    "source, wrong",
+    [
+        ("x = t.item()", True),
+        ("def f(t):\n    return [t.cpu().numpy()]", True),
+        ("torch.nonzero(t)", True),
+        ("print(t)", True),
+        ("n = int(t)", True),
+        ("class A:\n    def means(self):\n        return self.t.tolist()", False),
+        ("stream = torch.cuda.Stream()\ny = x.float().int()", False),
+    ],
+)
+def test_the_host_read_rule_sees_every_form(source, wrong):
+    assert bool(host_reads(ast.parse(source), exempt=("means",))) == wrong

@@ -1,0 +1,50 @@
+"""The learning rate of the authors' code: an inclusive linear warm-up, then half a cosine."""
+
+import itertools
+import math
+
+import pytest
+
+from mixnn.training.schedule import learning_rate
+
+STEPS, WARMUP, BASE = 200 * 195, 5 * 195, 0.06  # the paper's CIFAR run
+
+
+def lr(step):
+    return learning_rate(step, BASE, WARMUP, STEPS)
+
+
+@pytest.mark.parametrize(
+    "step, want",
+    [(0, 0.0), (974, 0.06), (975, 0.06), (STEPS - 1, 1.0e-10)],
+    ids=["first", "last of warm-up", "first of cosine", "last"],
+)
+def test_endpoints_are_those_of_the_authors_run(step, want):
+    assert lr(step) == pytest.approx(want, rel=0.05, abs=1e-12)
+
+
+def test_warm_up_is_an_inclusive_line_and_the_rest_half_a_cosine():
+    for step in (1, 100, 487, 973):
+        assert lr(step) == pytest.approx(BASE * step / (WARMUP - 1))
+    for step in (976, 10_000, 30_000, 38_000):
+        assert lr(step) == pytest.approx(BASE / 2 * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))))
+    middle = WARMUP + (STEPS - WARMUP) // 2
+    assert lr(middle) == pytest.approx(BASE / 2, rel=1e-3)
+
+
+def test_the_rate_rises_through_warm_up_and_falls_ever_after():
+    rates = [lr(step) for step in range(STEPS)]
+    assert all(a < b for a, b in itertools.pairwise(rates[:WARMUP]))
+    assert all(a > b for a, b in itertools.pairwise(rates[WARMUP:]))
+    assert max(rates) == pytest.approx(BASE)
+    assert min(rates) == 0
+
+
+def test_without_warm_up_the_cosine_starts_at_once():
+    rates = [learning_rate(step, 1.0, 0, 4) for step in range(4)]
+    assert rates == pytest.approx([1, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4])
+
+
+@pytest.mark.parametrize("warmup, total", [(1, 1), (1, 4), (4, 4), (10, 4)])
+def test_degenerate_runs_have_rates_between_zero_and_base(warmup, total):
+    assert all(0 <= learning_rate(step, 1.0, warmup, total) <= 1 for step in range(total))

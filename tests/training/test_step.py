@@ -1,0 +1,197 @@
+"""One step against the same step spelled out, and its three modes against each other."""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+from mixnn.augment import augment, normalize, strong, weak
+from mixnn.data.image_set import ImageSet
+from mixnn.methods import METHODS
+from mixnn.methods.contract import Batch
+from mixnn.nn.resnet import ResNet
+from mixnn.training.step import Step, sgd
+
+B, M, SIZE, LR, MOMENTUM, DECAY = 8, 24, 8, 0.02, 0.9, 5e-3
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def images(device="cpu"):
+    rng = torch.Generator().manual_seed(0)
+    u8 = torch.randint(0, 256, (M, 3, SIZE, SIZE), dtype=torch.uint8, generator=rng)
+    return ImageSet(u8, torch.arange(M) % 4, None, list("abcd"), (0.5, 0.4, 0.6), (0.3, 0.2, 0.25), True).to(device)
+
+
+def small_method(device="cpu"):
+    torch.manual_seed(0)
+    method = METHODS["mnn"](ResNet("resnet8", SIZE, 2), hidden=32, dim=16, support_size=20, topk=3, momentum=0.9)
+    return method.to(device, memory_format=torch.channels_last)
+
+
+def small_step(mode="eager", method=None, device="cpu"):
+    method = method or small_method(device)
+    optimizer = sgd([p for p in method.parameters() if p.requires_grad], MOMENTUM, DECAY)
+    return Step(method, images(device), [strong(SIZE), weak(SIZE)], B, optimizer, mode)
+
+
+def take(step, num_steps, first=0, device="cpu"):
+    """Steps whose uniforms depend on their number alone."""
+    for i in range(first, first + num_steps):
+        rng = torch.Generator(device).manual_seed(i)
+        step(torch.arange(i * B, (i + 1) * B, device=device) % M, LR * (i + 1), rng)
+
+
+def state(step):
+    """All that a step may write: parameters, buffers, momentum."""
+    momenta = {f"momentum.{i}": s["momentum_buffer"] for i, s in enumerate(step.optimizer.state.values())}
+    return {name: t.clone() for name, t in (step.method.state_dict() | momenta).items()}
+
+
+def assert_same_state(a, b, tolerance):
+    for (name, x), y in zip(state(a).items(), state(b).values(), strict=True):
+        error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-3)
+        limit = 10 * tolerance if name.startswith("momentum.") else tolerance  # gradients lose digits that rates hide
+        assert error <= limit, f"{name}: {error:.1e}"
+
+
+# What a step does
+
+
+def test_a_step_is_forward_backward_sgd_then_after_step():
+    step = small_step()
+    method, data = copy.deepcopy(step.method), images()
+    momenta = [torch.zeros_like(p) for p in method.parameters()]
+    losses = []
+    for i in range(3):
+        take(step, 1, first=i)
+        index = torch.arange(i * B, (i + 1) * B) % M
+        mean, std = torch.tensor(data.mean), torch.tensor(data.std)
+        views = tuple(
+            normalize(augment(data.images[index], draws, view), mean, std)
+            for draws, view in zip(step.view_draws, [strong(SIZE), weak(SIZE)], strict=True)
+        )
+        loss, aux = method(Batch(views, data.labels[index], index, step.draws))
+        method.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p, momentum in zip(method.parameters(), momenta, strict=True):
+                if p.requires_grad:
+                    momentum.mul_(MOMENTUM).add_(p.grad + DECAY * p)
+                    p.sub_(LR * (i + 1) * momentum)
+        method.after_step(aux)
+        losses.append(loss.item())
+        for (name, ours), want in zip(step.method.state_dict().items(), method.state_dict().values(), strict=True):
+            torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5, msg=f"{name} after step {i + 1}")
+            ours.copy_(want)  # each step is compared by itself: rounding grows from step to step
+    assert step.means()["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert set(step.means()) == {"loss", *aux.metrics}
+
+
+def test_the_uniforms_of_a_call_come_from_its_generator_and_each_is_used_once():
+    step = small_step()
+    take(step, 1)
+    want = torch.rand(step.uniforms.shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(step.uniforms, want)
+    parts = [*step.view_draws, *step.draws.values()]
+    assert torch.equal(torch.cat([part.flatten() for part in parts]), want)
+    assert [tuple(part.shape) for part in step.view_draws] == [(B, v.num_draws) for v in (strong(SIZE), weak(SIZE))]
+    assert {name: tuple(draw.shape) for name, draw in step.draws.items()} == step.method.draws(B)
+
+
+def test_a_rate_of_zero_moves_the_teacher_and_the_support_set_but_no_student():
+    step = small_step()
+    before = state(step)
+    step(torch.arange(B), 0.0, torch.Generator().manual_seed(0))
+    after = state(step)
+    students = {name for name, _ in step.method.named_parameters() if name.startswith("student.")}
+    assert all(torch.equal(after[name], before[name]) for name in students)
+    assert step.method.support.index_Q.tolist() == [*range(B), *[-1] * (20 - B)]
+
+
+def test_the_momentum_that_exists_from_the_start_equals_torchs_own():
+    ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizers = [sgd([ours], 0.9, 0.01), torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01)]
+    for i in range(3):
+        for p, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.1) if p is ours else 0.1
+            p.grad = torch.tensor([1.0, -2.0, 0.5]) * (i + 1)
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+# What it logs
+
+
+def test_means_are_over_the_steps_since_the_last_reset():
+    step = small_step()
+    values = []
+    for i in range(3):
+        step.reset()
+        take(step, 1, first=i)
+        values.append(step.means())
+    step = small_step()
+    take(step, 1)
+    step.reset()
+    take(step, 2, first=1)
+    for name, mean in step.means().items():
+        assert mean == pytest.approx((values[1][name] + values[2][name]) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_restored_sums_go_on_as_if_never_stopped(has_run):
+    step = small_step()
+    take(step, 2)
+    other = small_step(method=copy.deepcopy(step.method))
+    if has_run:
+        take(other, 1, first=5)
+        other.method.load_state_dict(step.method.state_dict())
+    for mine, theirs in zip(other.optimizer.state.values(), step.optimizer.state.values(), strict=True):
+        mine["momentum_buffer"].copy_(theirs["momentum_buffer"])
+    other.restore(list(step.names), step.sums.clone(), step.count)
+    assert other.means() == step.means()
+    for each in (step, other):
+        take(each, 1, first=2)
+    assert other.means() == step.means()
+    assert_same_state(other, step, 0)
+
+
+# Modes
+
+
+def test_compiled_equals_eager(monkeypatch):
+    """Traced, then run by torch's operators: generating CPU code takes a minute, and the CUDA tests do that."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    eager, compiled = small_step(), small_step("compiled")
+    for i in range(3):
+        take(eager, 1, first=i)
+        take(compiled, 1, first=i)
+        assert_same_state(compiled, eager, 1e-3)
+        compiled.method.load_state_dict(eager.method.state_dict())
+    assert compiled.means() == pytest.approx(eager.means(), rel=1e-4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, when its compiler is first imported
+@pytest.mark.parametrize("mode", [pytest.param("captured", marks=gpu), pytest.param("compiled", marks=gpu)])
+def test_modes_equal_eager_for_five_steps_on_cuda(mode, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    eager, other = (small_step(each, device="cuda") for each in ("eager", mode))
+    for i in range(5):
+        for each in (eager, other):
+            take(each, 1, first=i, device="cuda")
+        assert_same_state(other, eager, 1e-4)
+        other.method.load_state_dict(eager.method.state_dict())
+    assert other.means() == pytest.approx(eager.means(), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mode", [pytest.param("captured", marks=gpu)])
+def test_warming_up_and_capturing_leave_no_trace(mode):
+    method = small_method("cuda")
+    before = {name: t.clone() for name, t in method.state_dict().items()}
+    step = small_step(mode, method, "cuda")
+    assert all(torch.equal(t, before[name]) for name, t in method.state_dict().items())
+    assert all((s["momentum_buffer"] == 0).all() for s in step.optimizer.state.values())
+    assert (step.sums == 0).all()
+    assert step.count == 0
