@@ -73,7 +73,8 @@ def _parse(text: str, hint: Any) -> Any:
 def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """The value in the field's type; UserError if it is of another type or outside the field's limits."""
     kinds = _members(hint)
-    want = " or ".join("a number" if k is float else f"a {k.__name__}" for k in kinds)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    want = " or ".join(words[k] for k in kinds)
     if isinstance(value, str):
         try:
             value = _parse(value, hint)

@@ -13,15 +13,13 @@ import torch
 from mixnn.config import UserError
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import knn
+from mixnn.evaluation.knn import default_k, knn
 from mixnn.evaluation.linear import Protocol, linear
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import is_labelled, load_split
-
-K = 200
 
 
 def evaluate(
@@ -53,10 +51,10 @@ def evaluate(
     results: dict[str, Any] = {}
     if "knn" in protocols:
         start = time.perf_counter()
-        accuracy = knn(
-            features(backbone, train), train.labels, features(backbone, test), test.labels, train.num_classes, K
-        )
-        protocol = {"k": K, "temperature": 0.1, "augmentation": "none", "features": "unit, student backbone", **common}
+        k, classes = default_k(len(train), train.num_classes), train.num_classes
+        bank, queries = features(backbone, train), features(backbone, test)
+        accuracy = knn(bank, train.labels, queries, test.labels, classes, k)
+        protocol = {"k": k, "temperature": 0.1, "augmentation": "none", "features": "unit, student backbone", **common}
         results["knn"] = {**accuracy, "protocol": protocol, "seconds": round(time.perf_counter() - start, 2)}
     if "linear" in protocols:
         start = time.perf_counter()

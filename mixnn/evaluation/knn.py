@@ -10,6 +10,11 @@ from mixnn.functional import unit
 CHUNK = 1000  # queries at a time; the similarities to a bank of 50,000 then take 200 MB
 
 
+def default_k(num_images: int, num_classes: int) -> int:
+    """The paper's 200, or half a class where classes are smaller than 400 images (none of the paper's four sets)."""
+    return max(1, min(200, num_images // (2 * num_classes)))
+
+
 def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str, temperature: float = 0.1) -> Tensor:
     """Score of each class, (B, Y): the sum over its neighbors of exp(cos / temperature), or their number."""
     weight_BK = (similarity_BK / temperature).exp() if vote == "weighted" else torch.ones_like(similarity_BK)
@@ -18,10 +23,10 @@ def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str,
 
 @torch.no_grad()
 def knn(
-    bank_MF: Tensor, bank_labels: Tensor, queries_F: Tensor, labels: Tensor, num_classes: int, k: int = 200
+    bank_MF: Tensor, bank_labels: Tensor, queries_F: Tensor, labels: Tensor, num_classes: int, k: int = 0
 ) -> dict[str, float]:
-    """Accuracy in percent by either vote. A bank smaller than k is used whole."""
-    bank_MF, k = unit(bank_MF), min(k, len(bank_MF))
+    """Accuracy in percent by either vote; k = 0 stands for `default_k`, a bank smaller than k is used whole."""
+    bank_MF, k = unit(bank_MF), min(k or default_k(len(bank_MF), num_classes), len(bank_MF))
     correct = {"weighted": torch.zeros((), device=labels.device), "majority": torch.zeros((), device=labels.device)}
     for query, truth in zip(queries_F.split(CHUNK), labels.split(CHUNK), strict=True):
         similarity, index = (unit(query) @ bank_MF.T).topk(k, dim=1)

@@ -1,13 +1,13 @@
 """What a method is: an nn.Module with the views of a batch in, a loss out, and state that only `after_step` writes.
 
     class Method(nn.Module):
-        Options                                  a frozen dataclass of `config.option` fields: every knob, its meaning
-        and source __init__(backbone, **options)            parts are held: self.student, self.teacher, self.support
-        views -> ("strong", "weak")              which augmentation makes x1, x2, ... uses_labels -> bool
-        whether training itself reads labels draws(batch_size) -> {name: shape}       the uniforms in [0, 1) that one
-        forward consumes forward(batch) -> (loss, aux)            reads state, writes none (batch norm's running
-        statistics excepted) after_step(aux)                          after the optimizer: the teacher moves, the
-        support set is pushed
+        Options                                frozen dataclass of `config.option` fields: each knob, meaning, source
+        __init__(backbone, **options)          parts are held: self.student, self.teacher, self.support
+        views -> ("strong", "weak")            which augmentation makes x1, x2, ...
+        uses_labels -> bool                    whether training itself reads labels
+        draws(batch_size) -> {name: shape}     the uniforms in [0, 1) that one forward consumes
+        forward(batch) -> (loss, aux)          reads state, writes none (batch norm's running statistics excepted)
+        after_step(aux)                        after the optimizer: the teacher moves, the support set is pushed
 
 Shapes are fixed and nothing is read back to the host, so a step can be compiled whole and captured in a CUDA graph.
 """

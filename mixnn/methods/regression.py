@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn import functional as F
-from mixnn.config import Checked, UserError, option
+from mixnn.config import Checked, UserError, make, option
 from mixnn.methods.contract import REGIMES, Aux, Batch
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
@@ -75,7 +75,7 @@ class Regression(nn.Module):
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
         super().__init__()
-        o = self.options = self.Options(**options)
+        o = self.options = make(self.Options, "option", options)
         self.topk: int = getattr(o, "topk", 0)
         self.passes = 2 if o.symmetric else 1
         features: int = backbone.num_features  # type: ignore[assignment]

@@ -69,6 +69,7 @@ class SplitBatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
+            assert self.tracked, "eval mode reads running statistics, and this network keeps none"
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if self.groups == 1 and x.device.type == "cpu":
             # torch's own kernel; on a CPU 1.4 times as fast as what follows
@@ -99,6 +100,8 @@ def set_views(module: nn.Module, views: int, tracked: bool = True) -> None:
     for layer in module.modules():
         if isinstance(layer, SplitBatchNorm):
             layer.views, layer.tracked = views, tracked
-            later = torch.arange(views - 1, -1, -1)  # how many views come after each: these fade it
+            later = torch.arange(
+                views - 1, -1, -1, dtype=torch.float64
+            )  # how many views come after each: these fade it
             shares = (1 - layer.momentum) ** later
             layer.view_shares = (shares / shares.sum())[:, None].to(layer.running_mean)

@@ -260,13 +260,14 @@ def test_detaching_the_attention_keeps_the_loss_and_changes_the_gradient():
     torch.testing.assert_close(grads[1], detached[1])  # the predictor comes after q
 
 
-def test_metrics_are_the_distance_to_the_positive_and_the_mean_purity_of_both_directions():
+def test_metrics_are_of_both_directions():
     (x1, x2, labels), ring, _ = linear_case()
     P, H, T = draw(PIXELS, D, seed=3), draw(D, D, seed=4), draw(PIXELS, D, seed=10)
     _, _, aux = run_linear("mnn")
     p, z = torch.cat([x1, x2]) @ P @ H, torch.cat([x2, x1]) @ T
     distance = (F.unit(p) - F.unit(z)).square().sum(1).mean()
     torch.testing.assert_close(aux.metrics["d_positive"], distance)
+    torch.testing.assert_close(aux.metrics["spread"], F.spread(z))
     hits = [(ring.labels_Q[index] == labels[:, None]).double().mean() for index in aux.neighbors]
     torch.testing.assert_close(aux.metrics["purity"].double(), sum(hits) / 2, rtol=0, atol=1e-6)
     assert 0 < aux.metrics["purity"] < 1

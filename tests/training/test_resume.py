@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -365,19 +364,47 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(unbroken: P
     assert all(a["loss"] != b["loss"] for a, b in zip(log(other), log(unbroken), strict=True))
 
 
-@pytest.mark.parametrize("method", methods.METHODS)
-def test_every_method_goes_on_with_the_same_bits_from_a_saved_state(tmp_path: Path, method: str):
+@pytest.mark.parametrize(
+    "old, new, says", [("topk: 5", "topq: 5", "did you mean 'topk'"), ("dim: 16", "dim: 8", "fit")]
+)
+def test_a_configuration_edited_by_hand_that_does_not_fit_is_a_clear_error(
+    unbroken: Path, tmp_path: Path, old: str, new: str, says: str
+):
+    run = tmp_path / "run"
+    shutil.copytree(unbroken, run)
+    text = (run / "config.yaml").read_text()
+    assert text.count(old) == 1
+    (run / "config.yaml").write_text(text.replace(old, new))
+    done = resume(run)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert says in done.err
+
+
+def trainer(method: str = "mnn", seed: int = 0) -> Trainer:
     options = methods.resolve_options(method, {"support_size": 64, "hidden": 32, "dim": 16}, {})
     network: dict[str, Any] = {"backbone": "resnet8", "bn_groups": 1, "image_size": 8, "options": options}
-    config = Config("digits", method, epochs=3, batch_size=16, warmup_epochs=0, limit=64, knn_every=0, **network)
-    images = load_split(config, "pretrain")
-    straight, broken = (Trainer(config, images, Reporter(quiet=True)) for _ in range(2))
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 16, "warmup_epochs": 0, "limit": 64, "knn_every": 0}
+    config = Config("digits", method, seed=seed, **settings, **network)
+    return Trainer(config, load_split(config, "pretrain"), Reporter(quiet=True))
+
+
+@pytest.mark.parametrize("part", ["method.student.f.conv1.weight", "method.student.h.0.weight", "generator"])
+def test_the_seed_decides_the_weights_and_the_draws(part: str):
+    first, again, other = (bits(trainer(seed=seed).state()[0])[part] for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_goes_on_with_the_same_bits_from_a_saved_state(tmp_path: Path, method: str):
+    straight, broken = trainer(method), trainer(method)
     for _ in range(8):
         straight._one_step()
     for _ in range(6):
         broken._one_step()
     saved = checkpoint.load(checkpoint.save(tmp_path, 6, *broken.state()))
-    resumed = Trainer(replace(config, seed=1), images, Reporter(quiet=True))  # all that seed 1 made must be replaced
+    resumed = trainer(method, seed=1)  # all that seed 1 made must be replaced
     resumed.load(*saved)
     for _ in range(2):
         resumed._one_step()
