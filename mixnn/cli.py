@@ -92,9 +92,9 @@ def _pretrain(args: argparse.Namespace) -> int:
     for name in ("verb", "version"):
         settings.pop(name)
     options = dict(_pair(text) for text in settings.pop("set"))
-    if "data_dir" not in settings and not settings["resume"] and os.environ.get("MIXNN_DATA"):
+    if "data_dir" not in settings and os.environ.get("MIXNN_DATA"):
         settings["data_dir"] = os.environ["MIXNN_DATA"]
-    command = shlex.join(["mixnn", *sys.argv[1:]])
+    command = shlex.join(["mixnn", *settings.pop("words")])
     run = pretrain(set=options, command=command, reporter=Reporter(settings.pop("quiet")), **settings)
     print(run.path)
     return 0
@@ -102,7 +102,7 @@ def _pretrain(args: argparse.Namespace) -> int:
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals:
+    if not equals or not name:
         raise UserError(f"--set {text}: write it as OPTION=VALUE, as in --set topk=5")
     return name, value
 
@@ -154,13 +154,15 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _number(text: str, name: str, low: int) -> int:
+def _number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise UserError(f"--{name} {text}: {name} takes an int") from None
+        raise UserError(f"--{name} {text}: {name} takes a whole number") from None
     if value < low:
         raise UserError(f"--{name} {text}: {name} must be at least {low}")
+    if value > high:
+        raise UserError(f"--{name} {text}: {name} must be at most {high}")
     return value
 
 
@@ -307,7 +309,9 @@ def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
     try:
-        parser, args = parse(sys.argv[1:] if words is None else words)
+        words = sys.argv[1:] if words is None else words
+        parser, args = parse(words)
+        args.words = words  # as typed, for the run folder
         if args.version:
             from mixnn import __version__
 

@@ -126,9 +126,9 @@ class Config(Checked):
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
     batch_size: int = option(256, "images a step", "paper, table of parameters", low=2)
-    seed: int = option(0, "seed of every draw: weights, order, crops, lambda, shuffle", low=0)
+    seed: int = option(0, "seed of every draw: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
-        0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0
+        0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0, high=1e38
     )
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
@@ -146,7 +146,7 @@ class Config(Checked):
     on_error: str = option(
         "skip", "unreadable images of a folder: skip and name them, or refuse", choices=("skip", "refuse")
     )
-    limit: int = option(0, "train on this many images only; 0: all", low=0)
+    limit: int = option(0, "use this many images of each split only; 0: all", low=0)
     knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")

@@ -87,8 +87,10 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
 
 
 def purity(labels_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Share of neighbors that have the anchor's label."""
-    return (labels_BK == labels_B[:, None]).float().mean()
+    """Share of neighbors that have the anchor's label, over the anchors that have one."""
+    labelled_B1 = (labels_B >= 0)[:, None]
+    right_BK = (labels_BK == labels_B[:, None]) & labelled_B1
+    return right_BK.sum() / (labelled_B1.sum() * labels_BK.shape[1]).clamp(min=1)
 
 
 def spread(z_BD: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from mixnn.config import UserError, unknown
 from mixnn.data import cifar, digits, npm, stl10, tiny_imagenet
 from mixnn.data.archive import Archive
-from mixnn.data.data_set import DataSet
+from mixnn.data.data_set import DataSet, default_root
 from mixnn.data.folder import read_folder
 from mixnn.data.image_set import ImageSet, channel_stats
 
@@ -128,10 +128,6 @@ class Presence:
         )
         images = " + ".join(f"{self.row.splits[split]:,} {split}" for split in ("pretrain", "test"))
         return self.row.name, self.row.title, images, str(self.row.num_classes), str(self.row.size), where
-
-
-def default_root() -> Path:
-    return Path.home() / ".cache" / "mixnn" / "data"
 
 
 def load(name_or_path: str | Path, split: str, root: Path | None = None, **folder_options: Any) -> ImageSet:

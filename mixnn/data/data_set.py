@@ -14,6 +14,10 @@ from mixnn.data.image_set import Arrays, Triple
 Layout = Mapping[str, int | None]
 
 
+def default_root() -> Path:
+    return Path.home() / ".cache" / "mixnn" / "data"
+
+
 @dataclass(frozen=True)
 class DataSet:
     name: str
@@ -41,7 +45,7 @@ class DataSet:
 
     def problem(self, root: Path) -> UserError:
         """Why `find` found nothing, and what to type."""
-        command = f"mixnn data get {self.name}"
+        command = f"mixnn data get {self.name}" + ("" if root == default_root() else f" --data-dir {root}")
         for layout in self.layouts:
             if layout_folder(layout, root).is_dir():
                 wrong = [wrong_file(root / file, size) for file, size in layout.items()]

@@ -81,5 +81,5 @@ def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Use
         lines.append(f"  and {len(skipped) - NAMED} more")
     if every:
         return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
-    hint = "repair or remove them, or leave them out with on_error=skip"
+    hint = "repair or remove them, or leave them out with --on-error skip"
     return UserError("\n".join([f"{len(skipped)} files in {folder} cannot be read:", *lines, hint]))

@@ -41,7 +41,7 @@ def evaluate(
     config = replace(run.config, data_dir=data_dir or run.config.data_dir)
     train, test = (load_split(config, split).to(where) for split in ("train", "test"))
     if not (is_labelled(train) and is_labelled(test)):
-        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against")
+        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
     common = {
         "checkpoint_step": step,
         "train_images": len(train),
@@ -58,7 +58,7 @@ def evaluate(
         results["knn"] = {**accuracy, "protocol": protocol, "seconds": round(time.perf_counter() - start, 2)}
     if "linear" in protocols:
         start = time.perf_counter()
-        probe = Protocol(epochs=epochs, seed=seed, drops=(epochs * 6 // 10, epochs * 8 // 10))
+        probe = Protocol(epochs=epochs, seed=seed, drops=(max(1, epochs * 6 // 10), max(1, epochs * 8 // 10)))
         with say.bar("linear probe", epochs) as advance:
             accuracy = linear(backbone, train, test, run.config.image_size, probe, advance)
         protocol = {

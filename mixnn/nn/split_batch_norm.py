@@ -41,7 +41,9 @@ class Standardize(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mean: Tensor, inverse_std: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, mean, inverse_std, weight)
         scale = inverse_std * weight
-        return (x * scale + (bias - mean * scale)).to(x.dtype)
+        return x * scale + (
+            bias - mean * scale
+        )  # a .to() here may return an alias: zero gradients in torch 2.11 (#180642)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -81,7 +83,8 @@ class SplitBatchNorm(nn.BatchNorm2d):
         bias = (self.bias if self.affine else torch.zeros_like(self.running_mean)).view(per_channel)
         mean, var = moments(split)
         self._track(mean, var, x.numel() // mean.numel())
-        return Standardize.apply(split, mean, (var + self.eps).rsqrt(), weight, bias).view(x.shape)
+        y = Standardize.apply(split, mean, (var + self.eps).rsqrt(), weight, bias)
+        return y.to(x.dtype).view(x.shape)
 
     def _plain(self, x: Tensor) -> Tensor:
         mean, var = (self.running_mean, self.running_var) if self.tracked else (None, None)

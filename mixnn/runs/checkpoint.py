@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file each, tensors with a JSON state in the header. Nothing is ever unpickled.
 
 A file is written under a temporary name, synced and renamed, so that a killed process leaves the old files whole; a
-checksum of the tensors tells a damaged file from a good one. The last two are kept.
+checksum of tensors and state tells a damaged file from a good one. The last two are kept.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Damaged(Exception):
     """A checkpoint that cannot be trusted; the text says why."""
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    crc = 0
+def _checksum(tensors: dict[str, Tensor], state: str) -> int:
+    crc = zlib.crc32(state.encode())
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), crc))
     return crc
@@ -48,20 +48,24 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as error:
+    except BaseException as error:  # a second Ctrl-C too
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
     """Write the checkpoint of a step and drop all but the last two."""
     on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    metadata = {"state": json.dumps(state), "crc32": str(_checksum(on_host))}
+    text = json.dumps(state)
+    metadata = {"state": text, "crc32": str(_checksum(on_host, text))}
     path = folder / f"step-{step:08d}.safetensors"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, serialize(on_host, metadata))
-    for old in found(folder)[KEEP:]:
+    left_over = folder.glob(".step-*.tmp")  # by a process that was killed while it wrote
+    for old in [*found(folder)[KEEP:], *left_over]:
         old.unlink()
     return path
 
@@ -80,6 +84,6 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         state = json.loads(metadata["state"])
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise Damaged(f"{path} is damaged ({error})") from None
-    if str(_checksum(tensors)) != metadata.get("crc32"):
+    if str(_checksum(tensors, metadata["state"])) != metadata.get("crc32"):
         raise Damaged(f"{path} is damaged (its checksum does not match)")
     return tensors, state

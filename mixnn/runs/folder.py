@@ -33,12 +33,23 @@ class Run:
     @staticmethod
     def check_free(path: Path, overwrite: bool) -> None:
         """A folder that exists is refused, unless it is a run folder and may be overwritten."""
-        if path.exists() and not overwrite:
-            raise UserError(
-                f"{path} exists: type another --out, --resume {path} to continue it, or --overwrite to lose it"
-            )
-        if path.exists() and not (path.is_dir() and ((path / "config.yaml").exists() or not any(path.iterdir()))):
+        if not path.exists():
+            return
+        is_run = Run.is_one(path)
+        if not overwrite:
+            ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
+            raise UserError(f"{path} exists: type another --out{ways}")
+        if not (is_run or (path.is_dir() and not any(path.iterdir()))):
             raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether this is a run folder and not just any folder with a config.yaml."""
+        try:
+            Run.open(path)
+        except UserError:
+            return False
+        return (path / "command.txt").is_file()
 
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
@@ -62,7 +73,9 @@ class Run:
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
             return Run(path, make(Config, "setting", values))
-        except (yaml.YAMLError, TypeError, AttributeError) as error:
+        except UserError:
+            raise
+        except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {error}") from None
 
     def write(self, name: str, text: str) -> None:
@@ -78,7 +91,8 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
 
     def rewind(self, step: int) -> None:
         """Drop what was logged after a step, so that a resumed run's log is that of an unbroken one."""
@@ -89,14 +103,17 @@ class Run:
             try:
                 if json.loads(line)["step"] > step:
                     break
-            except (ValueError, KeyError):  # the line the process died in
+            except (ValueError, KeyError, TypeError):  # the line the process died in
                 break
             kept.append(line + "\n")
         self.write("metrics.jsonl", "".join(kept))
 
     def results(self) -> dict[str, Any]:
         path = self.path / "results.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        try:
+            return json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise UserError(f"{path} is damaged ({error}): repair it, or remove it to have it written anew") from None
 
     def save_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", json.dumps(self.results() | results, indent=1) + "\n")
@@ -117,11 +134,12 @@ class Run:
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint that is whole; a damaged one is named and passed over."""
-        for path in checkpoint.found(self.path / "checkpoints"):
+        paths = checkpoint.found(self.path / "checkpoints")
+        for path in paths:
             try:
                 return checkpoint.load(path)
             except checkpoint.Damaged as error:
-                warn(f"{error}; falling back to the one before")
+                warn(f"{error}{'' if path == paths[-1] else '; falling back to the one before'}")
         raise UserError(f"{self.path} has no usable checkpoint: start it anew, with --out {self.path} --overwrite")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from mixnn import data
 from mixnn.config import Config
 from mixnn.data import ImageSet
+from mixnn.data.listing import list_splits
 
 
 def load_split(config: Config, split: str) -> ImageSet:
@@ -18,6 +19,13 @@ def load_split(config: Config, split: str) -> ImageSet:
         size = {"size": config.image_size} if config.image_size else {}
         images = data.load(config.data, split, root, labels=config.labels or None, on_error=config.on_error, **size)
     return images.limit(config.limit) if config.limit else images
+
+
+def has_test_split(config: Config) -> bool:
+    """Whether there are labelled test images to be had; a folder says so before any of it is decoded."""
+    if config.data in data.DATASETS:
+        return True
+    return bool(config.labels) and bool(list_splits(Path(config.data)).testing)
 
 
 def training_size(config: Config, images: ImageSet) -> int:

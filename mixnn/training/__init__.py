@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mixnn import methods
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import load_split
-from mixnn.training.setup import free_name, resolve
+from mixnn.training.setup import check_device, free_name, resolve
 from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
+
+MOVABLE = {"device", "mode", "data_dir"}  # what a run may change when it goes on, perhaps on another machine
 
 
 def pretrain(
@@ -37,19 +41,28 @@ def pretrain(
     """
     say, start = reporter or Reporter(), time.perf_counter()
     if resume:
-        if data or set or out or init_from or settings:
-            raise UserError("--resume goes alone: all settings come from the run folder's config.yaml")
-        return _resume(Run.open(resume), say)
+        if data or set or out or overwrite or init_from or not settings.keys() <= MOVABLE:
+            raise UserError(
+                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
+            )
+        return _resume(Run.open(resume), settings, say)
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
+    if str(out):
+        Run.check_free(Path(out), overwrite)  # before the data are read
     config, images = resolve(str(data), set or {}, settings)
     for name, reason in images.skipped:
         say.warn(f"skipped {name}: {reason}")
     path = Path(out) if str(out) else free_name(config)
-    Run.check_free(path, overwrite)  # before the minute that compilation may take
     trainer = Trainer(config, images, say)
     if init_from:
-        trainer.start_from(load_backbone(Run.open(init_from), say.warn)[0], str(init_from))
+        other = Run.open(init_from)
+        if other.config.backbone != config.backbone:
+            raise UserError(
+                f"{init_from} has a {other.config.backbone}, this run a {config.backbone}: "
+                f"type --backbone {other.config.backbone}"
+            )
+        trainer.start_from(load_backbone(other, say.warn)[0], str(init_from))
     run = Run.create(path, config, command, overwrite)
     startup = round(time.perf_counter() - start, 1)
     about = environment(trainer.images.images.device) | {"startup_s": startup}
@@ -60,11 +73,17 @@ def pretrain(
     return run
 
 
-def _resume(run: Run, say: Reporter) -> Run:
+def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
+    run = replace(run, config=replace(run.config, **settings))
+    check_device(run.config)
+    methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(say.warn)
     trainer = Trainer(run.config, load_split(run.config, "pretrain"), say)
     trainer.load(tensors, state)
     run.rewind(trainer.done)
-    say.say(f"{run.path}: going on at step {trainer.done} of {trainer.total_steps}")
+    if trainer.done == trainer.total_steps:
+        say.say(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")
+    else:
+        say.say(f"{run.path}: going on at step {trainer.done} of {trainer.total_steps}")
     trainer.fit(run)
     return run

@@ -10,7 +10,7 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError, make
-from mixnn.data import ImageSet
+from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.runs.images import load_split, training_size
 
@@ -22,9 +22,13 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     config = make(Config, "setting", recipe | dict(settings) | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
+    if data in DATASETS and (config.labels or config.on_error != "skip"):
+        raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
     images = load_split(config, "pretrain")
     config = replace(config, image_size=training_size(config, images))
     check_images(config, images)
+    if data not in DATASETS:
+        config = replace(config, data=str(Path(data).expanduser().absolute()))  # so that any place can resume it
     return config, images
 
 

@@ -20,7 +20,7 @@ from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
-from mixnn.runs.images import is_labelled, load_split
+from mixnn.runs.images import has_test_split, is_labelled, load_split
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
@@ -158,9 +158,14 @@ class Trainer:
     def _means(self) -> dict[str, float]:
         means = self.step.means()
         if not math.isfinite(means["loss"]):
-            last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
-            raise UserError(f"the loss is {means['loss']} at step {self.done}; {last}. A smaller --lr usually helps")
+            raise self._diverged(f"the loss is {means['loss']}")
+        if int(self.images.labels.max()) < 0:
+            means.pop("purity", None)
         return means
+
+    def _diverged(self, what: str) -> UserError:
+        last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
+        return UserError(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
     def _end_epoch(self, run: Run, clock: float) -> dict[str, Any]:
         means = self._means()  # waits for the device, so the clock below is right
@@ -180,18 +185,18 @@ class Trainer:
         return record | speed
 
     def _save(self, run: Run) -> None:
-        if self.step.count:
-            self._means()  # never replace a good checkpoint by one that diverged
-        run.save_checkpoint(self.done, *self.state())
+        tensors, state = self.state()
+        if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
+            raise self._diverged("weights or loss are not finite")  # never replace a good checkpoint by a diverged one
+        run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
     def _probe_sets(self) -> tuple[ImageSet, ImageSet] | None:
         """Labelled train and test images for the kNN readings; None where there are none."""
-        device = self.images.images.device
-        try:
-            train, test = (load_split(self.config, split).to(device) for split in ("train", "test"))
-        except UserError:  # a folder without a test split is fine: there is just nothing to read
+        if not has_test_split(self.config):
             return None
+        device = self.images.images.device
+        test, train = (load_split(self.config, split).to(device) for split in ("test", "train"))
         return (train, test) if is_labelled(train) and is_labelled(test) else None
 
     def _knn(self) -> float:

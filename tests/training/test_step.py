@@ -10,6 +10,7 @@ from mixnn.augment import augment, normalize, strong, weak
 from mixnn.data.image_set import ImageSet
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
+from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
 from mixnn.training.step import Step, sgd
 
@@ -195,3 +196,19 @@ def test_warming_up_and_capturing_leave_no_trace(mode):
     assert all((s["momentum_buffer"] == 0).all() for s in step.optimizer.state.values())
     assert (step.sums == 0).all()
     assert step.count == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mode", [pytest.param("captured", marks=gpu), pytest.param("compiled", marks=gpu)])
+def test_bf16_gradients_are_near_those_of_fp32_for_every_parameter(mode):
+    steps = {}
+    for name, dtype in (("eager", torch.float32), (mode, torch.bfloat16)):
+        method = small_method("cuda")
+        set_compute_dtype(method, dtype)
+        steps[name] = small_step(name, method, "cuda")
+        take(steps[name], 1, device="cuda")
+    names = [n for n, p in steps[mode].method.named_parameters() if p.requires_grad]
+    momenta = [[s["momentum_buffer"].flatten() for s in step.optimizer.state.values()] for step in steps.values()]
+    for name, expected, found in zip(names, *momenta, strict=True):
+        if name != "student.g.3.bias":  # the predictor's batch norm cancels it
+            assert torch.cosine_similarity(expected, found, dim=0) > 0.9, name
