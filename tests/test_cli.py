@@ -191,12 +191,12 @@ def test_no_data_set_at_all(ask: Ask):
 @pytest.mark.parametrize(
     "words, name, wanted",
     [
-        ("--epochs ten", "epochs", "an int"),
-        ("--epochs 1.5", "epochs", "an int"),
+        ("--epochs ten", "epochs", "a whole number"),
+        ("--epochs 1.5", "epochs", "a whole number"),
         ("--lr fast", "lr", "a number"),
-        ("--set topk=many", "topk", "an int"),
-        ("--set topk=", "topk", "an int"),
-        ("--set symmetric=maybe", "symmetric", "a bool"),
+        ("--set topk=many", "topk", "a whole number"),
+        ("--set topk=", "topk", "a whole number"),
+        ("--set symmetric=maybe", "symmetric", "true or false"),
     ],
 )
 def test_a_value_of_the_wrong_type(ask: Ask, words: str, name: str, wanted: str):
@@ -414,7 +414,7 @@ def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
 )
 def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
-    assert "--resume goes alone" in refused(ask, f"pretrain --resume run {words}")
+    assert "--resume takes its settings from the run folder" in refused(ask, f"pretrain --resume run {words}")
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 
@@ -435,7 +435,7 @@ def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):
     [
         ("--protocol nearest", "valid: all, knn, linear"),
         ("--epochs 0", "epochs must be at least 1"),
-        ("--epochs many", "epochs takes an int"),
+        ("--epochs many", "epochs takes a whole number"),
         ("--seed -1", "seed must be at least 0"),
         ("--seed 99999999999999999999", "seed must be"),
     ],
@@ -448,7 +448,7 @@ def test_wrong_words_to_evaluate(ask: Ask, words: str, says: str):
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("--steps x", "steps takes an int"),
+        ("--steps x", "steps takes a whole number"),
         ("--backbone resnet", "valid: resnet18, resnet8"),
         ("--method mnm", "did you mean 'mnn'?"),
         ("--set topkk=1", "did you mean 'topk'?"),
@@ -460,7 +460,7 @@ def test_wrong_words_to_bench(ask: Ask, words: str, says: str):
 
 
 def test_wrong_words_to_demo(ask: Ask):
-    assert "seed takes an int" in refused(ask, "demo --seed x")
+    assert "seed takes a whole number" in refused(ask, "demo --seed x")
 
 
 def test_methods_lists_all_with_a_line_each(ask: Ask):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixnn.evaluation.knn import knn, votes
+from mixnn.evaluation.knn import default_k, knn, votes
 
 MODULE = sys.modules[knn.__module__]  # the package exports the function under the module's name
 
@@ -66,14 +66,23 @@ def test_one_near_neighbor_outvotes_many_far_ones_by_weight_alone():
 def test_a_bank_smaller_than_k_is_used_whole():
     bank, labels, queries, truth = problem()
     assert knn(bank, labels, queries, truth, 3, 10**6) == knn(bank, labels, queries, truth, 3, len(bank))
-    assert knn(bank, labels, queries, truth, 3) == knn(bank, labels, queries, truth, 3, len(bank)), "the default, 200"
 
 
-def test_the_default_is_the_papers_200():
+@pytest.mark.parametrize("images, classes", [(50_000, 10), (50_000, 100), (5_000, 10), (100_000, 200)])
+def test_the_default_is_200_for_each_of_the_papers_sets(images: int, classes: int):
+    assert default_k(images, classes) == 200
+
+
+def test_the_default_is_half_a_class_where_classes_are_small():
+    assert default_k(1297, 10) == 64
+    assert default_k(3, 10) == 1
+
+
+def test_the_default_is_what_votes():
     """The hundred nearest say 1, the next hundred 0, all others 1: only 200 voters make a tie, which 0 wins."""
-    angle = torch.cat([torch.full((100,), 0.1), torch.full((100,), 0.2), torch.full((300,), 0.3)])
+    angle = torch.cat([torch.full((100,), 0.1), torch.full((100,), 0.2), torch.full((600,), 0.3)])
     bank = torch.stack([angle.cos(), angle.sin()], dim=1)
-    labels = torch.ones(500, dtype=torch.long)
+    labels = torch.ones(800, dtype=torch.long)
     labels[100:200] = 0
     query, truth = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     assert knn(bank, labels, query, truth, 2)["majority"] == 100.0
