@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,7 @@ def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
+    warnings.filterwarnings("ignore", message=".*Profiler clears events")
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         for _ in range(10 if cuda else 2):
             advance()

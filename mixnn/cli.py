@@ -84,7 +84,7 @@ def _pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pretrain(args: argparse.Namespace) -> int:
-    """train an encoder without labels; settings default to the paper's"""
+    """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
     from mixnn.progress import Reporter
     from mixnn.training import pretrain
 
@@ -223,7 +223,7 @@ def _data(args: argparse.Namespace) -> int:
         raise UserError(f"mixnn data {args.action}: type `mixnn data` for the list, or `mixnn data get NAME`")
     from mixnn.data import default_root, describe
 
-    print_table(("name", "data set", "images", "classes", "side", "where"), [p.cells() for p in describe(root)])
+    print_table(("name", "data set", "train + test", "classes", "side", "where"), [p.cells() for p in describe(root)])
     print(f"\nfetch one with `mixnn data get NAME`, into {root or default_root()}; a folder of images needs no name")
     return 0
 
@@ -264,6 +264,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bench(args: argparse.Namespace) -> int:
     """time the training step, beside a plain PyTorch loop with a Pillow DataLoader"""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own chatter; read when torch is imported
     from mixnn.benchmark import bench
 
     bench(
@@ -324,6 +325,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"mixnn: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("mixnn: interrupted", file=sys.stderr)
         return 130

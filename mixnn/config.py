@@ -180,7 +180,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "backbone": "resnet8",
         "batch_size": 64,
         "bn_groups": 1,
-        "epochs": 40,
+        "epochs": 60,
         "lr": 0.5,
         "crop_area": 0.6,
         "options": {"support_size": 512, "hidden": 256},

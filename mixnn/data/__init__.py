@@ -122,11 +122,11 @@ class Presence:
     where: Path | None  # None when absent or embedded
 
     def cells(self) -> tuple[str, ...]:
-        """name, title, images, classes, side, where: a row of `mixnn data`."""
+        """name, title, images (pre-training + test), classes, side, where: a row of `mixnn data`."""
         where = (
             str(self.where) if self.where else "embedded" if self.present else f"absent: mixnn data get {self.row.name}"
         )
-        images = " + ".join(f"{self.row.splits[split]:,} {split}" for split in ("pretrain", "test"))
+        images = " + ".join(f"{self.row.splits[split]:,}" for split in ("pretrain", "test"))
         return self.row.name, self.row.title, images, str(self.row.num_classes), str(self.row.size), where
 
 
