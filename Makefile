@@ -11,7 +11,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

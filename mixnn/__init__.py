@@ -33,6 +33,8 @@ __all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain"
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("data", "methods"):
+        return importlib.import_module(f"mixnn.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'mixnn' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

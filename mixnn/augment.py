@@ -80,11 +80,6 @@ def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)
     return View(size, area=area, flip=flip)
 
 
-def probe(size: int, flip: float = 0.5) -> View:
-    """The training view of the linear probe: torchvision's default crop and a flip."""
-    return View(size, area=(0.08, 1.0), flip=flip)
-
-
 def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:
     """A view of each image: float32 in [0, 1], not normalized, (B, C, size, size) in channels_last memory."""
     B, C, H, W = images_u8_BCHW.shape

@@ -6,12 +6,12 @@ not guessed; the ceiling they are held against is a large matrix product measure
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixnn import methods
 from mixnn.baseline import time_baseline
-from mixnn.config import Config
+from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.progress import Reporter, print_table
+from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.folder import environment
-from mixnn.training.setup import check_device
+from mixnn.training.setup import check_device, check_images
 from mixnn.training.trainer import Trainer
 
 NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory
@@ -51,7 +52,7 @@ def bench(
     device: str = "auto",
     mode: str = "auto",
     baseline: bool = True,
-    json_file: str = "",
+    json: str | Path = "",
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes."""
@@ -72,6 +73,9 @@ def bench(
     config = replace(config, options=methods.resolve_options(method, {}, set or {}))
     check_device(config)
     images = random_images(image_size)
+    check_images(config, images)
+    if json and not Path(json).parent.is_dir():
+        raise UserError(f"{Path(json).parent} is no folder, so {json} cannot be written there")
     start = time.perf_counter()
     trainer = Trainer(config, images, say)
     advance = _stepper(trainer)
@@ -80,9 +84,9 @@ def bench(
     startup = time.perf_counter() - start
     say.say(f"first step after {startup:.1f} s")
     result: dict[str, Any] = {
-        "config": {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size", "mode")}
+        "config": {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
     }
-    result |= {"environment": environment(where), "startup_s": round(startup, 1), "mode": mode}
+    result |= {"environment": environment(where), "startup_s": round(startup, 1), "mode": trainer.mode}
     times = [_time(advance, steps, where) for _ in range(REPEATS)]
     result["ms_per_step"] = round(statistics.median(times), 3)
     result["ms_spread"] = [round(min(times), 3), round(max(times), 3)]
@@ -99,8 +103,8 @@ def bench(
         result["plain_loop"] = time_baseline(images, config, trainer.step.views, seconds=20 if cuda else 10)
         result["times_faster"] = round(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], 1)
     _print(result)
-    if json_file:
-        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
+    if json:
+        write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
     return result
 
 
@@ -118,7 +122,7 @@ def _stepper(trainer: Trainer) -> Callable[[], None]:
 
     def advance() -> None:
         nonlocal position
-        position = (position + size) % (len(order) - size)
+        position = (position + size) % (len(order) - size + 1)
         trainer.step(order[position : position + size], 0.01, trainer.generator)
 
     return advance

@@ -92,7 +92,7 @@ def _pretrain(args: argparse.Namespace) -> int:
     for name in ("verb", "version"):
         settings.pop(name)
     options = dict(_pair(text) for text in settings.pop("set"))
-    if "data_dir" not in settings and os.environ.get("MIXNN_DATA"):
+    if "data_dir" not in settings and not settings["resume"] and os.environ.get("MIXNN_DATA"):
         settings["data_dir"] = os.environ["MIXNN_DATA"]
     command = shlex.join(["mixnn", *settings.pop("words")])
     run = pretrain(set=options, command=command, reporter=Reporter(settings.pop("quiet")), **settings)
@@ -113,7 +113,7 @@ def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", default="100", metavar="INT", help="of the linear probe [100]")
     parser.add_argument("--seed", default="0", metavar="INT", help="of the linear probe [0]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default=os.environ.get("MIXNN_DATA", ""), help="where data sets are kept")
+    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, protocols included")
     parser.add_argument(
         "--save", default="", metavar="FILE", help="write the whole run, curves and results, as one JSON"
@@ -127,17 +127,16 @@ def _evaluate(args: argparse.Namespace) -> int:
 
     from mixnn.evaluation import evaluate, save_summary
     from mixnn.progress import Reporter
+    from mixnn.runs import Run
 
-    protocols = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
-    if args.protocol not in protocols:
-        raise unknown("protocol", args.protocol, protocols)
+    run = Run.open(args.run)
     results = evaluate(
-        args.run,
-        protocols=protocols[args.protocol],
+        run,
+        protocol=args.protocol,
         epochs=_number(args.epochs, "epochs", 1),
         seed=_number(args.seed, "seed", 0),
         device=args.device,
-        data_dir=args.data_dir,
+        data_dir=args.data_dir or ("" if run.config.data_dir else os.environ.get("MIXNN_DATA", "")),
         reporter=Reporter(args.quiet),
     )
     if args.save:
@@ -277,7 +276,7 @@ def _bench(args: argparse.Namespace) -> int:
         device=args.device,
         mode=args.mode,
         baseline=not args.no_baseline,
-        json_file=args.json,
+        json=args.json,
     )
     return 0
 

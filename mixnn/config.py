@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -73,6 +74,7 @@ def _parse(text: str, hint: Any) -> Any:
 def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """The value in the field's type; UserError if it is of another type or outside the field's limits."""
     kinds = _members(hint)
+    value = str(value) if isinstance(value, os.PathLike) else value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     want = " or ".join(words[k] for k in kinds)
     if isinstance(value, str):
@@ -151,19 +153,26 @@ class Config(Checked):
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option("auto", "how a step runs", choices=("auto", "eager", "compiled", "captured"))
-    precision: str = option("auto", "bf16 on CUDA, fp32 elsewhere", choices=("auto", "bf16", "fp32"))
+    precision: str = option(
+        "auto",
+        "bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",
+        choices=("auto", "bf16", "fp32"),
+    )
     data_dir: str = option("", "where data sets are kept; empty: the user's cache folder")
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         if self.batch_size % self.bn_groups:
-            fit = max(self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
+            fit = max(2 * self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
             raise UserError(
                 f"batch_size={self.batch_size} is no multiple of bn_groups={self.bn_groups}: "
                 f"type --batch-size {fit} or another --bn-groups"
             )
         if self.batch_size == self.bn_groups:
-            raise UserError(f"batch_size={self.batch_size}: a batch-norm group needs at least two images")
+            raise UserError(
+                f"batch_size={self.batch_size} gives each of bn_groups={self.bn_groups} one image, and it needs two: "
+                f"type --batch-size {2 * self.bn_groups} or a smaller --bn-groups"
+            )
 
     @property
     def base_lr(self) -> float:

@@ -10,7 +10,7 @@ from mixnn.config import UserError
 def pick_device(name: str) -> torch.device:
     """auto: CUDA where there is one, else the CPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -21,4 +21,7 @@ def pick_device(name: str) -> torch.device:
         raise UserError(
             f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; type --device cpu"
         )
+    if device.type == "cuda":  # streams and graphs belong to the current device
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
     return device

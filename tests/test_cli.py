@@ -217,7 +217,7 @@ def test_a_value_of_the_wrong_type(ask: Ask, words: str, name: str, wanted: str)
         ("--set momentum=-0.1", "momentum must be from 0 to 1"),
         ("--set topk=1000", "topk=1000 exceeds support_size=512: type --set topk=512 or less"),
         ("--bn-groups 7", "type --batch-size 63 or another --bn-groups"),
-        ("--bn-groups 64", "at least two images"),
+        ("--bn-groups 64", "and it needs two"),
         ("--limit 40", "digits has 40 images, fewer than batch_size=64: type --batch-size 40"),
         ("--set support_size=32", "type --set support_size=64 or more"),
         ("--mode fast", "valid: auto, eager, compiled, captured"),
@@ -230,12 +230,15 @@ def test_a_value_out_of_range(ask: Ask, words: str, says: str):
     assert says in refused(ask, f"pretrain digits {words}")
 
 
-@pytest.mark.parametrize("words", ["--limit 1 --batch-size 2", "--limit 5 --batch-size 16 --bn-groups 8"])
-def test_advice_for_too_few_images_can_be_followed(ask: Ask, words: str):
-    err = refused(ask, f"pretrain digits {words}")
-    advice = err.partition("type ")[2]
-    if "add images" not in advice:
-        assert ask(f"{' '.join(DIGITS)} {words} {advice}").code == 0
+@pytest.mark.parametrize(
+    "words", ["--limit 5 --batch-size 16 --bn-groups 8", "--limit 40 --batch-size 64", "--batch-size 12 --bn-groups 8"]
+)
+def test_advice_about_the_batch_can_be_followed(ask: Ask, words: str):
+    command = " ".join(["pretrain digits --epochs 1 --warmup-epochs 0 --knn-every 0 --limit 64", words])
+    options = "--set support_size=64 --set hidden=16 --set dim=8"
+    advice = refused(ask, f"{command} {options}").partition("type ")[2].partition(" or ")[0].strip()
+    assert advice.startswith("--batch-size ")
+    assert ask(f"{command} {options} {advice}").code == 0
 
 
 def test_a_missing_value_and_a_word_too_many(ask: Ask):
@@ -346,7 +349,7 @@ def test_purity_is_not_claimed_where_there_are_no_labels(ask: Ask, tmp_path: Pat
     save_images(tmp_path / "photos", 16)
     answer = ask("pretrain photos --out run", *TINY, *NETWORK)
     assert answer.code == 0
-    assert "purity 1.0" not in answer.err
+    assert "  purity " not in answer.err
 
 
 def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):

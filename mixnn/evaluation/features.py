@@ -18,11 +18,12 @@ def features(
     order: Tensor | None = None,
     view: View | None = None,
     generator: torch.Generator | None = None,
+    bf16: bool | None = None,
 ) -> Tensor:
-    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which images and in what
-    order.
+    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which, and in what order.
 
-    Eval-mode batch norm, bf16 on CUDA. Images larger than 64 pixels go in smaller chunks, so that memory stays bounded.
+    Eval-mode batch norm; bf16 on CUDA unless told otherwise. Images larger than 64 pixels go in smaller chunks, so that
+    memory stays bounded.
     """
     training, device = backbone.training, images.images.device
     mean, std = torch.tensor(images.mean, device=device), torch.tensor(images.std, device=device)
@@ -36,7 +37,7 @@ def features(
             x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
         else:
             x = augment(u8, torch.rand(len(u8), view.num_draws, device=device, generator=generator), view)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
             parts.append(backbone(normalize(x, mean, std)).float())
     backbone.train(training)
     return torch.cat(parts)

@@ -125,7 +125,7 @@ class Regression(nn.Module):
     def neighbors(self, z_BD: Tensor, push: Rows, batch: Batch, direction: int) -> tuple[Tensor, Tensor, Tensor]:
         """Support rows (B, K) of one direction's anchors, their raw embeddings (B, K, D) and their labels (B, K)."""
         if self.support is None:
-            return z_BD.new_empty(len(z_BD), 0), z_BD[:, None][:, :0], batch.labels_B[:, None][:, :0]
+            return batch.index_B[:, None][:, :0], z_BD[:, None][:, :0], batch.labels_B[:, None][:, :0]
         o = self.options
         assert isinstance(o, NeighborOptions)
         rows = self.support.read_pushed(push) if o.leaky_queue and direction == 1 else self.support.read()

@@ -7,7 +7,6 @@ SplitBatchNorm throughout.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -74,18 +73,3 @@ class ResNet(nn.Module):
         for stage in self.stages:
             x = getattr(self, stage)(x)
         return x.mean((2, 3))
-
-
-@torch.no_grad()
-def count_flops(backbone: nn.Module, image_size: int) -> int:
-    """Floating-point operations of one image's forward pass, convolutions and linear layers counted by torch."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    mode, counter = backbone.training, FlopCounterMode(display=False)
-    parameter = next(backbone.parameters())
-    x = torch.zeros(1, 3, image_size, image_size, device=parameter.device, dtype=parameter.dtype)
-    backbone.eval()
-    with counter:
-        backbone(x)
-    backbone.train(mode)
-    return counter.get_total_flops()

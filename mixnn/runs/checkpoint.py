@@ -38,6 +38,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """All of the file or nothing of it; UserError if the disk takes no more."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
@@ -62,10 +63,11 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
     text = json.dumps(state)
     metadata = {"state": text, "crc32": str(_checksum(on_host, text))}
     path = folder / f"step-{step:08d}.safetensors"
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, serialize(on_host, metadata))
     left_over = folder.glob(".step-*.tmp")  # by a process that was killed while it wrote
-    for old in [*found(folder)[KEEP:], *left_over]:
+    later = [old for old in found(folder) if old.name > path.name]  # damaged: this run had to start before them
+    earlier = [old for old in found(folder) if old.name <= path.name]
+    for old in [*later, *earlier[KEEP:], *left_over]:
         old.unlink()
     return path
 

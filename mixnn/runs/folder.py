@@ -54,10 +54,10 @@ class Run:
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
         Run.check_free(path, overwrite)
-        if path.exists():
-            shutil.rmtree(path)
         try:
-            path.mkdir(parents=True)
+            if path.exists():
+                shutil.rmtree(path.resolve())
+            path.resolve().mkdir(parents=True)
             run = Run(path, config)
             run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
             run.write("command.txt", command + "\n")
@@ -174,6 +174,7 @@ def _git_state() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "mixnn/__init__.py")  # else the commit is of whoever installed the package
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

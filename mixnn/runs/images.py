@@ -18,6 +18,9 @@ def load_split(config: Config, split: str) -> ImageSet:
     else:
         size = {"size": config.image_size} if config.image_size else {}
         images = data.load(config.data, split, root, labels=config.labels or None, on_error=config.on_error, **size)
+    if split != "pretrain" and config.data not in data.DATASETS and config.labels:
+        labelled = (images.labels >= 0).nonzero()[:, 0]
+        images = images.subset(labelled) if len(labelled) else images
     return images.limit(config.limit) if config.limit else images
 
 

@@ -17,6 +17,8 @@ from mixnn.runs.images import load_split, training_size
 
 def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
     """Defaults, then the data set's recipe, then what the user gave; and the images it speaks of."""
+    if "options" in settings:
+        raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
     config = make(Config, "setting", recipe | dict(settings) | {"data": data})
@@ -27,8 +29,10 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     images = load_split(config, "pretrain")
     config = replace(config, image_size=training_size(config, images))
     check_images(config, images)
-    if data not in DATASETS:
-        config = replace(config, data=str(Path(data).expanduser().absolute()))  # so that any place can resume it
+    # Absolute, so that a run can be resumed and evaluated from any place.
+    absolute = {"data": "" if data in DATASETS else data, "data_dir": config.data_dir}
+    absolute["labels"] = "" if config.labels == "folders" else config.labels
+    config = replace(config, **{k: str(Path(v).expanduser().absolute()) for k, v in absolute.items() if v})
     return config, images
 
 

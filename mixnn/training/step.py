@@ -83,8 +83,11 @@ class Step:
 
     def restore(self, names: list[str], sums: Tensor, count: int) -> None:
         """Go on with sums that were saved in the middle of an epoch."""
+        if not names:  # saved before the first step
+            return
         if not self.names:
             self.names, self.sums = names, self.sums.new_zeros(len(names))
+        assert names == self.names
         self.sums.copy_(sums)
         self.count = count
 

@@ -25,9 +25,9 @@ from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
 
-READ_EVERY = (
-    1.0  # seconds between readings of the running means for the bar; each makes the host wait for the device once
-)
+# Seconds between readings of the running means for the bar; each makes the host wait for the device once.
+READ_EVERY = 1.0
+DRAWS = 2**32  # added to the seed, so that on a CPU the draws are not the numbers that made the weights
 
 
 def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[View]:
@@ -46,26 +46,28 @@ class Trainer:
     def __init__(self, config: Config, images: ImageSet, say: Reporter) -> None:
         self.config, self.say = config, say
         device = pick_device(config.device)
+        self.labelled = int(images.labels.min()) >= 0
+        self.probe_sets = self._probe_sets(device) if config.knn_every else None
         self.images = images.to(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.method = methods.build(config.method, make_backbone(config), config.options)
-        if self.method.uses_labels and int(images.labels.min()) < 0:
+        if self.method.uses_labels and not self.labelled:
             raise UserError(f"this needs a label for every image, and {config.data} has unlabelled ones: see --labels")
         self.method.to(device, memory_format=torch.channels_last)
-        bf16 = device.type == "cuda" and config.precision != "fp32"
-        set_compute_dtype(self.method, torch.bfloat16 if bf16 else torch.float32)
+        self.bf16 = device.type == "cuda" and config.precision != "fp32"
+        set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
-        mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
+        self.mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
         views = pipelines(config, images, self.method.views)
-        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, mode)
-        self.generator = torch.Generator(device).manual_seed(config.seed)
+        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode)
+        self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)
         self.order = torch.arange(len(images), device=device)
         self.done = 0  # steps
         self.saved = -1  # step of the last checkpoint
         self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
-        self.probe_sets = self._probe_sets() if config.knn_every else None
+        self.record: dict[str, Any] = {}  # of the last epoch
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,34 +84,31 @@ class Trainer:
             f"momentum.{i}": buffer["momentum_buffer"] for i, buffer in enumerate(self.optimizer.state.values())
         }
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
-        about = {
-            "images": len(self.images),
-            "mean": self.images.mean,
-            "std": self.images.std,
-            "classes": self.images.classes,
-        }
-        state = {
-            "step": self.done,
-            "seconds": self.seconds,
-            "names": self.step.names,
-            "count": self.step.count,
-            "data": about,
-        }
+        state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
+        state |= {"device": self.order.device.type, "data": self._about_data()}
         return tensors, state
 
+    def _about_data(self) -> dict[str, Any]:
+        return {"images": len(self.images), "mean": list(self.images.mean), "std": list(self.images.std)}
+
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        images = state["data"]["images"]
-        if images != len(self.images):
+        if state["data"] != self._about_data():
             raise UserError(
-                f"{self.config.data} has {len(self.images)} images, the checkpoint was made with {images}: "
-                "restore the data, or start a new run with --init-from"
+                f"{self.config.data} has changed: {len(self.images)} images, the checkpoint was made with "
+                f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
             )
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
         for i, buffer in enumerate(self.optimizer.state.values()):
             buffer["momentum_buffer"].copy_(tensors[f"momentum.{i}"])
         self.order = tensors["order"].to(self.order.device)
-        self.generator.set_state(tensors["generator"])
+        if state["device"] == self.order.device.type:
+            self.generator.set_state(tensors["generator"])
+        else:
+            self.generator.manual_seed(self.config.seed + DRAWS + state["step"])
+            self.say.warn(
+                f"saved on {state['device']}, going on on {self.order.device.type}: random draws differ from here on"
+            )
         self.step.restore(state["names"], tensors["sums"], state["count"])
         self.done = self.saved = state["step"]
         self.seconds = state["seconds"]
@@ -124,23 +123,22 @@ class Trainer:
         """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
         with interrupts() as flag, self.say.bar(self.config.method, self.config.epochs) as advance:
             clock = read = time.perf_counter()
+            first = self.done
             while self.done < self.total_steps:
                 self._one_step()
                 now = time.perf_counter()
                 if self.done % self.steps_per_epoch == 0:
-                    record = self._end_epoch(run, clock)
-                    clock = read = time.perf_counter()
-                    advance(record["epoch"], _note(record))
+                    self._end_epoch(run, clock, self.done - first)
+                    clock, read, first = time.perf_counter(), time.perf_counter(), self.done
+                    advance(self.record["epoch"], _note(self.record))
                 elif now - read > READ_EVERY:
                     read = now
-                    advance(self.done / self.steps_per_epoch, _note(self._means()))
+                    advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
                 if flag.signal:
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
-                    raise Interrupted(
-                        f"stopped and saved at step {self.done}: go on with `mixnn pretrain --resume {run.path}`",
-                        flag.signal,
-                    )
+                    how = f"go on with `mixnn pretrain --resume {run.path}`"
+                    raise Interrupted(f"stopped and saved at step {self.done}: {how}", flag.signal)
         if self.saved != self.done:
             self._save(run)
 
@@ -159,30 +157,26 @@ class Trainer:
         means = self.step.means()
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
-        if int(self.images.labels.max()) < 0:
-            means.pop("purity", None)
+        if not self.labelled:
+            means.pop("purity", None)  # an unlabelled row counts as a false neighbor, so the number would mean nothing
         return means
 
     def _diverged(self, what: str) -> UserError:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
         return UserError(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
-    def _end_epoch(self, run: Run, clock: float) -> dict[str, Any]:
+    def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
         means = self._means()  # waits for the device, so the clock below is right
         epoch, seconds = self.done // self.steps_per_epoch, time.perf_counter() - clock
         self.seconds += seconds
-        record = {"epoch": epoch, "step": self.done, **means}
-        every = self.config.knn_every
-        if self.probe_sets and (epoch % every == 0 or epoch == self.config.epochs):
-            record["knn"] = self._knn()
-        speed = {
-            "images_per_s": round(self.steps_per_epoch * self.config.batch_size / seconds),
-            "seconds": round(self.seconds, 3),
-        }
-        run.log(record | speed)
+        self.record = {"epoch": epoch, "step": self.done, **means}
+        if self.probe_sets and (epoch % self.config.knn_every == 0 or epoch == self.config.epochs):
+            self.record["knn"] = self._knn()
+        self.record["images_per_s"] = round(num_steps * self.config.batch_size / seconds)
+        self.record["seconds"] = round(self.seconds, 3)
+        run.log(self.record)
         if epoch % self.config.checkpoint_every == 0 or epoch == self.config.epochs:
             self._save(run)
-        return record | speed
 
     def _save(self, run: Run) -> None:
         tensors, state = self.state()
@@ -191,18 +185,17 @@ class Trainer:
         run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
-    def _probe_sets(self) -> tuple[ImageSet, ImageSet] | None:
+    def _probe_sets(self, device: torch.device) -> tuple[ImageSet, ImageSet] | None:
         """Labelled train and test images for the kNN readings; None where there are none."""
         if not has_test_split(self.config):
             return None
-        device = self.images.images.device
         test, train = (load_split(self.config, split).to(device) for split in ("test", "train"))
         return (train, test) if is_labelled(train) and is_labelled(test) else None
 
     def _knn(self) -> float:
         assert self.probe_sets is not None
         train, test = self.probe_sets
-        bank, queries = (features(self.method.student.f, images) for images in (train, test))
+        bank, queries = (features(self.method.student.f, images, bf16=self.bf16) for images in (train, test))
         return knn(bank, train.labels, queries, test.labels, train.num_classes)["weighted"]
 
 

@@ -242,19 +242,19 @@ def test_results_are_written_with_the_protocols_that_made_them(run: Run):
 
 
 def test_the_k_of_the_protocol_is_the_k_that_voted(run: Run):
-    results = mixnn.evaluate(run, protocols=("knn",), reporter=QUIET)
+    results = mixnn.evaluate(run, protocol="knn", reporter=QUIET)
     assert results["knn"]["protocol"]["k"] == 3, "half of a class, of 64 images in ten classes"
 
 
 def test_one_protocol_leaves_the_results_of_the_other(run: Run):
-    mixnn.evaluate(run, protocols=("linear",), epochs=2, reporter=QUIET)
+    mixnn.evaluate(run, protocol="linear", epochs=2, reporter=QUIET)
     before = run.results()["linear"]
-    mixnn.evaluate(run, protocols=("knn",), reporter=QUIET)
+    mixnn.evaluate(run, protocol="knn", reporter=QUIET)
     assert run.results()["linear"] == before
 
 
 def test_a_probe_of_one_epoch_runs_at_the_full_rate(run: Run, recorders: list[Recorder]):
-    mixnn.evaluate(run, protocols=("linear",), epochs=1, reporter=QUIET)
+    mixnn.evaluate(run, protocol="linear", epochs=1, reporter=QUIET)
     assert {lr for _, _, lr in recorders[0].steps} == {30.0}
 
 
@@ -310,3 +310,10 @@ def test_without_labels_there_is_nothing_to_evaluate_against(run: Run, tmp_path:
     with pytest.raises(UserError, match="has no labels"):
         mixnn.evaluate(unlabelled, reporter=QUIET)
     assert (run.path / "results.json").read_bytes() == before
+
+
+def test_the_probe_crops_to_the_size_that_training_used(run: Run, monkeypatch: pytest.MonkeyPatch):
+    sizes = []
+    monkeypatch.setattr(MODULE, "View", lambda size, **settings: sizes.append(size) or View(size, **settings))
+    results = mixnn.evaluate(run, protocol="linear", epochs=1, reporter=QUIET)
+    assert sizes == [run.config.image_size] == [results["linear"]["protocol"]["crop_size"]]

@@ -1,0 +1,43 @@
+"""bench runs and counts; that it is fast is for its output to say, not for a test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mixnn
+from mixnn import benchmark
+from mixnn.progress import Reporter
+
+TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "reporter": Reporter(quiet=True)}
+OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
+
+
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(benchmark, "NUM_IMAGES", 256)
+
+
+def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    result = mixnn.bench(set=OPTIONS, json=tmp_path / "bench.json", **TINY)
+    assert json.loads((tmp_path / "bench.json").read_text()) == result
+    assert result["mode"] == "eager"
+    assert result["times_faster"] == pytest.approx(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], rel=0.1)
+    assert sum(result["share_by_kernel"].values()) == pytest.approx(1, abs=0.01)
+    assert "plain loop" in capsys.readouterr().out
+
+
+def test_flops_are_those_of_two_student_and_two_teacher_passes():
+    """Of 32 images, the student's forward costs once, its backward twice, less the stem's input; the teacher's once."""
+    result = mixnn.bench(set=OPTIONS, baseline=False, **TINY)
+    forward = 6.14e6  # of one image through ResNet-8's backbone at 8 pixels, counted by hand as 2 a multiplication
+    assert result["gflop_per_step"] == pytest.approx(32 * 4 * forward / 1e9, abs=0.05)
+
+
+def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
+    with pytest.raises(mixnn.UserError, match="no folder"):
+        mixnn.bench(set=OPTIONS, json=tmp_path / "nowhere" / "x.json", **TINY)
+    with pytest.raises(mixnn.UserError, match="fewer than batch_size"):
+        mixnn.bench(**(TINY | {"batch_size": 512}))
+    with pytest.raises(mixnn.UserError, match="smaller than batch_size"):
+        mixnn.bench(set={"support_size": 8}, **TINY)

@@ -1,0 +1,23 @@
+"""The demo, cut to one epoch."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import mixnn
+from mixnn.progress import Reporter
+
+
+def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    result = mixnn.demo(seed=0, out=tmp_path / "demo", epochs=1, reporter=Reporter(quiet=True))
+    table = result["table"]
+    assert list(table) == ["raw pixels", "untrained network", "MNN"]
+    assert table["raw pixels"] == pytest.approx({"kNN": 98.2, "1": 66.4, "5": 86.8, "all": 98.2}, abs=0.3)
+    assert table["raw pixels"]["1"] > table["untrained network"]["1"]
+    out = capsys.readouterr().out
+    assert "raw pixels" in out
+    assert "neighbors.png" in out
+    with Image.open(result["picture"]) as picture:
+        assert min(picture.size) > 500
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50, "an empty picture has few colors"

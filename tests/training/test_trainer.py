@@ -1,0 +1,61 @@
+"""What the trainer makes of a configuration."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixnn
+from mixnn.config import Config
+from mixnn.data import load
+from mixnn.progress import Reporter
+from mixnn.runs import checkpoint
+from mixnn.training.trainer import pipelines
+
+CONFIG = Config(data="cifar10", image_size=8, crop_area=0.3, weak_flip=0.7)
+QUIET = Reporter(quiet=True)
+SMALL = {"limit": 64, "batch_size": 16, "epochs": 2, "warmup_epochs": 1, "knn_every": 0, "checkpoint_every": 1}
+OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
+
+
+def test_digits_are_never_flipped():
+    assert [view.flip for view in pipelines(CONFIG, load("digits", "train"), ("strong", "weak"))] == [0.0, 0.0]
+
+
+def test_views_follow_the_configuration():
+    strong, weak = pipelines(CONFIG, replace(load("digits", "train"), mirror=True), ("strong", "weak"))
+    assert (strong.flip, weak.flip) == (0.5, 0.7)
+    assert strong.area == weak.area == (0.3, 1.0)
+    assert strong.size == weak.size == 8
+    assert (strong.jitter, strong.gray, strong.blur) == (0.8, 0.2, 0.5)
+    assert (weak.jitter, weak.gray, weak.blur) == (0.0, 0.0, 0.0)
+
+
+def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    tensors, state = checkpoint.load(newest)
+    tensors["generator"], state["device"], state["step"] = torch.zeros(16, dtype=torch.uint8), "cuda", 4
+    newest.unlink()
+    checkpoint.save(newest.parent, 4, tensors, state)
+    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    assert "saved on cuda, going on on cpu: random draws differ" in " ".join(capsys.readouterr().err.split())
+    assert run.metrics()[-1]["epoch"] == 2
+
+
+def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path: Path):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    tensors, state = checkpoint.load(newest)
+    state["data"]["mean"][0] += 0.01
+    checkpoint.save(newest.parent, state["step"], tensors, state)
+    with pytest.raises(mixnn.UserError, match="has changed: 64 images.*or with others"):
+        mixnn.pretrain(resume=run.path, reporter=QUIET)
+
+
+def test_a_methods_options_given_as_a_setting_are_refused():
+    with pytest.raises(mixnn.UserError, match="set="):
+        mixnn.pretrain("digits", options={"topk": 1}, reporter=QUIET)
