@@ -27,7 +27,7 @@ from mixnn.training.step import Step, sgd
 
 # Seconds between readings of the running means for the bar; each makes the host wait for the device once.
 READ_EVERY = 1.0
-DRAWS = 2**32  # added to the seed, so that on a CPU the draws are not the numbers that made the weights
+DRAWS = 2**31  # added to the seed: on a CPU the draws would else be the numbers that made the weights; it reads 32 bits
 
 
 def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[View]:
