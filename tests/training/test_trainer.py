@@ -52,7 +52,7 @@ def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path
     tensors, state = checkpoint.load(newest)
     state["data"]["mean"][0] += 0.01
     checkpoint.save(newest.parent, state["step"], tensors, state)
-    with pytest.raises(mixnn.UserError, match="has changed: 64 images.*or with others"):
+    with pytest.raises(mixnn.UserError, match=r"has changed: 64 images.*or with others"):
         mixnn.pretrain(resume=run.path, reporter=QUIET)
 
 
