@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import methods
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
+from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_backbone
@@ -54,15 +55,10 @@ def pretrain(
     for name, reason in images.skipped:
         say.warn(f"skipped {name}: {reason}")
     path = Path(out) if str(out) else free_name(config)
+    initial = _initial_backbone(Run.open(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
-    if init_from:
-        other = Run.open(init_from)
-        if other.config.backbone != config.backbone:
-            raise UserError(
-                f"{init_from} has a {other.config.backbone}, this run a {config.backbone}: "
-                f"type --backbone {other.config.backbone}"
-            )
-        trainer.start_from(load_backbone(other, say.warn)[0], str(init_from))
+    if initial is not None:
+        trainer.start_from(initial, str(init_from))
     run = Run.create(path, config, command, overwrite)
     startup = round(time.perf_counter() - start, 1)
     about = environment(trainer.images.images.device) | {"startup_s": startup}
@@ -71,6 +67,13 @@ def pretrain(
     say.say(f"ready after {startup} s")
     trainer.fit(run)
     return run
+
+
+def _initial_backbone(run: Run, config: Config, say: Reporter) -> ResNet:
+    theirs = run.config.backbone
+    if theirs != config.backbone:
+        raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: type --backbone {theirs}")
+    return load_backbone(run, say.warn)[0]
 
 
 def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:

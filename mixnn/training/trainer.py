@@ -60,6 +60,8 @@ class Trainer:
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
         self.mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
+        if self.mode != "eager":
+            say.say("compiling the step, which takes a minute or more the first time")
         views = pipelines(config, images, self.method.views)
         self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode)
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)
