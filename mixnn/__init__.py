@@ -32,6 +32,10 @@ _HOMES = {
 __all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain"]
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "data", "methods"]
+
+
 def __getattr__(name: str) -> Any:
     if name in ("data", "methods"):
         return importlib.import_module(f"mixnn.{name}")

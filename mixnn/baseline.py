@@ -122,7 +122,7 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
         "ms_per_step": round(1e3 * spent / (steps - WARM_UP), 2),
         "steps": steps - WARM_UP,
         "workers": workers,
-        "precision": "fp32, TF32 convolutions",
+        "precision": "fp32, TF32 convolutions" if device.type == "cuda" else "fp32",
     }
 
 

@@ -20,9 +20,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mixnn import methods
 from mixnn.baseline import time_baseline
-from mixnn.config import Config, UserError
+from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
+from mixnn.evaluation import check_writable
 from mixnn.progress import Reporter, print_table
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.folder import environment
@@ -47,7 +48,7 @@ def bench(
     set: dict[str, Any] | None = None,
     backbone: str = "",
     image_size: int = 32,
-    batch_size: int = 256,
+    batch_size: int = 0,
     steps: int = 0,
     device: str = "auto",
     mode: str = "auto",
@@ -59,7 +60,7 @@ def bench(
     say, where = reporter or Reporter(), pick_device(device)
     cuda = where.type == "cuda"
     backbone = backbone or ("resnet18" if cuda else "resnet8")
-    steps = steps or (100 if cuda else 5)
+    steps, batch_size = steps or (100 if cuda else 1), batch_size or (256 if cuda else 64)
     config = Config(
         data="random",
         method=method,
@@ -74,8 +75,8 @@ def bench(
     check_device(config)
     images = random_images(image_size)
     check_images(config, images)
-    if json and not Path(json).parent.is_dir():
-        raise UserError(f"{Path(json).parent} is no folder, so {json} cannot be written there")
+    if json:
+        check_writable(json)
     start = time.perf_counter()
     trainer = Trainer(config, images, say)
     advance = _stepper(trainer)

@@ -125,11 +125,13 @@ def _evaluate(args: argparse.Namespace) -> int:
     """linear probe and kNN of a run, by the paper's protocols"""
     import json
 
-    from mixnn.evaluation import evaluate, save_summary
+    from mixnn.evaluation import check_writable, evaluate, save_summary
     from mixnn.progress import Reporter
     from mixnn.runs import Run
 
     run = Run.open(args.run)
+    if args.save:
+        check_writable(args.save)
     results = evaluate(
         run,
         protocol=args.protocol,
@@ -249,8 +251,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--backbone", default="", metavar="{resnet18,resnet8}", help="[resnet18 on CUDA, resnet8 elsewhere]"
     )
     parser.add_argument("--image-size", default="32", metavar="INT", help="[32]")
-    parser.add_argument("--batch-size", default="256", metavar="INT", help="[256]")
-    parser.add_argument("--steps", default="0", metavar="INT", help="timed steps [100 on CUDA, 5 elsewhere]")
+    parser.add_argument("--batch-size", default="0", metavar="INT", help="[256 on CUDA, 64 elsewhere]")
+    parser.add_argument(
+        "--steps", default="0", metavar="INT", help="timed steps, five times over [100 on CUDA, 1 elsewhere]"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument(
         "--mode", default="auto", metavar="{auto,eager,compiled,captured}", help="how a step runs [auto]"
@@ -271,7 +275,7 @@ def _bench(args: argparse.Namespace) -> int:
         set=dict(_pair(text) for text in args.set),
         backbone=args.backbone,
         image_size=_number(args.image_size, "image-size", 4),
-        batch_size=_number(args.batch_size, "batch-size", 2),
+        batch_size=_number(args.batch_size, "batch-size", 0),
         steps=_number(args.steps, "steps", 0),
         device=args.device,
         mode=args.mode,

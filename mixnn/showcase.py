@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.config import Config
+from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet, load
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import knn
@@ -25,6 +25,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import load_backbone, make_backbone
 from mixnn.training import pretrain
 
+COMMAND = "mixnn demo"  # what marks a run folder as a demo's own, to be replaced by the next
 K = 20  # neighbors of the kNN column; the paper's 200 is for 50,000 images
 LABELS = (1, 5, None)  # a class; None: all
 NUM_DRAWS = 20
@@ -36,19 +37,18 @@ def demo(
 ) -> dict[str, Any]:
     """Train, evaluate and show; returns the table as {row: {column: accuracy}} and the picture's path."""
     say = reporter or Reporter()
+    made = Path(out) / "command.txt"
+    if Path(out).exists() and not (made.is_file() and made.read_text().strip() == COMMAND):
+        raise UserError(f"{out} exists and no demo made it: type another --out")
     say.say("MNN on 1,297 handwritten digits of 8 x 8 pixels, without their labels")
     settings: dict[str, Any] = {"epochs": epochs} if epochs else {}
     start = time.perf_counter()
-    run = pretrain(
-        "digits",
-        seed=seed,
-        out=out,
-        overwrite=True,
-        device="cpu",
-        command=f"mixnn demo --seed {seed}",
-        reporter=say,
-        **settings,
-    )
+    try:
+        run = pretrain(
+            "digits", seed=seed, out=out, overwrite=True, device="cpu", command=COMMAND, reporter=say, **settings
+        )
+    except Interrupted as stop:
+        raise Interrupted("stopped: `mixnn demo` begins anew", stop.signal) from None
     seconds = time.perf_counter() - start
     train, test = load("digits", "train"), load("digits", "test")
     spaces = embeddings(run, train, test)
@@ -97,7 +97,7 @@ def linear_accuracy(
         chosen = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:count] for c in range(10)])
         classifier = LogisticRegression(C=100.0, max_iter=2000).fit(bank[chosen], labels[chosen])
         scores.append(classifier.score(queries, truth))
-    return 100 * float(np.mean(scores))
+    return round(100 * float(np.mean(scores)), 2)
 
 
 def false_neighbors(bank: Tensor, queries: Tensor, train: ImageSet, test: ImageSet, k: int) -> tuple[Tensor, Tensor]:
@@ -118,8 +118,9 @@ def draw_neighbors(spaces: dict[str, tuple[Tensor, Tensor]], train: ImageSet, te
     ax.text(0.5, -0.15, "test", ha="center")
     for r, i in enumerate(rows):
         _tile(ax, test, i, 0, r)
+        ax.text(1.2, r + 0.5, str(int(test.labels[i])), ha="center", va="center", color="0.4")
     for block, name in enumerate(("untrained network", "MNN")):
-        left = 1.5 + block * (SHOWN + 0.5)
+        left = 1.6 + block * (SHOWN + 0.4)
         index, false = false_neighbors(*spaces[name], train, test, K)
         ax.text(
             left,

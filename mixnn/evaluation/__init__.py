@@ -92,6 +92,12 @@ def _linear(
     return found, asdict(probe) | {"flip": flip, "crop_size": size, "report": "last epoch; best is named"}
 
 
+def check_writable(file: str | Path) -> None:
+    if not Path(file).absolute().parent.is_dir():
+        raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
+
+
 def save_summary(run: str | Path, file: str | Path) -> None:
     """The run's configuration, command, environment, curves and results as one small JSON file."""
+    check_writable(file)
     write_atomically(Path(file), (json.dumps(Run.open(run).summary(), separators=(",", ":")) + "\n").encode())

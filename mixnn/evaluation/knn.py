@@ -33,4 +33,4 @@ def knn(
         for vote, count in correct.items():
             guess = votes(similarity, bank_labels[index], num_classes, vote).argmax(1)
             count += (guess == truth).sum()
-    return {vote: 100 * count.item() / len(labels) for vote, count in correct.items()}
+    return {vote: round(100 * count.item() / len(labels), 4) for vote, count in correct.items()}

@@ -57,7 +57,8 @@ def linear(
         x = features(backbone, train, order, view, generator)
         for x_B, y_B in zip(x.split(protocol.batch_size), train.labels[order].split(protocol.batch_size), strict=True):
             classifier.step(x_B, y_B, lr)
-        accuracies.append(100 * (classifier(test_features).argmax(1) == test.labels).double().mean().item())
+        right = (classifier(test_features).argmax(1) == test.labels).double().mean()
+        accuracies.append(round(100 * right.item(), 4))
         progress(epoch + 1, accuracies[-1])
     best = max(accuracies)
     return {"last": accuracies[-1], "best": best, "best_epoch": accuracies.index(best) + 1}

@@ -30,6 +30,9 @@ class Run:
     path: Path
     config: Config
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
+
     @staticmethod
     def check_free(path: Path, overwrite: bool) -> None:
         """A folder that exists is refused, unless it is a run folder and may be overwritten."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     """Defaults, then the data set's recipe, then what the user gave; and the images it speaks of."""
     if "options" in settings:
         raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
+    for name in settings:
+        if name in {f.name for f in fields(methods.find(settings.get("method", "mnn")).Options)}:
+            raise UserError(
+                f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python"
+            )
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
     config = make(Config, "setting", recipe | dict(settings) | {"data": data})

@@ -15,7 +15,7 @@ from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import knn
+from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -173,7 +173,7 @@ class Trainer:
         self.seconds += seconds
         self.record = {"epoch": epoch, "step": self.done, **means}
         if self.probe_sets and (epoch % self.config.knn_every == 0 or epoch == self.config.epochs):
-            self.record["knn"] = self._knn()
+            self.record |= self._knn()
         self.record["images_per_s"] = round(num_steps * self.config.batch_size / seconds)
         self.record["seconds"] = round(self.seconds, 3)
         run.log(self.record)
@@ -194,20 +194,21 @@ class Trainer:
         test, train = (load_split(self.config, split).to(device) for split in ("test", "train"))
         return (train, test) if is_labelled(train) and is_labelled(test) else None
 
-    def _knn(self) -> float:
+    def _knn(self) -> dict[str, float]:
         assert self.probe_sets is not None
         train, test = self.probe_sets
         bank, queries = (features(self.method.student.f, images, bf16=self.bf16) for images in (train, test))
-        return knn(bank, train.labels, queries, test.labels, train.num_classes)["weighted"]
+        k = default_k(len(train), train.num_classes)
+        return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}
 
 
 def _note(values: dict[str, Any]) -> str:
-    """loss 1.234  purity 0.56  kNN 78.9  12,345 images/s"""
+    """loss 1.234  purity 0.56  kNN (k=200) 78.9  12,345 images/s"""
     parts = [f"loss {values['loss']:.3f}"]
     if "purity" in values:
         parts.append(f"purity {values['purity']:.3f}")
     if "knn" in values:
-        parts.append(f"kNN {values['knn']:.1f}")
+        parts.append(f"kNN (k={values['knn_k']}) {values['knn']:.1f}")
     if "images_per_s" in values:
         parts.append(f"{values['images_per_s']:,} images/s")
     return "  ".join(parts)
