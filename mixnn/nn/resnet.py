@@ -1,7 +1,6 @@
 """ResNets for small images: 3x3 stem, no fully connected layer, torchvision's parameter names.
 
-ResNet-18 as the MNN authors build it (METHODS of their code: stem 3x3 stride 1; the max-pool stays for 64-pixel
-images and larger), and ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm is
+ResNet-18 as the MNN authors build it (stem 3x3 with stride 1; the max-pool stays for images of 64 pixels and more), and ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm is
 SplitBatchNorm throughout.
 """
 

@@ -11,7 +11,7 @@ MODULE = sys.modules[knn.__module__]  # the package exports the function under t
 
 
 def brute_force(bank: Tensor, bank_labels: list[int], queries: Tensor, k: int, classes: int, vote: str) -> list[int]:
-    """METHODS 1.8 as loops: score_c = sum over the k nearest of exp(cos / 0.1) [y = c], or of [y = c]."""
+    """The authors' vote as loops: score_c = sum over the k nearest of exp(cos / 0.1) [y = c], or of [y = c]."""
     guesses = []
     for query in queries.double().tolist():
         cosines = []
