@@ -1,7 +1,7 @@
 """ResNets for small images: 3x3 stem, no fully connected layer, torchvision's parameter names.
 
-ResNet-18 as the MNN authors build it (stem 3x3 with stride 1; the max-pool stays for images of 64 pixels and more), and ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm is
-SplitBatchNorm throughout.
+ResNet-18 as the MNN authors build it (stem 3x3 with stride 1; the max-pool stays for images of 64 pixels and more), and
+ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm is SplitBatchNorm throughout.
 """
 
 from __future__ import annotations
