@@ -33,12 +33,13 @@ from mixnn.training.trainer import Trainer
 NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory
 REPEATS = 5
 KERNELS = (  # what a kernel's name says it does; the first match counts
+    ("batch norm", ("bn_",)),
     ("optimizer and teacher", ("multi_tensor", "foreach")),
     (
         "convolutions and matrix products",
         ("conv", "gemm", "xmma", "cutlass", "nvjet", "cudnn", "wgrad", "dgrad", "addmm", "aten::mm", "bmm"),
     ),
-    ("fused elementwise and reductions", ("triton",)),
+    ("augmentation, losses and the like, fused", ("triton",)),
 )
 
 

@@ -6,7 +6,6 @@ ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm 
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnn.nn.split_batch_norm import SplitBatchNorm
@@ -32,9 +31,9 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, SplitBatchNorm(channels, groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+        y = self.bn1(self.conv1(x), relu=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.bn2(self.conv2(y), residual=shortcut, relu=True)
 
 
 class ResNet(nn.Module):
@@ -68,7 +67,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.bn1(self.conv1(x), relu=True))
         for stage in self.stages:
             x = getattr(self, stage)(x)
         return x.mean((2, 3))

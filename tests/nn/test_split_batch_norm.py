@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mixnn.nn.batch_norm import batch_norm
 from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
 
 C, SIDE = 3, 5
@@ -213,3 +214,34 @@ def test_set_views_reaches_every_layer_below():
 
 def test_the_state_dict_is_that_of_batch_norm():
     assert list(split_bn(4, 3).state_dict()) == list(nn.BatchNorm2d(C).state_dict())
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_residual_and_relu_equal_the_loop(groups, views, with_residual):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    residual = images(8 * views).roll(2, 0).sub(2).requires_grad_() if with_residual else None
+    upstream = images(8 * views).roll(1, 0)
+    out, want_layer = naive(layer, x)
+    out = torch.relu(out - 1 if residual is None else out + residual)
+    with torch.no_grad():
+        layer.bias -= 0 if with_residual else 1  # so that many outputs are cut off
+    ours = layer(x, residual, relu=True)
+    close(ours, out)
+    assert 0.1 < (ours == 0).double().mean() < 0.9
+    inputs = [x, *([residual] if with_residual else [])]
+    want = torch.autograd.grad((out * upstream).sum(), [*inputs, want_layer.weight, want_layer.bias])
+    got = torch.autograd.grad((ours * upstream).sum(), [*inputs, layer.weight, layer.bias])
+    for a, b in zip(got, want, strict=True):
+        close(a, b, 1e-11)
+    layer.eval()
+    running = plain_bn(layer).eval()(x)
+    close(layer(x, residual, relu=True), torch.relu(running if residual is None else running + residual))
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_the_operator_keeps_its_promises_to_the_compiler(with_residual):
+    x = images(16).requires_grad_()
+    residual = images(16).roll(1, 0).requires_grad_() if with_residual else None
+    weight, bias = (torch.rand(C, dtype=torch.float64).requires_grad_() for _ in range(2))
+    torch.library.opcheck(batch_norm, (x, residual, weight, bias, 2, 4, 1e-5, True))
