@@ -1,5 +1,4 @@
-"""The yardstick of `bench`: the same recipe as one would write it first. Pillow in a DataLoader, an eager loop, two
-passes a network.
+"""The yardstick of `bench`: the same recipe as one would write it first. Pillow in a DataLoader, an eager loop.
 
 Nothing else uses this file; it is deliberately the usual way.
 """
@@ -105,13 +104,14 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
         num_workers=workers,
         pin_memory=device.type == "cuda",
     )
-    method = methods.build(config.method, make_backbone(config), config.options | {"symmetric": False}).to(device)
+    facts = {"num_classes": images.num_classes, "num_images": len(images)}
+    method = methods.build(config.method, make_backbone(config), config.options, **facts).to(device)
     parameters = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay)
     steps, start = 0, time.perf_counter()
-    for x1, x2, labels, index in loader:
-        batch = [t.to(device, non_blocking=True) for t in (x1, x2, labels, index)]
-        plain_step(method, optimizer, *batch)
+    for parts in loader:
+        *x, labels, index = (t.to(device, non_blocking=True) for t in parts)
+        plain_step(method, optimizer, tuple(x), labels, index)
         steps += 1
         if steps == WARM_UP:
             start = time.perf_counter()
@@ -127,13 +127,11 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
 
 
 def plain_step(
-    method: Any, optimizer: torch.optim.Optimizer, x1: Tensor, x2: Tensor, labels: Tensor, index: Tensor
+    method: Any, optimizer: torch.optim.Optimizer, views: tuple[Tensor, ...], labels: Tensor, index: Tensor
 ) -> None:
-    """One direction, then the other; the push comes after both, as it should."""
-    draws = [{n: torch.rand(s, device=x1.device) for n, s in method.draws(len(x1)).items()} for _ in range(2)]
-    loss12, aux = method(Batch((x1, x2), labels, index, draws[0]))
-    loss21, _ = method(Batch((x2, x1), labels, index, draws[1]))
-    loss = (loss12 + loss21) / 2
+    """Forward, backward, update, and a look at the loss."""
+    draws = {n: torch.rand(s, device=labels.device) for n, s in method.draws(len(labels)).items()}
+    loss, aux = method(Batch(views, labels, index, draws))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -52,6 +52,12 @@ def option(
     )
 
 
+def other_default(cls: type, name: str, default: Any, source: str) -> Any:
+    """A parent's option once more, with another default and where that comes from."""
+    meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
+    return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
+
+
 def _members(hint: Any) -> tuple[type, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 

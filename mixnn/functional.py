@@ -96,3 +96,72 @@ def purity(labels_BK: Tensor, labels_B: Tensor) -> Tensor:
 def spread(z_BD: Tensor) -> Tensor:
     """Deviation of unit embeddings over the batch, times sqrt(D): near 1 if they fill the sphere, 0 if collapsed."""
     return unit(z_BD).std(dim=0).mean() * z_BD.shape[1] ** 0.5
+
+
+# Contrast: pick the right key by cosine / temperature. All of it in log-softmax, so that no logit is too large.
+
+
+def soft_cross_entropy(logits_BM: Tensor, target_BM: Tensor) -> Tensor:
+    """Mean over B of -sum_m target log softmax(logits); a row of the target need not sum to 1."""
+    return -(target_BM * logits_BM.log_softmax(dim=1)).sum(1).mean()
+
+
+def info_nce(logits_BM: Tensor) -> Tensor:
+    """Cross-entropy of column 0."""
+    return -logits_BM.log_softmax(dim=1)[:, 0].mean()
+
+
+def queue_logits(q_BD: Tensor, z_BD: Tensor, support_QD: Tensor, temperature: float) -> Tensor:
+    """cos(q, z) in column 0, then cos(q, s) of every support row, over the temperature, (B, 1 + Q)."""
+    positive_B1 = (unit(q_BD) * unit(z_BD)).sum(1, keepdim=True)
+    return torch.cat([positive_B1, cosines(q_BD, support_QD)], dim=1) / temperature
+
+
+def sce_target(z_BD: Tensor, support_QD: Tensor, temperature: float, eta: float) -> Tensor:
+    """eta on column 0, and 1 - eta by softmax([0 | cos(z, s)] / temperature), (B, 1 + Q)."""
+    sim_BQ = cosines(z_BD, support_QD) / temperature
+    target_BM = (1 - eta) * torch.cat([torch.zeros_like(sim_BQ[:, :1]), sim_BQ], dim=1).softmax(dim=1)
+    return torch.cat([target_BM[:, :1] + eta, target_BM[:, 1:]], dim=1)
+
+
+def batch_contrast(q_BD: Tensor, z_BD: Tensor, same_view_BD: Tensor | None, temperature: float) -> Tensor:
+    """Cross-entropy of q_n picking z_n among all z, and, if given, among its own view's other images too."""
+    cross_BB = cosines(q_BD, z_BD) / temperature
+    logits = cross_BB
+    if same_view_BD is not None:
+        own = torch.eye(len(q_BD), dtype=torch.bool, device=q_BD.device)
+        same_BB = (cosines(q_BD, same_view_BD) / temperature).masked_fill(own, -torch.inf)
+        logits = torch.cat([cross_BB, same_BB], dim=1)
+    return (logits.logsumexp(dim=1) - cross_BB.diagonal()).mean()
+
+
+def neighbor_contrast(p_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """NNCLR, both ways: predictions pick their K neighbors among all B K; each neighbor picks its prediction."""
+    topk = neighbors_BKD.shape[1]
+    logits_BBK = cosines(p_BD, neighbors_BKD.flatten(0, 1)).unflatten(1, (-1, topk)) / temperature
+    own_KB = logits_BBK.diagonal(dim1=0, dim2=1)
+    among_neighbors = (logits_BBK.flatten(1).logsumexp(dim=1) - own_KB).sum(0).mean()
+    among_predictions = (logits_BBK.logsumexp(dim=0).T - own_KB).mean()
+    return among_neighbors, among_predictions
+
+
+def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: float) -> Tensor:
+    """SNCLR: -sum_i w_i log-probability of the own i-th target among all B N, mean over B."""
+    num = targets_BND.shape[1]
+    logits_BBN = cosines(p_BD, targets_BND.flatten(0, 1)).unflatten(1, (-1, num)) / temperature
+    own_BN = logits_BBN.diagonal(dim1=0, dim2=1).T
+    return (w_BN * (logits_BBN.flatten(1).logsumexp(dim=1, keepdim=True) - own_BN)).sum(1).mean()
+
+
+def mixing_map(coin: Tensor, share: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
+    """Un-Mix's share of the first image, pixel by pixel, (H, W): `share` everywhere, or 1 outside a box and 0 inside.
+
+    Heads (coin >= 0.5) is the box: of side 2h, h = floor(floor(W sqrt(1 - share)) / 2), around a pixel, cut off at the
+    image's border. The map's mean is lam. All arguments are uniforms in [0, 1).
+    """
+    half = (width * (1 - share).sqrt()).floor().div(2, rounding_mode="floor")
+    row, column = (centre[0] * height).floor(), (centre[1] * width).floor()
+    y = torch.arange(height, device=centre.device)[:, None]
+    x = torch.arange(width, device=centre.device)[None, :]
+    inside = (y >= row - half) & (y < row + half) & (x >= column - half) & (x < column + half)
+    return torch.where(coin >= 0.5, (~inside).to(share.dtype), share)

@@ -11,13 +11,35 @@ from torch import nn
 
 from mixnn.config import make, unknown
 from mixnn.methods.byol import BYOL
+from mixnn.methods.cmsf import CMSF
 from mixnn.methods.contract import Aux, Batch
 from mixnn.methods.mnn import MNN
+from mixnn.methods.moco import MoCo
 from mixnn.methods.msf import MSF
+from mixnn.methods.nnclr import NNCLR
+from mixnn.methods.ressl import ReSSL
+from mixnn.methods.sce import SCE
+from mixnn.methods.simclr import SimCLR
+from mixnn.methods.snclr import SNCLR
+from mixnn.methods.supervised import Supervised
+from mixnn.methods.unmix import UnMix
 
-__all__ = ["METHODS", "Aux", "Batch", "build", "describe", "explain", "find", "resolve_options", "summary"]
+__all__ = ["METHODS", "Aux", "Batch", "build", "describe", "explain", "find", "passes", "resolve_options"]
 
-METHODS = {"mnn": MNN, "msf": MSF, "byol": BYOL}
+METHODS: dict[str, type[Any]] = {
+    "mnn": MNN,
+    "msf": MSF,
+    "cmsf": CMSF,
+    "byol": BYOL,
+    "unmix": UnMix,
+    "snclr": SNCLR,
+    "nnclr": NNCLR,
+    "simclr": SimCLR,
+    "moco": MoCo,
+    "sce": SCE,
+    "ressl": ReSSL,
+    "supervised": Supervised,
+}
 
 
 def find(name: str) -> type[Any]:
@@ -35,14 +57,17 @@ def resolve_options(name: str, recipe: Mapping[str, Any], given: Mapping[str, An
     return dataclasses.asdict(options)
 
 
-def build(name: str, backbone: nn.Module, options: Mapping[str, Any]) -> Any:
-    """The method as a module."""
-    return find(name)(backbone, **options)
+def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: int) -> Any:
+    """The method as a module; facts about the data (num_classes, num_images) reach it if it asks for them."""
+    cls = find(name)
+    return cls(backbone, **{fact: facts[fact] for fact in cls.facts}, **options)
 
 
-def summary(name: str) -> str:
-    """One line: the first of the method's file."""
-    return explain(name).splitlines()[0]
+def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
+    """How many views student and teacher encode in a step."""
+    cls = find(name)
+    students, teachers = cls.encoded_views(make(cls.Options, f"option of {name}", options))
+    return len(students), len(teachers)
 
 
 def explain(name: str) -> str:

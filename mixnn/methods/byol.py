@@ -2,7 +2,7 @@
 
 The student's prediction of one view is drawn to the teacher's embedding of the other. Constant momentum, two strong
 views, both directions averaged; the original has LARS, a momentum schedule, solarised views, wider heads, and sums
-the directions.
+the directions (loss_scale=2 does that).
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.config import option
-from mixnn.methods import regression
-from mixnn.methods.contract import REGIMES
+from mixnn.config import other_default
+from mixnn.methods.contract import About
+from mixnn.methods.siamese import Common, Direction, Momentum, Siamese
 
 
 @dataclass(frozen=True)
-class BYOLOptions(regression.CommonOptions):
-    """The common knobs, with two strong views."""
+class BYOLOptions(Momentum, Common):
+    """Two strong views, a teacher."""
 
-    views: str = option(
-        "s/s", "augmentation of x1/x2: s strong, w weak", "authors' baseline code", choices=tuple(REGIMES)
-    )
+    views: str = other_default(Common, "views", "s/s", "authors' baseline code")
 
 
-class BYOL(regression.Regression):
+class BYOL(Siamese):
     """mean d(p, z)."""
 
+    about = About(2020, "Grill et al., arXiv 2006.07733", "predict the teacher's embedding of the other view")
     Options = BYOLOptions
 
-    def loss(self, d: regression.Direction) -> Tensor:
-        targets_BND = F.unit(d.z_BD)[:, None]
-        return F.weighted_squared_error(d.p_BD, targets_BND, d.p_BD.new_ones(1))
+    def loss(self, d: Direction) -> Tensor:
+        return F.weighted_squared_error(d.p_BD, F.unit(d.z_BD)[:, None], d.p_BD.new_ones(1))

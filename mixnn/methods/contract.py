@@ -1,15 +1,20 @@
 """What a method is: an nn.Module with the views of a batch in, a loss out, and state that only `after_step` writes.
 
     class Method(nn.Module):
+        about                                  year, paper, idea
         Options                                frozen dataclass of `config.option` fields: each knob, meaning, source
-        __init__(backbone, **options)          parts are held: self.student, self.teacher, self.support
+        facts -> ("num_classes",)              what it must be told about the data: num_classes, num_images
+        split, recipe                          which images train it, and settings it wants unless the user has others
+        __init__(backbone, **facts, **options) parts are held; self.student.f is the encoder that is evaluated
         views -> ("strong", "weak")            which augmentation makes x1, x2, ...
+        passes -> (2, 2)                       views that student and teacher encode
         uses_labels -> bool                    whether training itself reads labels
         draws(batch_size) -> {name: shape}     the uniforms in [0, 1) that one forward consumes
         forward(batch) -> (loss, aux)          reads state, writes none (batch norm's running statistics excepted)
         after_step(aux)                        after the optimizer: the teacher moves, the support set is pushed
 
 Shapes are fixed and nothing is read back to the host, so a step can be compiled whole and captured in a CUDA graph.
+`siamese.Siamese` is all of this but the loss, for methods that compare two views.
 """
 
 from __future__ import annotations
@@ -21,6 +26,14 @@ from torch import Tensor
 from mixnn.nn.support_set import Rows
 
 REGIMES = {"s/w": ("strong", "weak"), "s/s": ("strong", "strong"), "w/w": ("weak", "weak")}
+
+
+class About(NamedTuple):
+    """Where a method comes from, and its idea in a line."""
+
+    year: int
+    paper: str
+    idea: str
 
 
 class Batch(NamedTuple):
@@ -35,6 +48,6 @@ class Batch(NamedTuple):
 class Aux(NamedTuple):
     """What forward hands on, without gradient."""
 
-    push: Rows  # for the support set
+    push: tuple[Rows, ...]  # for each support set
     neighbors: tuple[Tensor, ...]  # support rows found, (B, K) a direction
     metrics: dict[str, Tensor]  # scalars to log

@@ -6,18 +6,27 @@ original is asymmetric and pushes first, so that its K counts z itself: K here i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.methods import regression
+from mixnn.methods.contract import About
+from mixnn.methods.siamese import Common, Direction, Momentum, Neighbors, Siamese
 
 
-class MSF(regression.Regression):
+@dataclass(frozen=True)
+class MSFOptions(Neighbors, Momentum, Common):
+    """Two views, a teacher, neighbors."""
+
+
+class MSF(Siamese):
     """mean of d(p, z), d(p, z_1), ..., d(p, z_K)."""
 
-    Options = regression.NeighborOptions
+    about = About(2021, "Koohpayegani et al., arXiv 2105.07269", "predict z and its neighbors, all alike")
+    Options = MSFOptions
 
-    def loss(self, d: regression.Direction) -> Tensor:
+    def loss(self, d: Direction) -> Tensor:
         targets_BND = torch.cat([F.unit(d.z_BD)[:, None], F.unit(d.neighbors_BKD)], dim=1)
         return F.weighted_squared_error(d.p_BD, targets_BND, F.mse_weights(self.topk, d.p_BD))

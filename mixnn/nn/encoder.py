@@ -31,9 +31,9 @@ def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> n
 
 
 class Student(nn.Module):
-    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q)."""
+    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q), or q once more if there is no h."""
 
-    def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module, views: int) -> None:
+    def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
         super().__init__()
         self.f, self.g, self.h = f, g, h
         self.compute_dtype = torch.float32
@@ -43,7 +43,7 @@ class Student(nn.Module):
         x = torch.cat(views)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
             q = self.g(self.f(x))
-            p = self.h(q)
+            p = q if self.h is None else self.h(q)
         return at_least_float32(q), at_least_float32(p)
 
 

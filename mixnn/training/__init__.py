@@ -81,7 +81,7 @@ def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(say.warn)
-    trainer = Trainer(run.config, load_split(run.config, "pretrain"), say)
+    trainer = Trainer(run.config, load_split(run.config, methods.find(run.config.method).split), say)
     trainer.load(tensors, state)
     run.rewind(trainer.done)
     if trainer.done == trainer.total_steps:

@@ -26,12 +26,13 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
             )
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
-    config = make(Config, "setting", recipe | dict(settings) | {"data": data})
+    wanted = methods.find(settings.get("method", "mnn")).recipe
+    config = make(Config, "setting", recipe | wanted | dict(settings) | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
     if data in DATASETS and (config.labels or config.on_error != "skip"):
         raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
-    images = load_split(config, "pretrain")
+    images = load_split(config, methods.find(config.method).split)
     config = replace(config, image_size=training_size(config, images))
     check_images(config, images)
     # Absolute, so that a run can be resumed and evaluated from any place.

@@ -36,6 +36,7 @@ def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[
     made = {
         "strong": strong(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
         "weak": weak(config.image_size, area=area, flip=config.weak_flip if images.mirror else 0.0),
+        "plain": weak(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
     }
     return [made[kind] for kind in kinds]
 
@@ -51,7 +52,8 @@ class Trainer:
         self.images = images.to(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.method = methods.build(config.method, make_backbone(config), config.options)
+            facts = {"num_classes": images.num_classes, "num_images": len(images)}
+            self.method = methods.build(config.method, make_backbone(config), config.options, **facts)
         if self.method.uses_labels and not self.labelled:
             raise UserError(f"this needs a label for every image, and {config.data} has unlabelled ones: see --labels")
         self.method.to(device, memory_format=torch.channels_last)

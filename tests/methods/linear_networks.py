@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mixnn.methods import METHODS
+from mixnn import methods
 from mixnn.methods.contract import Batch
 from mixnn.nn.support_set import Rows
+
+NUM_IMAGES = 100
 
 
 class Stub(nn.Module):
@@ -15,13 +17,14 @@ class Stub(nn.Module):
 
 
 class LinearStudent(nn.Module):
-    def __init__(self, P: Tensor, H: Tensor) -> None:
+    def __init__(self, P: Tensor, H: Tensor | None) -> None:
         super().__init__()
-        self.P, self.H = nn.Parameter(P), nn.Parameter(H)
+        self.P = nn.Parameter(P)
+        self.H = None if H is None else nn.Parameter(H)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
         q = torch.cat(views).flatten(1) @ self.P
-        return q, q @ self.H
+        return q, q if self.H is None else q @ self.H
 
 
 class LinearTeacher(nn.Module):
@@ -37,15 +40,22 @@ class LinearTeacher(nn.Module):
         """The golden vectors keep the teacher as it is."""
 
 
-def linear_method(name: str, P: Tensor, H: Tensor, T: Tensor, ring: Rows | None = None, position: int = 0, **options):
-    method = METHODS[name](Stub(), dim=P.shape[1], hidden=4, **options).to(P.dtype)
-    method.student, method.teacher = LinearStudent(P, H), LinearTeacher(T)
-    if ring is not None:
-        method.support.z_QD, method.support.labels_Q, method.support.index_Q = (column.clone() for column in ring)
-        method.support.position.fill_(position)
+def linear_method(
+    name: str, P: Tensor, H: Tensor | None, T: Tensor | None, rings: tuple[Rows, ...] = (), position: int = 0, **options
+):
+    facts = {"num_images": NUM_IMAGES, "num_classes": 3}
+    method = methods.build(name, Stub(), {"dim": P.shape[1], "hidden": 4} | options, **facts).to(P.dtype)
+    assert (method.student.h is None) == (H is None)
+    assert (method.teacher is None) == (T is None)
+    assert len(method.rings) == len(rings)
+    method.student, method.teacher = LinearStudent(P, H), None if T is None else LinearTeacher(T)
+    for ring, rows in zip(method.rings, rings, strict=True):
+        ring.z_QD, ring.labels_Q, ring.index_Q = (column.clone() for column in rows)
+        ring.position.fill_(position)
     return method
 
 
-def batch(x1: Tensor, x2: Tensor, labels: Tensor, **draws: Tensor) -> Batch:
-    draws.setdefault("shuffle", torch.rand(2, len(x1)))
-    return Batch((x1, x2), labels, torch.arange(len(x1)), draws)
+def batch(views: tuple[Tensor, ...], labels: Tensor, method: nn.Module, **draws: Tensor) -> Batch:
+    """A batch with the given draws; the others do not matter to matrices, but their shapes are the method's."""
+    drawn = {name: torch.rand(shape) for name, shape in method.draws(len(labels)).items()} | draws
+    return Batch(views, labels, torch.arange(len(labels)), drawn)

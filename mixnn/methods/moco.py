@@ -1,0 +1,40 @@
+"""MoCo v2: momentum contrast (He et al., arXiv 1911.05722; Chen et al., arXiv 2003.04297), as the MNN authors run it.
+
+Each student embedding must pick its image's teacher embedding out of that and the whole support set, whose rows are
+the negatives. A two-layer head without batch norm, both directions averaged, one push a step. The original is
+asymmetric; its CIFAR demo sums the directions, pushes both, and has tau 0.1 and a linear head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from mixnn import functional as F
+from mixnn.config import option, other_default
+from mixnn.methods.contract import About
+from mixnn.methods.siamese import Common, Direction, Momentum, Siamese, Support
+from mixnn.nn.encoder import mlp
+
+
+@dataclass(frozen=True)
+class MoCoOptions(Support, Momentum, Common):
+    """Two strong views, a teacher, a support set, a temperature."""
+
+    views: str = other_default(Common, "views", "s/s", "authors' baseline code")
+    temperature: float = option(0.2, "tau of the softmax", "authors' baseline code", low=1e-3)
+
+
+class MoCo(Siamese):
+    """Cross-entropy of picking z among [z | support set], by cos(q, .) / tau."""
+
+    about = About(2020, "Chen et al., arXiv 2003.04297", "tell z from a queue of earlier images")
+    Options: type[Common] = MoCoOptions
+    options: MoCoOptions
+
+    def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
+        return mlp([features, self.options.hidden, self.options.dim], hidden_norm=False), None
+
+    def loss(self, d: Direction) -> Tensor:
+        return F.info_nce(F.queue_logits(d.q_BD, d.z_BD, d.support_QD, self.options.temperature))
