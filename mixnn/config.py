@@ -158,7 +158,11 @@ class Config(Checked):
     knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    mode: str = option("auto", "how a step runs", choices=("auto", "eager", "compiled", "captured"))
+    mode: str = option(
+        "auto",
+        "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later and runs faster",
+        choices=("auto", "eager", "captured", "compiled"),
+    )
     precision: str = option(
         "auto",
         "bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",

@@ -16,10 +16,11 @@ from mixnn.nn import batch_norm_plain
 
 
 def _implementation(x: Tensor) -> ModuleType:
+    """For a tensor whose second dimension is the channels."""
     if x.is_cuda:
         from mixnn.nn import batch_norm_kernels  # needs triton, which torch brings along only where there is CUDA
 
-        if batch_norm_kernels.supports(x):
+        if batch_norm_kernels.supports(x.dtype, x.shape[1]):
             return batch_norm_kernels
     return batch_norm_plain
 
@@ -70,6 +71,19 @@ def _gradients(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     dx, to_residual, sums = batch_norm_backward(dy, x, y, stats, weight, bias, *ctx.rest)
     to_bias, to_weight = sums.sum(1)
     return dx, None if y is None else to_residual, to_weight, to_bias, None, None, None, None
+
+
+@torch.library.custom_op("mixnn::track", mutates_args=("running_mean", "running_var"))
+def track(
+    stats: Tensor, shares: Tensor, running_mean: Tensor, running_var: Tensor, share: float, unbias: float
+) -> None:
+    """Move running statistics by `share` toward the groups' moments, weighted by `shares`; variances times `unbias`."""
+    _implementation(stats[0]).track(stats, shares, running_mean, running_var, share, unbias)
+
+
+@track.register_fake
+def _(*_: Any) -> None:
+    return None
 
 
 batch_norm.register_autograd(_gradients, setup_context=_save)

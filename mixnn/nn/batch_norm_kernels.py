@@ -1,6 +1,6 @@
 """Split batch norm, residual and ReLU as CUDA kernels written in Triton: two passes over memory each way.
 
-Each way is: sums over rows (partial, in parallel), their means (tiny), one pass that applies them. A tensor is seen as
+Each way is: sums over rows (partial, in parallel), their totals (tiny), one pass that applies them. A tensor is seen as
 rows of C channels, (image, pixel) in channels_last order; group j's rows are those of images j, j + G, ... of a view.
 `batch_norm_plain.py` has the same in plain PyTorch; a test holds the two against each other.
 """
@@ -83,8 +83,8 @@ def bn_sum_kernel(
 
 
 @_kernel
-def bn_mean_kernel(sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, COLS: tl.constexpr):
-    """Means of both sums over all chunks of a group; with MOMENTS, E[x] and E[x^2] become mean and variance."""
+def bn_total_kernel(sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, COLS: tl.constexpr):
+    """Both sums over all chunks of a group; with MOMENTS, those of x and x^2 become mean and variance."""
     group = tl.program_id(0)
     channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
     first = tl.zeros((16, COLS), tl.float32)
@@ -94,9 +94,10 @@ def bn_mean_kernel(sums, out, chunks, count, channels, num_groups, MOMENTS: tl.c
         at = (group * chunks + chunk)[:, None] * channels + channel[None, :]
         first += tl.load(sums + at, mask=(chunk < chunks)[:, None], other=0.0)
         second += tl.load(sums + num_groups * chunks * channels + at, mask=(chunk < chunks)[:, None], other=0.0)
-    a, b = tl.sum(first, 0) / count, tl.sum(second, 0) / count
+    a, b = tl.sum(first, 0), tl.sum(second, 0)
     if MOMENTS:
-        b = tl.maximum(b - a * a, 0.0)
+        a /= count
+        b = tl.maximum(b / count - a * a, 0.0)
     tl.store(out + group * channels + channel, a)
     tl.store(out + (num_groups + group) * channels + channel, b)
 
@@ -159,7 +160,7 @@ def bn_sum_slope_kernel(
 
 @_kernel
 def bn_backward_kernel(
-    dy, x, weight, bias, stats, means, dx, eps, groups, per_view, pixels, rows, channels, num_groups,
+    dy, x, weight, bias, stats, sums, dx, eps, groups, per_view, pixels, rows, channels, num_groups,
     RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat))."""
@@ -169,8 +170,8 @@ def bn_backward_kernel(
     )
     mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
     slope, x_hat = _slope(dy, x, x, weight, bias, channel, at, mask, mean, inverse_std, False, RELU)
-    a = tl.load(means + group * channels + channel)
-    b = tl.load(means + (num_groups + group) * channels + channel)
+    a = tl.load(sums + group * channels + channel) / rows
+    b = tl.load(sums + (num_groups + group) * channels + channel) / rows
     scale = inverse_std * tl.load(weight + channel)
     out = scale[None, :] * (slope - a[None, :] - x_hat * b[None, :])
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
@@ -199,16 +200,16 @@ class _Layout:
     def partial(self, x: Tensor) -> Tensor:
         return x.new_empty((2, self.num_groups, self.chunks, self.channels), dtype=torch.float32)
 
-    def means(self, partial: Tensor, moments: bool) -> Tensor:
+    def total(self, partial: Tensor, moments: bool) -> Tensor:
         out = partial.new_empty((2, self.num_groups, self.channels))
         numbers = (self.chunks, self.rows, self.channels, self.num_groups)
-        bn_mean_kernel[(self.num_groups, self.blocks)](partial, out, *numbers, MOMENTS=moments, COLS=self.cols)
+        bn_total_kernel[(self.num_groups, self.blocks)](partial, out, *numbers, MOMENTS=moments, COLS=self.cols)
         return out
 
 
-def supports(x: Tensor) -> bool:
+def supports(dtype: torch.dtype, channels: int) -> bool:
     """Halves and floats, channels in blocks of 32."""
-    return x.dtype in (torch.bfloat16, torch.float16, torch.float32) and x.shape[1] % 32 == 0
+    return dtype in (torch.bfloat16, torch.float16, torch.float32) and channels % 32 == 0
 
 
 def forward(
@@ -218,7 +219,7 @@ def forward(
     layout = _Layout(x, views, groups)
     partial = layout.partial(x)
     bn_sum_kernel[layout.sum_grid](x, partial, layout.per_program, *layout.numbers, **layout.sum_sizes)
-    stats, y = layout.means(partial, moments=True), torch.empty_like(x)
+    stats, y = layout.total(partial, moments=True), torch.empty_like(x)
     bn_forward_kernel[layout.apply_grid](
         x, x if residual is None else residual, weight, bias, stats, y, eps, *layout.numbers,
         RESIDUAL=residual is not None, RELU=relu, **layout.sizes,
@@ -238,9 +239,30 @@ def backward(
         dy, x, y if saved else x, weight, bias, stats, partial, slopes, eps, layout.per_program, *layout.numbers,
         SAVED=saved, RELU=relu, **layout.sum_sizes,
     )  # fmt: skip
-    means = layout.means(partial, moments=False)
+    sums = layout.total(partial, moments=False)
     bn_backward_kernel[layout.apply_grid](
-        slopes if saved else dy, x, weight, bias, stats, means, dx, eps, *layout.numbers,
+        slopes if saved else dy, x, weight, bias, stats, sums, dx, eps, *layout.numbers,
         RELU=relu and not saved, **layout.sizes,
     )  # fmt: skip
-    return dx, slopes, means * layout.rows
+    return dx, slopes, sums
+
+
+@_kernel
+def bn_track_kernel(stats, share_of, mean, var, share, unbias, channels, num_groups, COLS: tl.constexpr):
+    """Running statistics move by `share` toward the weighted mean of the groups' moments."""
+    channel = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    a = tl.zeros((COLS,), tl.float32)
+    b = tl.zeros((COLS,), tl.float32)
+    for group in range(num_groups):
+        w = tl.load(share_of + group)
+        a += w * tl.load(stats + group * channels + channel)
+        b += w * tl.load(stats + (num_groups + group) * channels + channel)
+    old_mean, old_var = tl.load(mean + channel), tl.load(var + channel)
+    tl.store(mean + channel, old_mean + share * (a - old_mean))
+    tl.store(var + channel, old_var + share * (b * unbias - old_var))
+
+
+def track(stats: Tensor, shares: Tensor, mean: Tensor, var: Tensor, share: float, unbias: float) -> None:
+    """As batch_norm.track."""
+    _, num_groups, channels = stats.shape
+    bn_track_kernel[(channels // 32,)](stats, shares, mean, var, share, unbias, channels, num_groups, COLS=32)

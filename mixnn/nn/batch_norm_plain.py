@@ -46,6 +46,13 @@ def backward(
     return torch.empty_like(x).copy_(dx.view(x.shape)), to_residual, both
 
 
+def track(stats: Tensor, shares: Tensor, mean: Tensor, var: Tensor, share: float, unbias: float) -> None:
+    """As batch_norm.track."""
+    new_mean, new_var = (stats * shares[:, None]).sum(1)
+    mean.lerp_(new_mean, share)
+    var.lerp_(new_var * unbias, share)
+
+
 def _split(x: Tensor, views: int, groups: int) -> Tensor:
     return at_least_float32(x).unflatten(0, (views, -1, groups))  # (V, n, G, C, ...)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnn.nn.batch_norm import batch_norm, memory_format
+from mixnn.nn.batch_norm import batch_norm, memory_format, track
 
 
 class SplitBatchNorm(nn.BatchNorm2d):
@@ -22,14 +22,14 @@ class SplitBatchNorm(nn.BatchNorm2d):
 
     running_mean: Tensor
     running_var: Tensor
-    view_shares: Tensor
+    group_shares: Tensor
     momentum: float
 
     def __init__(self, num_features: int, groups: int = 1, affine: bool = True) -> None:
         super().__init__(num_features, affine=affine)
         self.groups = groups
         self.views, self.tracked = 1, True  # see set_views
-        self.register_buffer("view_shares", torch.ones(1), persistent=False)
+        self.register_buffer("group_shares", torch.full((groups,), 1 / groups), persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         if not self.training:
@@ -44,20 +44,16 @@ class SplitBatchNorm(nn.BatchNorm2d):
         x = x.contiguous(memory_format=memory_format(x))
         residual = None if residual is None else residual.contiguous(memory_format=memory_format(x))
         y, stats = batch_norm(x, residual, weight, bias, self.views, self.groups, self.eps, relu)
-        if self.tracked:
-            self._track(stats.detach(), x.numel() // (len(stats[0]) * x.shape[1]))
+        if self.tracked:  # as if each view had come alone, in order; a view's statistics are the mean over its groups'
+            share = 1 - (1 - self.momentum) ** self.views
+            count = x.numel() // (self.views * self.groups * x.shape[1])
+            shares = self.group_shares
+            track(stats.detach(), shares, self.running_mean, self.running_var, share, count / (count - 1))
         return y
 
     def _plain(self, x: Tensor) -> Tensor:
         mean, var = (self.running_mean, self.running_var) if self.tracked else (None, None)
         return F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
-
-    def _track(self, stats: Tensor, count: int) -> None:
-        """Running statistics as if each view had come alone, in order; a view's are the mean over its groups'."""
-        mean, var = (stats.unflatten(1, (self.views, self.groups)).mean(2) * self.view_shares[:, None]).sum(1)
-        share = 1 - (1 - self.momentum) ** self.views
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(var * (count / (count - 1)), share)
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
@@ -71,5 +67,5 @@ def set_views(module: nn.Module, views: int, tracked: bool = True) -> None:
         if isinstance(layer, SplitBatchNorm):
             layer.views, layer.tracked = views, tracked
             later = torch.arange(views - 1, -1, -1, dtype=torch.float64)  # views that come after each: these fade it
-            shares = (1 - layer.momentum) ** later
-            layer.view_shares = (shares / shares.sum()).to(layer.running_mean)
+            shares = ((1 - layer.momentum) ** later).repeat_interleave(layer.groups)
+            layer.group_shares = (shares / shares.sum()).to(layer.running_mean)

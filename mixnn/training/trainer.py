@@ -63,7 +63,7 @@ class Trainer:
         self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
         self.mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
         if self.mode != "eager":
-            say.say("compiling the step, which takes a minute or more the first time")
+            say.say("compiling, which takes half a minute or more the first time")
         views = pipelines(config, images, self.method.views)
         self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode)
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)

@@ -81,3 +81,14 @@ def test_the_operator_uses_the_kernels_on_a_gpu(dtype, monkeypatch):
     monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or real(*args))
     batch_norm(x, extra, weight, bias, 2, 4, EPS, True)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("channels, num_groups", [(32, 1), (96, 6)])
+def test_the_tracking_kernel_equals_plain_torch(channels, num_groups):
+    rng = torch.Generator().manual_seed(0)
+    stats, shares = torch.rand(2, num_groups, channels, generator=rng), torch.rand(num_groups, generator=rng)
+    running = [torch.rand(2, channels, generator=rng).to(DEVICE) for _ in range(2)]
+    running[1].copy_(running[0])
+    for module, (mean, var) in zip((kernels, plain), running, strict=True):
+        module.track(stats.to(DEVICE), shares.to(DEVICE), mean, var, 0.19, 1.1)
+    close(*running)
