@@ -6,6 +6,7 @@ not guessed; the ceiling they are held against is a large matrix product measure
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 import warnings
@@ -57,57 +58,127 @@ def bench(
     json: str | Path = "",
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes."""
+    """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes.
+
+    method="all" times every method instead, beside what its encoder passes let expect at MNN's rate.
+    """
     say, where = reporter or Reporter(), pick_device(device)
-    cuda = where.type == "cuda"
-    backbone = backbone or ("resnet18" if cuda else "resnet8")
-    steps, batch_size = steps or (100 if cuda else 1), batch_size or (256 if cuda else 64)
+    names = list(methods.METHODS) if method == "all" else [method]
+    configs = [_config(name, set or {}, backbone, image_size, batch_size, device, mode) for name in names]
+    images = random_images(image_size)
+    for config in configs:
+        check_device(config)
+        check_images(config, images)
+    if json:
+        check_writable(json)
+    steps = steps or (100 if where.type == "cuda" else 1)
+    if method == "all":
+        result = _all_methods(configs, images, steps, where, say)
+    else:
+        result = _one_method(configs[0], images, steps, where, baseline, say)
+    if json:
+        write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _config(
+    method: str, given: dict[str, Any], backbone: str, image_size: int, batch_size: int, device: str, mode: str
+) -> Config:
+    """A run on random images, as the method's recipe has it."""
+    cuda = pick_device(device).type == "cuda"
     config = Config(
         data="random",
         method=method,
-        backbone=backbone,
+        backbone=backbone or ("resnet18" if cuda else "resnet8"),
         image_size=image_size,
-        batch_size=batch_size,
+        batch_size=batch_size or (256 if cuda else 64),
         device=device,
         mode=mode,
         knn_every=0,
+        **methods.find(method).recipe,
     )
-    config = replace(config, options=methods.resolve_options(method, {}, set or {}))
-    check_device(config)
-    images = random_images(image_size)
-    check_images(config, images)
-    if json:
-        check_writable(json)
+    return replace(config, options=methods.resolve_options(method, {}, given))
+
+
+def _measure(config: Config, images: ImageSet, steps: int, where: torch.device, say: Reporter) -> tuple[Any, Any, Any]:
+    """The numbers, the trainer they are of, and what advances it by a step."""
+    gc.collect()  # a trainer before this one refers to itself
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(where)
     start = time.perf_counter()
     trainer = Trainer(config, images, say)
     advance = _stepper(trainer)
     advance()
     _wait(where)
-    startup = time.perf_counter() - start
-    say.say(f"first step after {startup:.1f} s")
-    result: dict[str, Any] = {
-        "config": {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
-    }
-    result |= {"environment": environment(where), "startup_s": round(startup, 1), "mode": trainer.mode}
+    result: dict[str, Any] = {"startup_s": round(time.perf_counter() - start, 1), "mode": trainer.mode}
+    say.say(f"{config.method}: first step after {result['startup_s']} s")
     times = [_time(advance, steps, where) for _ in range(REPEATS)]
     result["ms_per_step"] = round(statistics.median(times), 3)
     result["ms_spread"] = [round(min(times), 3), round(max(times), 3)]
-    result["images_per_s"] = round(batch_size / result["ms_per_step"] * 1e3)
-    if cuda:
+    result["images_per_s"] = round(config.batch_size / result["ms_per_step"] * 1e3)
+    if where.type == "cuda":
         result["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(where) / 2**30, 2)
-    result["share_by_kernel"] = _where_time_goes(advance, where)
     result["gflop_per_step"] = round(_count_flops(trainer) / 1e9, 1)
+    return result, trainer, advance
+
+
+def _one_method(
+    config: Config, images: ImageSet, steps: int, where: torch.device, baseline: bool, say: Reporter
+) -> dict[str, Any]:
+    measured, trainer, advance = _measure(config, images, steps, where, say)
+    about = {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
+    result = {"config": about, "environment": environment(where)} | measured
+    result["share_by_kernel"] = _where_time_goes(advance, where)
     result["tflops"] = round(result["gflop_per_step"] / result["ms_per_step"], 2)
     result["matmul_tflops"] = round(_matmul_ceiling(where), 2)
     result["share_of_ceiling"] = round(result["tflops"] / result["matmul_tflops"], 3)
     if baseline:
         say.say("now the plain loop: eager PyTorch, Pillow in a DataLoader")
-        result["plain_loop"] = time_baseline(images, config, trainer.step.views, seconds=20 if cuda else 10)
+        result["plain_loop"] = time_baseline(
+            images, config, trainer.step.views, seconds=20 if where.type == "cuda" else 10
+        )
         result["times_faster"] = round(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], 1)
     _print(result)
-    if json:
-        write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
     return result
+
+
+def _all_methods(
+    configs: list[Config], images: ImageSet, steps: int, where: torch.device, say: Reporter
+) -> dict[str, Any]:
+    """Each method beside MNN's time scaled by encoder passes; a view costs the student 3 of what it costs the teacher."""
+    measured = {}
+    for config in configs:
+        students, teachers = methods.passes(config.method, config.options)
+        row = {"passes": [students, teachers], **_measure(config, images, steps, where, say)[0]}
+        measured[config.method] = row
+    rate = measured["mnn"]["ms_per_step"] / _cost(*measured["mnn"]["passes"])
+    for row in measured.values():
+        row["expected_ms"] = round(rate * _cost(*row["passes"]), 3)
+        row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
+    about = {k: getattr(configs[0], k) for k in ("backbone", "image_size", "batch_size")}
+    result = {"config": about, "environment": environment(where), "methods": measured}
+    print_table(
+        ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step"),
+        [
+            (
+                name,
+                "{} + {}".format(*row["passes"]),
+                f"{row['ms_per_step']:.2f}",
+                f"{row['expected_ms']:.2f}",
+                f"{row['over_expected']:.2f}",
+                f"{row['gflop_per_step']:,.0f}",
+                f"{row['peak_memory_gib']:.2f} GiB" if "peak_memory_gib" in row else "",
+                f"{row['startup_s']:.1f} s",
+            )
+            for name, row in measured.items()
+        ],
+    )
+    print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs[0].backbone}")
+    return result
+
+
+def _cost(students: int, teachers: int) -> int:
+    return 3 * students + teachers
 
 
 def random_images(size: int) -> ImageSet:

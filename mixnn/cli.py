@@ -253,7 +253,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", default="mnn", help="which method [mnn]")
+    parser.add_argument("--method", default="mnn", help="which method, or all [mnn]")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the method")
     parser.add_argument(
         "--backbone", default="", metavar="{resnet18,resnet8}", help="[resnet18 on CUDA, resnet8 elsewhere]"
@@ -265,7 +265,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument(
-        "--mode", default="auto", metavar="{auto,eager,compiled,captured}", help="how a step runs [auto]"
+        "--mode", default="auto", metavar="{auto,eager,captured,compiled}", help="how a step runs [auto]"
     )
     parser.add_argument(
         "--no-baseline", action="store_true", help="leave out the plain PyTorch loop with a Pillow DataLoader"
