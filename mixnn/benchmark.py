@@ -145,7 +145,7 @@ def _one_method(
 def _all_methods(
     configs: list[Config], images: ImageSet, steps: int, where: torch.device, say: Reporter
 ) -> dict[str, Any]:
-    """Each method beside MNN's time scaled by encoder passes; a view costs the student 3 of what it costs the teacher."""
+    """Each method beside MNN's time, scaled by passes: a student's, with its backward, is three of a teacher's."""
     measured = {}
     for config in configs:
         students, teachers = methods.passes(config.method, config.options)

@@ -177,19 +177,12 @@ def _methods(args: argparse.Namespace) -> int:
     from mixnn.progress import print_table
 
     if not args.name:
-        print_table(("method", "year", "idea", "passes", "paper"), [_method_cells(name) for name in methods.METHODS])
+        print_table(("method", "year", "idea", "passes", "paper"), methods.overview())
         print("passes: views that the student (with gradient) and the teacher (without) encode in a step, by default")
         return 0
     print(methods.explain(args.name), end="\n\n")
     print_table(("option", "default", "meaning", "source"), [_option_cells(row) for row in methods.describe(args.name)])
     return 0
-
-
-def _method_cells(name: str) -> tuple[str, ...]:
-    from mixnn import methods
-
-    about, (students, teachers) = methods.find(name).about, methods.passes(name, {})
-    return name, str(about.year), about.idea, f"{students} + {teachers}", about.paper
 
 
 def _option_cells(row: dict[str, str]) -> tuple[str, ...]:

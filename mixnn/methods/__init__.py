@@ -24,7 +24,19 @@ from mixnn.methods.snclr import SNCLR
 from mixnn.methods.supervised import Supervised
 from mixnn.methods.unmix import UnMix
 
-__all__ = ["METHODS", "Aux", "Batch", "build", "describe", "explain", "find", "passes", "resolve_options"]
+__all__ = [
+    "METHODS",
+    "Aux",
+    "Batch",
+    "build",
+    "describe",
+    "explain",
+    "find",
+    "overview",
+    "passes",
+    "resolve_options",
+    "uses_labels",
+]
 
 METHODS: dict[str, type[Any]] = {
     "mnn": MNN,
@@ -65,9 +77,22 @@ def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: i
 
 def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
     """How many views student and teacher encode in a step."""
-    cls = find(name)
-    students, teachers = cls.encoded_views(make(cls.Options, f"option of {name}", options))
+    students, teachers = find(name).encoded_views(make(find(name).Options, f"option of {name}", options))
     return len(students), len(teachers)
+
+
+def uses_labels(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether training itself reads labels."""
+    return find(name).uses_labels(make(find(name).Options, f"option of {name}", options))
+
+
+def overview() -> list[tuple[str, ...]]:
+    """Of each method: name, year, idea, encoder passes of student and teacher by default, paper."""
+    rows = []
+    for name, cls in METHODS.items():
+        students, teachers = passes(name, {})
+        rows.append((name, str(cls.about.year), cls.about.idea, f"{students} + {teachers}", cls.about.paper))
+    return rows
 
 
 def explain(name: str) -> str:

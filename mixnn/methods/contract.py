@@ -7,8 +7,8 @@
         split, recipe                          which images train it, and settings it wants unless the user has others
         __init__(backbone, **facts, **options) parts are held; self.student.f is the encoder that is evaluated
         views -> ("strong", "weak")            which augmentation makes x1, x2, ...
-        passes -> (2, 2)                       views that student and teacher encode
-        uses_labels -> bool                    whether training itself reads labels
+        encoded_views(options) -> (0, 1), (1,) which views student and teacher encode
+        uses_labels(options) -> bool           whether training itself reads labels
         draws(batch_size) -> {name: shape}     the uniforms in [0, 1) that one forward consumes
         forward(batch) -> (loss, aux)          reads state, writes none (batch norm's running statistics excepted)
         after_step(aux)                        after the optimizer: the teacher moves, the support set is pushed

@@ -157,9 +157,9 @@ class Siamese(nn.Module):
         """The support set that neighbors are taken from."""
         return self.rings[0] if self.rings else None
 
-    @property
-    def uses_labels(self) -> bool:
-        return getattr(self.options, "select", "") == "labels"
+    @classmethod
+    def uses_labels(cls, o: Any) -> bool:
+        return getattr(o, "select", "") == "labels"
 
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}

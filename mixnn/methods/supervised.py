@@ -37,14 +37,16 @@ class Supervised(nn.Module):
     Options = SupervisedOptions
     facts = ("num_classes",)
     split, recipe = "train", {"bn_groups": 1}
-    uses_labels = True
-    student_sees, teacher_sees = (0,), ()
 
     def __init__(self, backbone: nn.Module, num_classes: int, **options: Any) -> None:
         super().__init__()
         self.options = make(SupervisedOptions, "option", options)
         features: int = backbone.num_features  # type: ignore[assignment]
         self.student = Student(backbone, nn.Linear(features, num_classes), None, views=1)
+
+    @classmethod
+    def uses_labels(cls, o: SupervisedOptions) -> bool:
+        return True
 
     @classmethod
     def encoded_views(cls, o: SupervisedOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:

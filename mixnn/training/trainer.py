@@ -50,12 +50,15 @@ class Trainer:
         self.labelled = int(images.labels.min()) >= 0
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
         self.images = images.to(device)
+        if methods.uses_labels(config.method, config.options) and not self.labelled:
+            raise UserError(
+                f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
+                f"or choose a method that needs none (`mixnn methods`)"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
             self.method = methods.build(config.method, make_backbone(config), config.options, **facts)
-        if self.method.uses_labels and not self.labelled:
-            raise UserError(f"this needs a label for every image, and {config.data} has unlabelled ones: see --labels")
         self.method.to(device, memory_format=torch.channels_last)
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
@@ -207,8 +210,7 @@ class Trainer:
 def _note(values: dict[str, Any]) -> str:
     """loss 1.234  purity 0.56  kNN (k=200) 78.9  12,345 images/s"""
     parts = [f"loss {values['loss']:.3f}"]
-    if "purity" in values:
-        parts.append(f"purity {values['purity']:.3f}")
+    parts += [f"{name} {values[name]:.3f}" for name in ("purity", "accuracy") if name in values]
     if "knn" in values:
         parts.append(f"kNN (k={values['knn_k']}) {values['knn']:.1f}")
     if "images_per_s" in values:
