@@ -30,6 +30,11 @@ def cosine(u, v):
     return dot(unit(u), unit(v))
 
 
+def log_softmax(logits):
+    total = math.log(sum(math.exp(x) for x in logits))
+    return [x - total for x in logits]
+
+
 def close(ours, naive, tolerance=1e-12):
     torch.testing.assert_close(ours, torch.as_tensor(naive, dtype=torch.float64), rtol=0, atol=tolerance)
 
@@ -213,3 +218,178 @@ def test_spread_is_zero_when_collapsed_and_near_one_on_the_whole_sphere():
     close(F.spread(z * lengths), F.spread(z))
     collapsed = torch.ones(8, 4, dtype=torch.float64) * lengths[:8]
     assert F.spread(collapsed).item() == pytest.approx(0, abs=1e-12)
+
+
+# Contrast
+
+
+TAU = 0.3
+
+
+def logits_of(rows, keys):
+    return [[cosine(a, b) / TAU for b in keys.tolist()] for a in rows.tolist()]
+
+
+def test_soft_cross_entropy_equals_the_loop_for_targets_that_sum_to_anything():
+    logits, target = draw(B, Q), draw(B, Q, seed=1).abs()
+    naive = [-dot(t, log_softmax(row)) for row, t in zip(logits.tolist(), target.tolist(), strict=True)]
+    close(F.soft_cross_entropy(logits, target), sum(naive) / B)
+
+
+def test_info_nce_is_the_cross_entropy_of_column_0():
+    logits = draw(B, Q)
+    close(F.info_nce(logits), sum(-log_softmax(row)[0] for row in logits.tolist()) / B)
+
+
+def test_queue_logits_are_the_positives_cosine_and_then_every_support_rows():
+    q, z, support = draw(B, D), draw(B, D, seed=1), draw(Q, D, seed=2)
+    naive = [
+        [cosine(a, b) / TAU, *row] for a, b, row in zip(q.tolist(), z.tolist(), logits_of(q, support), strict=True)
+    ]
+    close(F.queue_logits(q, z, support, TAU), naive)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
+def test_sce_target_shares_eta_and_the_teachers_softmax_in_which_column_0_has_logit_0(eta):
+    z, support = draw(B, D), draw(Q, D, seed=1)
+    naive = []
+    for row in logits_of(z, support):
+        exp = [1.0, *(math.exp(x) for x in row)]
+        naive.append([(1 - eta) * e / sum(exp) + (eta if j == 0 else 0) for j, e in enumerate(exp)])
+    ours = F.sce_target(z, support, TAU, eta)
+    close(ours, naive)
+    close(ours.sum(1), [1.0] * B)
+
+
+def test_batch_contrast_picks_the_own_image_among_the_other_views():
+    q, z = draw(B, D), draw(B, D, seed=1)
+    close(F.batch_contrast(q, z, None, TAU), sum(-log_softmax(row)[n] for n, row in enumerate(logits_of(q, z))) / B)
+
+
+def test_batch_contrast_with_the_same_view_leaves_the_anchor_itself_out():
+    q, z = draw(B, D), draw(B, D, seed=1)
+    cross, same = logits_of(q, z), logits_of(q, q)
+    naive = [-log_softmax(cross[n] + [x for m, x in enumerate(same[n]) if m != n])[n] for n in range(B)]
+    close(F.batch_contrast(q, z, q, TAU), sum(naive) / B)
+
+
+@pytest.mark.parametrize("k", [1, K])
+def test_neighbor_contrast_sums_over_own_neighbors_and_averages_over_own_predictions(k):
+    p, neighbors = draw(B, D), draw(B, k, D, seed=1)
+    rows = logits_of(p, neighbors.flatten(0, 1))  # neighbor j belongs to prediction j // k
+    among_neighbors = [-sum(x for j, x in enumerate(log_softmax(row)) if j // k == n) for n, row in enumerate(rows)]
+    columns = [log_softmax([row[j] for row in rows]) for j in range(B * k)]
+    among_predictions = [-column[j // k] for j, column in enumerate(columns)]
+    ours = F.neighbor_contrast(p, neighbors, TAU)
+    close(ours[0], sum(among_neighbors) / B)
+    close(ours[1], sum(among_predictions) / (B * k))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_set_contrast_weighs_own_targets_among_those_of_the_whole_batch(shared):
+    p, targets, weights = draw(B, D), draw(B, K + 1, D, seed=1), draw(B, K + 1, seed=2).abs()
+    naive = 0.0
+    for n, row in enumerate(logits_of(p, targets.flatten(0, 1))):
+        own = log_softmax(row)[n * (K + 1) : (n + 1) * (K + 1)]
+        naive -= dot(weights[0 if shared else n].tolist(), own) / B
+    close(F.set_contrast(p, targets, weights[0] if shared else weights, TAU), naive)
+
+
+def losses_of(q, z, support, temperature):
+    """Every contrast, by name."""
+    neighbors = support[F.nearest(F.cosines(z, support).detach(), K)]
+    targets = torch.cat([z[:, None], neighbors], dim=1)
+    logits = F.queue_logits(q, z, support, temperature)
+    rows, columns = F.neighbor_contrast(q, neighbors, temperature)
+    return {
+        "info_nce": F.info_nce(logits),
+        "sce": F.soft_cross_entropy(logits, F.sce_target(z, support, temperature, 0.5)),
+        "relation": F.soft_cross_entropy(
+            F.cosines(q, support) / temperature, (F.cosines(z, support) / temperature).softmax(1)
+        ),
+        "cross": F.batch_contrast(q, z, None, temperature),
+        "nt_xent": F.batch_contrast(q, z, q, temperature),
+        "rows": rows,
+        "columns": columns,
+        "set": F.set_contrast(q, targets, F.cas_weights(q, neighbors, temperature), temperature),
+    }
+
+
+EXTREMES = {  # q, z and support rows that are hard on a softmax
+    "random": lambda v: (v[:B], v[B : 2 * B], v[2 * B :]),
+    "all identical": lambda v: (v[:1].repeat(B, 1), v[:1].repeat(B, 1), v[:1].repeat(Q, 1)),
+    "opposite": lambda v: (v[:1].repeat(B, 1), -v[:1].repeat(B, 1), -v[:1].repeat(Q, 1)),
+    "each its own support row": lambda v: (v[:B], v[:B], v[:Q]),
+    "tiny and huge": lambda v: (1e-8 * v[:B], 1e8 * v[B : 2 * B], v[2 * B :]),
+}
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("temperature", [1e-3, 1.0])
+def test_contrast_is_finite_in_float32_whatever_the_logits(extreme, temperature):
+    rng = torch.Generator().manual_seed(0)
+    q, z, support = EXTREMES[extreme](torch.randn(2 * B + Q, D, generator=rng))
+    q.requires_grad_()
+    for name, loss in losses_of(q, z, support, temperature).items():
+        (grad,) = torch.autograd.grad(loss, q, retain_graph=True)
+        assert loss.dtype == torch.float32
+        assert loss.isfinite(), name
+        assert loss > -1e-4, name
+        assert grad.isfinite().all(), name
+
+
+def test_contrast_with_a_support_set_of_65536_rows_equals_float64():
+    rng = torch.Generator().manual_seed(0)
+    q, z, support = (torch.randn(n, 16, generator=rng) for n in (4, 4, 65536))
+    ours, exact = (losses_of(q.to(t), z.to(t), support.to(t), 0.1) for t in (torch.float32, torch.float64))
+    for name, loss in ours.items():
+        assert loss.item() == pytest.approx(exact[name].item(), rel=1e-5), name
+
+
+# Mixed images
+
+
+def test_a_mixing_map_is_the_share_or_a_box_cut_off_at_the_border():
+    """All boxes over a grid of draws, pixel by pixel, in an image that is not square."""
+    height, width = 5, 7
+    sides = set()
+    for share in (0.0, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95, 0.999):
+        half = math.floor(math.floor(width * math.sqrt(1 - share)) / 2)
+        sides.add(2 * half)
+        for row in range(height):
+            for column in range(width):
+                centre = torch.tensor([(row + 0.5) / height, (column + 0.5) / width])
+                ours = F.mixing_map(torch.tensor(0.7), torch.tensor(share), centre, height, width)
+                naive = [
+                    [
+                        float(not (row - half <= y < row + half and column - half <= x < column + half))
+                        for x in range(width)
+                    ]
+                    for y in range(height)
+                ]
+                assert ours.tolist() == naive
+                area = sum(0 <= row + y < height for y in range(-half, half)) * sum(
+                    0 <= column + x < width for x in range(-half, half)
+                )
+                assert ours.mean().item() == pytest.approx(1 - area / (height * width), abs=1e-6)
+    assert sides == {0, 2, 4, 6}
+
+
+@pytest.mark.parametrize("coin, boxed", [(0.0, False), (0.4999, False), (0.5, True), (0.9999, True)])
+def test_heads_is_the_box_and_tails_the_share_everywhere(coin, boxed):
+    ours = F.mixing_map(torch.tensor(coin), torch.tensor(0.25), torch.tensor([0.5, 0.5]), 8, 8)
+    assert sorted(set(ours.flatten().tolist())) == ([0.0, 1.0] if boxed else [0.25])
+    assert ours.shape == (8, 8)
+    assert ours.mean().item() == (1 - 36 / 64 if boxed else 0.25)  # floor(8 sqrt(0.75)) = 6
+
+
+def test_the_first_centre_draw_is_the_row_and_every_pixel_is_as_likely():
+    height, width = 4, 6
+    draws = (torch.arange(24) + 0.5) / 24
+    for axis, size in enumerate((height, width)):
+        first = []
+        for u in draws:
+            centre = torch.tensor([0.5, 0.5]).index_put((torch.tensor(axis),), u)
+            zeros = (F.mixing_map(torch.tensor(0.5), torch.tensor(0.8), centre, height, width) == 0).nonzero()
+            first.append(zeros[:, axis].max().item())  # a box of side 2 around pixel c covers c - 1 and c
+        assert [first.count(pixel) for pixel in range(size)] == [24 // size] * size

@@ -86,7 +86,7 @@ def uses_labels(name: str, options: Mapping[str, Any]) -> bool:
     return find(name).uses_labels(make(find(name).Options, f"option of {name}", options))
 
 
-def overview() -> list[tuple[str, ...]]:
+def overview() -> list[tuple[str, str, str, str, str]]:
     """Of each method: name, year, idea, encoder passes of student and teacher by default, paper."""
     rows = []
     for name, cls in METHODS.items():

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from mixnn import methods
-from mixnn.methods.contract import Batch
+from mixnn.methods.contract import Aux, Batch
 from mixnn.nn.support_set import Rows
 
+B, D, Q, K, SHAPE = 6, 5, 17, 4, (1, 6, 6)
+PIXELS = 36
 NUM_IMAGES = 100
+WITHOUT_PREDICTOR = ("simclr", "moco", "sce", "ressl")
+WITHOUT_TEACHER = ("simclr", "nnclr")
 
 
 class Stub(nn.Module):
@@ -59,3 +65,77 @@ def batch(views: tuple[Tensor, ...], labels: Tensor, method: nn.Module, **draws:
     """A batch with the given draws; the others do not matter to matrices, but their shapes are the method's."""
     drawn = {name: torch.rand(shape) for name, shape in method.draws(len(labels)).items()} | draws
     return Batch(views, labels, torch.arange(len(labels)), drawn)
+
+
+# A step with numbers of our own
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def uniform(*shape: int, seed: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Inputs(NamedTuple):
+    """All that a step depends on."""
+
+    views: tuple[Tensor, ...]
+    labels: Tensor
+    index: Tensor
+    draws: dict[str, Tensor]
+    rings: tuple[Rows, Rows]  # of rows of unequal length
+    position: int  # so that a push wraps
+    previous: Tensor
+    P: Tensor
+    H: Tensor
+    T: Tensor
+
+
+def inputs() -> Inputs:
+    labels, index = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([7, 3, 50, 21, 99, 0])
+    lengths, ring_labels, images = 0.2 + 3 * uniform(Q, 1, seed=6), torch.arange(Q) % 3, torch.arange(Q) + 30
+    rings = Rows(draw(Q, D, seed=5) * lengths, ring_labels, images), Rows(draw(Q, D, seed=11), ring_labels, images)
+    draws = {
+        "lam": uniform(2, 1, 1, 1, seed=7),
+        "random": uniform(2, B, Q, seed=8),
+        "shuffle": uniform(3, B, seed=9),  # which matrices do not see
+        "coin": torch.tensor(0.3),
+        "share": torch.tensor(0.3, dtype=torch.float64),
+        "centre": torch.tensor([0.9, 0.4]),
+    }
+    views = tuple(draw(B, *SHAPE, seed=seed) for seed in (1, 2, 12))
+    weights = draw(PIXELS, D, seed=3), draw(D, D, seed=4), draw(PIXELS, D, seed=10)
+    return Inputs(views, labels, index, draws, rings, 13, draw(NUM_IMAGES, D, seed=13), *weights)
+
+
+class Ran(NamedTuple):
+    loss: Tensor
+    grads: list[Tensor]  # of P and, with a predictor, H
+    aux: Aux
+    method: Any
+
+
+def run_linear(name: str, given: Inputs | None = None, **options: Any) -> Ran:
+    """One forward and backward of the method, with the small support set and K unless told."""
+    given = given or inputs()
+    known = [row["name"] for row in methods.describe(name)]
+    options = {k: v for k, v in {"topk": K, "support_size": Q}.items() if k in known} | options
+    no_predictor = name in WITHOUT_PREDICTOR or options.get("base") == "moco"
+    no_rings = "support_size" not in known or options.get("topk") == 0 or (name == "unmix" and not no_predictor)
+    method = linear_method(
+        name,
+        given.P,
+        None if no_predictor else given.H,
+        None if name in WITHOUT_TEACHER else given.T,
+        () if no_rings else given.rings[: 2 if name == "cmsf" else 1],
+        given.position,
+        **options,
+    )
+    if options.get("auxiliary") == "prev_epoch":
+        method.previous_MD.copy_(given.previous)
+    draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
+    loss, aux = method(Batch(given.views[: len(method.views)], given.labels, given.index, draws))
+    loss.backward()
+    return Ran(loss.detach(), [p.grad for p in method.student.parameters()], aux, method)
