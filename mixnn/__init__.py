@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mixnn.config import Config as Config
     from mixnn.config import UserError as UserError
     from mixnn.evaluation import evaluate as evaluate
+    from mixnn.reproduction import reproduce as reproduce
     from mixnn.runs import Run as Run
     from mixnn.showcase import demo as demo
     from mixnn.training import pretrain as pretrain
@@ -28,8 +29,9 @@ _HOMES = {
     "demo": "mixnn.showcase",
     "evaluate": "mixnn.evaluation",
     "pretrain": "mixnn.training",
+    "reproduce": "mixnn.reproduction",
 }
-__all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain"]
+__all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain", "reproduce"]
 
 
 def __dir__() -> list[str]:

@@ -37,6 +37,10 @@ FLAGS = {
     "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
     "methods": set(),
     "data": {"--data-dir"},
+    "reproduce": {
+        "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
+        "--probe-epochs", "--setting", "--quiet",
+    },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
         "--no-baseline", "--json",
@@ -174,7 +178,7 @@ def test_an_option_that_only_another_method_has(ask: Ask):
 
 @pytest.mark.parametrize("word", ["topk", "topk:5", "=5", ""])
 def test_a_malformed_option(ask: Ask, word: str):
-    assert "write it as OPTION=VALUE, as in --set topk=5" in refused(ask, "pretrain digits --set", word)
+    assert "write it as NAME=VALUE, as in --set topk=5" in refused(ask, "pretrain digits --set", word)
 
 
 def test_an_unknown_data_set(ask: Ask):
@@ -220,7 +224,7 @@ def test_a_value_of_the_wrong_type(ask: Ask, words: str, name: str, wanted: str)
         ("--bn-groups 64", "and it needs two"),
         ("--limit 40", "digits has 40 images, fewer than batch_size=64: type --batch-size 40"),
         ("--set support_size=32", "type --set support_size=64 or more"),
-        ("--mode fast", "valid: auto, eager, compiled, captured"),
+        ("--mode fast", "valid: auto, eager, captured, compiled"),
         ("--backbone resnet", "did you mean 'resnet8'?"),
         ("--on-error ignore", "valid: skip, refuse"),
         ("--set views=s", "valid: s/w, s/s, w/w"),
@@ -470,8 +474,9 @@ def test_methods_lists_all_with_a_line_each(ask: Ask):
     answer = ask("methods")
     assert answer.code == 0
     rows = {line.split()[0]: line for line in answer.out.splitlines() if line and not line.startswith(" ")}
-    assert rows.keys() == {"method", *methods.METHODS}
-    assert "mixed nearest neighbors" in rows["mnn"]
+    assert rows.keys() == {"method", *methods.METHODS, "passes:"}
+    for name, year, idea, passes, paper in methods.overview():
+        assert all(word in rows[name] for word in (year, idea.split(",")[0][:20], passes, paper)), name
 
 
 @pytest.mark.parametrize("name", methods.METHODS)

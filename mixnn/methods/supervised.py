@@ -1,7 +1,7 @@
 """Supervised reference: cross-entropy with labels on the same backbone, optimizer and schedule.
 
-The MNN paper copies its row from ReSSL and gives no recipe. Here: plain batch norm, one linear layer, crops and flips
-alone. It trains on labelled images only (on STL-10, the 5,000).
+The MNN paper copies its row from ReSSL (arXiv 2107.09282) and gives no recipe. Here: plain batch norm, one linear
+layer, crops and flips alone. It trains on labelled images only (on STL-10, the 5,000).
 """
 
 from __future__ import annotations

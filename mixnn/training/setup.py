@@ -15,8 +15,8 @@ from mixnn.device import pick_device
 from mixnn.runs.images import load_split, training_size
 
 
-def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
-    """Defaults, then the data set's recipe, then what the user gave; and the images it speaks of."""
+def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+    """Defaults, then the data set's recipe and the method's, then what the user gave; no image is read for it."""
     if "options" in settings:
         raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     for name in settings:
@@ -30,6 +30,12 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     config = make(Config, "setting", recipe | wanted | dict(settings) | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
+    return config
+
+
+def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
+    """The full configuration, and the images it speaks of."""
+    config = configure(data, options, settings)
     if data in DATASETS and (config.labels or config.on_error != "skip"):
         raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
     images = load_split(config, methods.find(config.method).split)
@@ -38,8 +44,8 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     # Absolute, so that a run can be resumed and evaluated from any place.
     absolute = {"data": "" if data in DATASETS else data, "data_dir": config.data_dir}
     absolute["labels"] = "" if config.labels == "folders" else config.labels
-    config = replace(config, **{k: str(Path(v).expanduser().absolute()) for k, v in absolute.items() if v})
-    return config, images
+    paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in absolute.items() if v}
+    return replace(config, **paths), images
 
 
 def check_device(config: Config) -> None:

@@ -1,0 +1,98 @@
+"""The command line: a dict from verb to function, flags made from the dataclasses.
+
+torch is imported by the verb that needs it, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from mixnn.cli import evidence, look, train
+from mixnn.cli.words import Parser
+from mixnn.config import Interrupted, UserError, unknown
+
+EPILOG = """examples:
+  mixnn demo                                  embedded data, a minute on a CPU: train, evaluate, show
+  mixnn pretrain cifar10                      the paper's recipe, MNN
+  mixnn pretrain cifar10 --method msf --set topk=1 --set views=s/s --seed 3
+  mixnn pretrain ./photos --epochs 100 --out runs/photos
+  mixnn pretrain --resume runs/photos
+  mixnn evaluate runs/photos
+  mixnn reproduce main --data cifar10         a table of the paper, with our numbers beside
+`mixnn VERB --help` says more."""
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
+        prog="mixnn",
+        description="Self-supervised learning of images from nearest neighbors.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    parsers = {}
+    for name, (function, add_arguments) in VERBS.items():
+        summary = (function.__doc__ or "").splitlines()[0]
+        parsers[name] = verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        add_arguments(verb)
+    return parser, parsers
+
+
+VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.ArgumentParser], None]]] = {
+    "demo": (train.demo, train.demo_arguments),
+    "pretrain": (train.pretrain, train.pretrain_arguments),
+    "evaluate": (train.evaluate, train.evaluate_arguments),
+    "methods": (look.methods, look.methods_arguments),
+    "data": (look.data, look.data_arguments),
+    "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
+    "bench": (train.bench, train.bench_arguments),
+}
+
+
+def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
+    parser, verbs = build_parser()
+    if words and not words[0].startswith("-") and words[0] not in VERBS:
+        raise unknown("verb", words[0], VERBS)
+    args, rest = parser.parse_known_args(words)
+    for word in rest:
+        if word.startswith("-"):
+            raise unknown(
+                f"option of {args.verb or 'mixnn'}", word.partition("=")[0], (verbs.get(args.verb) or parser).flags()
+            )
+    if rest:
+        raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {args.verb} --help` lists what is valid")
+    return parser, args
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
+    try:
+        words = sys.argv[1:] if words is None else words
+        parser, args = parse(words)
+        args.words = words  # as typed, for the run folder
+        if args.version:
+            from mixnn import __version__
+
+            print(__version__)
+            return 0
+        if not args.verb:
+            parser.print_help()
+            return 0
+        return VERBS[args.verb][0](args)
+    except UserError as error:
+        print(f"mixnn: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("mixnn: interrupted", file=sys.stderr)
+        return 130
+    except Interrupted as error:
+        print(f"mixnn: {error}", file=sys.stderr)
+        return 128 + error.signal

@@ -1,0 +1,64 @@
+"""Verbs that show: reproduce."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mixnn.cli import words
+
+
+def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", nargs="?", default="", help="which; without it, all are listed; `all` for all of them")
+    parser.add_argument("--data", default="cifar10", help="data set [cifar10]")
+    parser.add_argument("--seeds", default="0", metavar="INT,INT,...", help="runs of each row [0]")
+    parser.add_argument(
+        "--row", action="append", default=[], metavar="NAME", help="only this row of the table; may be repeated"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and its time, run nothing")
+    parser.add_argument("--no-run", action="store_true", help="print what is there, run nothing")
+    parser.add_argument("--results", default="results", metavar="FOLDER", help="finished runs, a JSON each [results]")
+    parser.add_argument("--runs", default="runs", metavar="FOLDER", help="run folders [runs]")
+    parser.add_argument(
+        "--format", default="terminal", metavar="{terminal,markdown,latex,json}", help="of the table [terminal]"
+    )
+    parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="how runs are evaluated [all]")
+    parser.add_argument("--probe-epochs", default="100", metavar="INT", help="of the linear probe [100]")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of every run, as `mixnn pretrain --help` lists them: epochs=20",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    """regenerate a table of the paper: run what is missing, print our numbers beside the paper's"""
+    from mixnn import reproduction
+    from mixnn.progress import Reporter, print_table
+
+    if not args.table:
+        rows = [(name, table.title, str(len(table.rows))) for name, table in reproduction.TABLES.items()]
+        print_table(("table", "what it compares", "rows"), rows)
+        return 0
+    settings = dict(words.pair(text, "--setting epochs=20") for text in args.setting)
+    if os.environ.get("MIXNN_DATA"):
+        settings.setdefault("data_dir", os.environ["MIXNN_DATA"])
+    reproduction.reproduce(
+        args.table,
+        data=args.data,
+        seeds=[words.number(seed, "seeds", 0) for seed in args.seeds.split(",")],
+        rows=args.row,
+        results=args.results,
+        runs=args.runs,
+        run=not args.no_run,
+        dry_run=args.dry_run,
+        form=args.format,
+        protocol=args.protocol,
+        probe_epochs=words.number(args.probe_epochs, "probe-epochs", 1),
+        reporter=Reporter(args.quiet),
+        **settings,
+    )
+    return 0

@@ -1,0 +1,51 @@
+"""What the verbs' parsers are made of."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mixnn.config import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in this project's manner: what is wrong, what is near, what is valid."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message}\n`{self.prog} --help` lists what is valid")
+
+    def flags(self) -> list[str]:
+        return [s for action in self._actions for s in action.option_strings if s.startswith("--")]
+
+
+def flags_of(cls: type, parser: argparse.ArgumentParser, skip: Sequence[str] = ()) -> None:
+    """One flag a field; values are checked by the dataclass, so that the command and Python answer alike."""
+    for field in dataclasses.fields(cls):
+        if field.metadata and field.name not in skip:
+            choices = field.metadata["choices"]
+            text = f"{field.metadata['help']} [{field.default}]".replace(" []", "").replace("%", "%%")
+            metavar = "{" + ",".join(choices) + "}" if choices else str(field.type).upper()
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, help=text)
+
+
+def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        flag = example.partition(" ")[0]
+        raise UserError(f"{flag} {text}: write it as NAME=VALUE, as in {example}")
+    return name, value
+
+
+def number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise UserError(f"--{name} {text}: {name} takes a whole number") from None
+    if value < low:
+        raise UserError(f"--{name} {text}: {name} must be at least {low}")
+    if value > high:
+        raise UserError(f"--{name} {text}: {name} must be at most {high}")
+    return value

@@ -1,0 +1,89 @@
+"""A table of results beside the paper's: on the terminal, as Markdown, LaTeX or JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mixnn.progress import print_table
+from mixnn.reproduction.plan import plan_row
+from mixnn.reproduction.tables import METRICS, Row, Table, number
+
+FORMATS = ("terminal", "markdown", "latex", "json")
+LABELS = {"linear": "linear", "knn": "kNN"}
+
+
+def measured(metric: str, summary: Mapping[str, Any]) -> float | None:
+    """A run's own number: linear of the last epoch, kNN by weighted vote."""
+    result = summary["results"].get(metric)
+    return None if result is None else result["last" if metric == "linear" else "weighted"]
+
+
+def cells(
+    table: Table, data: str, seeds: Sequence[int], settings: Mapping[str, Any], done: Mapping[tuple[str, int], Any]
+) -> list[dict[str, Any]]:
+    """Each row's numbers: the paper's, the authors' fixed code's, ours, and how far ours is from theirs."""
+    rows = []
+    for row in table.rows:
+        runs = [
+            done[r.fingerprint, r.seed] for r in plan_row(row, data, seeds, settings) if (r.fingerprint, r.seed) in done
+        ]
+        rows.append({"name": row.name, "note": row.note} | {m: _cell(row, m, data, runs) for m in METRICS})
+    return rows
+
+
+def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    values = [v for v in (measured(metric, run) for run in runs) if v is not None]
+    paper, fixed = (number(row, whose, metric, data) for whose in ("paper", "fixed"))
+    ours = statistics.fmean(values) if values else None
+    target = paper if fixed is None else fixed
+    return {
+        "paper": paper,
+        "fixed": fixed,
+        "ours": ours,
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "n": len(values),
+        "difference": None if ours is None or target is None else ours - target,
+    }
+
+
+def render(table: Table, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    """The table as text; "" where the terminal was written to directly."""
+    if form == "json":
+        return json.dumps({"table": table.name, "title": table.title, "data": data, "rows": list(rows)}, indent=1)
+    metrics = METRICS if any(row[m]["ours"] is not None for row in rows for m in METRICS) else table.metrics
+    header = [
+        "",
+        *(f"{LABELS[m]}: {c}" for m in metrics for c in ("paper", "authors' fixed code", "ours", "difference")),
+    ]
+    body = [[row["name"], *(text for m in metrics for text in _texts(row[m], form))] for row in rows]
+    title = f"{table.title}, {data}"
+    if form == "terminal":
+        print(title)
+        short = [h.replace("authors' fixed code", "fixed") for h in header]
+        print_table(short, body)
+        return ""
+    if form == "markdown":
+        lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)])
+    lines = ["\\begin{tabular}{l" + "r" * (len(header) - 1) + "}", "% " + title]
+    lines += [" & ".join(_latex(c) for c in cells) + r" \\" for cells in [header, *body]]
+    return "\n".join([*lines, "\\end{tabular}"])
+
+
+def _texts(cell: Mapping[str, Any], form: str) -> list[str]:
+    plus_minus = {"latex": r"$\pm$"}.get(form, "±")
+    ours = "" if cell["ours"] is None else f"{cell['ours']:.2f}"
+    if cell["std"] is not None:
+        ours += f" {plus_minus} {cell['std']:.2f} (n={cell['n']})"
+    return [
+        *("" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed")),
+        ours,
+        "" if cell["difference"] is None else f"{cell['difference']:+.2f}",
+    ]
+
+
+def _latex(text: str) -> str:
+    return text.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_")
