@@ -56,7 +56,6 @@ def evaluate(
         "train_seed": config.seed,
         "train_images": len(train),
         "test_images": len(test),
-        "precision": "bf16 forward, fp32 features" if where.type == "cuda" else "fp32",
     }
     results: dict[str, Any] = {}
     for name in PROTOCOLS[protocol]:
@@ -73,14 +72,15 @@ def evaluate(
 
 def _knn(run: Run, backbone: ResNet, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
     k = default_k(len(train), train.num_classes)
-    bank, queries = features(backbone, train), features(backbone, test)
+    bank, queries = (features(backbone, images, bf16=False) for images in (train, test))  # once, so precision is cheap
     found: dict[str, Any] = dict(knn(bank, train.labels, queries, test.labels, train.num_classes, k))
     readings = [record["knn"] for record in run.metrics() if "knn" in record]
     if readings:
         found["best_reading"] = max(readings)  # of those during training
     vote = "weighted by exp(cos / temperature); majority beside it"
     how = {"k": k, "temperature": 0.1, "vote": vote, "augmentation": "none", "features": "unit, student backbone"}
-    return found, how | {"report": "last checkpoint"}
+    precision = "fp32, TF32 convolutions" if bank.is_cuda else "fp32"
+    return found, how | {"report": "last checkpoint", "precision": precision}
 
 
 def _linear(
@@ -89,7 +89,9 @@ def _linear(
     with say.bar("linear probe", probe.epochs) as advance:
         found = linear(backbone, train, test, size, probe, advance)
     flip = probe.flip if train.mirror else 0.0
-    return found, asdict(probe) | {"flip": flip, "crop_size": size, "report": "last epoch; best is named"}
+    precision = "bf16 forward, fp32 features" if train.images.is_cuda else "fp32"
+    how = asdict(probe) | {"flip": flip, "crop_size": size, "precision": precision}
+    return found, how | {"report": "last epoch; best is named"}
 
 
 def check_writable(file: str | Path) -> None:

@@ -50,7 +50,7 @@ class CMSFOptions(MixtureOptions):
 class CMSF(Mixture):
     """Half of MSF's loss with z's own neighbors, half with those of the auxiliary space."""
 
-    about = About(2022, "Navaneet et al., arXiv 2112.04607", "MSF, and once more with neighbors of another space")
+    about = About(2021, "Navaneet et al., arXiv 2112.04607", "MSF, and once more with neighbors of another space")
     Options = CMSFOptions
     options: CMSFOptions
     facts = ("num_images",)
