@@ -7,12 +7,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "mixnn"
 ORDER = [
-    *("config", "device", "progress", "functional", "augment", "data", "nn", "methods", "runs", "evaluation"),
+    *("config", "device", "progress", "functional", "augment", "data", "nn", "methods", "diagnostics", "runs", "evaluation"),
     *("training", "baseline", "benchmark", "showcase", "reproduction", "cli"),
 ]
 DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere
 FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
-STEP_PATH = [f for f in FILES if f.startswith(("augment", "functional", "nn/", "methods/")) or f == "training/step.py"]
+STEP_PATH = [f for f in FILES if f.startswith(("augment", "functional", "diagnostics", "nn/", "methods/")) or f == "training/step.py"]
 HOST_READS = {"item", "cpu", "tolist", "numpy", "cuda", "nonzero", "synchronize"}
 MAX_LINES = 300
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mixnn import functional as F
 from mixnn.config import other_default
-from mixnn.methods.contract import About
-from mixnn.methods.siamese import Common, Direction, Momentum, Siamese
+from mixnn.methods.contract import About, Direction
+from mixnn.methods.siamese import Common, Momentum, Siamese
 
 
 @dataclass(frozen=True)

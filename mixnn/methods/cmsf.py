@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import UserError, option, other_default
-from mixnn.methods.contract import About, Aux, Batch
+from mixnn.methods.contract import About, Aux, Batch, Direction, Found
 from mixnn.methods.mixture import Mixture, MixtureOptions
-from mixnn.methods.siamese import Direction, Encoded, Found, take
+from mixnn.methods.siamese import Encoded, take
 from mixnn.nn.support_set import Rows
 
 

@@ -45,9 +45,39 @@ class Batch(NamedTuple):
     draws: dict[str, Tensor]
 
 
+class Found(NamedTuple):
+    """Neighbors in the support set, nearest first."""
+
+    index_BK: Tensor
+    z_BKD: Tensor  # raw
+    labels_BK: Tensor
+    images_BK: Tensor  # which images of the data set they are
+
+
+class Direction(NamedTuple):
+    """What a loss may use of direction a>b."""
+
+    number: int  # 0 for 1>2, 1 for 2>1
+    q_BD: Tensor
+    p_BD: Tensor
+    z_BD: Tensor
+    found: tuple[Found, ...]  # a list of neighbors; CMSF has two, most methods one, some none
+    support_QD: Tensor  # the support set as this direction sees it, raw; Q = 0 without one
+    draws: dict[str, Tensor]
+
+    @property
+    def neighbors_BKD(self) -> Tensor:
+        return self.found[0].z_BKD if self.found else self.z_BD[:, None][:, :0]
+
+
 class Aux(NamedTuple):
-    """What forward hands on, without gradient."""
+    """What forward hands on."""
 
     push: tuple[Rows, ...]  # for each support set
-    neighbors: tuple[Tensor, ...]  # support rows found, (B, K) a direction
-    metrics: dict[str, Tensor]  # scalars to log
+    directions: tuple[Direction, ...]  # for diagnostics; none where there are no two views
+    metrics: dict[str, Tensor]  # other scalars to log, without gradient
+
+    @property
+    def neighbors(self) -> tuple[Tensor, ...]:
+        """Support rows found, (B, K) a direction."""
+        return tuple(d.found[0].index_BK for d in self.directions if d.found)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mixnn import functional as F
 from mixnn.config import option
-from mixnn.methods.siamese import Common, Direction, Momentum, Neighbors, Siamese
+from mixnn.methods.contract import Direction
+from mixnn.methods.siamese import Common, Momentum, Neighbors, Siamese
 
 
 @dataclass(frozen=True)

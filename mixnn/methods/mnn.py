@@ -12,9 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.methods.contract import About
+from mixnn.methods.contract import About, Direction
 from mixnn.methods.mixture import Mixture, MixtureOptions
-from mixnn.methods.siamese import Direction
 
 
 class MNN(Mixture):

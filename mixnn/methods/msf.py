@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.methods.contract import About
-from mixnn.methods.siamese import Common, Direction, Momentum, Neighbors, Siamese
+from mixnn.methods.contract import About, Direction
+from mixnn.methods.siamese import Common, Momentum, Neighbors, Siamese
 
 
 @dataclass(frozen=True)

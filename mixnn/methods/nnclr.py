@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import UserError, option, other_default
-from mixnn.methods.contract import About
-from mixnn.methods.siamese import Common, Direction, Neighbors, Siamese
+from mixnn.methods.contract import About, Direction
+from mixnn.methods.siamese import Common, Neighbors, Siamese
 from mixnn.nn.encoder import mlp
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mixnn import functional as F
 from mixnn.config import option, other_default
-from mixnn.methods.contract import About
+from mixnn.methods.contract import About, Direction
 from mixnn.methods.moco import MoCo, MoCoOptions
-from mixnn.methods.siamese import Common, Direction
+from mixnn.methods.siamese import Common
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, make, option
-from mixnn.methods.contract import REGIMES, About, Aux, Batch
+from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
 
@@ -77,30 +77,6 @@ class Encoded(NamedTuple):
     q: dict[int, Tensor]  # student's projection
     p: dict[int, Tensor]  # student's prediction; q itself without a predictor
     z: dict[int, Tensor]  # target side
-
-
-class Found(NamedTuple):
-    """Neighbors in the support set, nearest first."""
-
-    index_BK: Tensor
-    z_BKD: Tensor  # raw
-    labels_BK: Tensor
-
-
-class Direction(NamedTuple):
-    """What a loss may use of direction a>b."""
-
-    number: int  # 0 for 1>2, 1 for 2>1
-    q_BD: Tensor
-    p_BD: Tensor
-    z_BD: Tensor
-    found: tuple[Found, ...]  # a list of neighbors; CMSF has two, most methods one, some none
-    support_QD: Tensor  # the support set as this direction sees it, raw; Q = 0 without one
-    draws: dict[str, Tensor]
-
-    @property
-    def neighbors_BKD(self) -> Tensor:
-        return self.found[0].z_BKD if self.found else self.z_BD[:, None][:, :0]
 
 
 class Siamese(nn.Module):
@@ -176,14 +152,7 @@ class Siamese(nn.Module):
         push = self.rows_to_push(seen, batch)
         directions = [self.direction(i, a, b, seen, push, batch) for i, (a, b) in enumerate(self.pairs)]
         loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
-        with torch.no_grad():
-            found = [d.found[0] for d in directions if d.found]
-            clean = directions[: 2 if self.options.symmetric else 1]
-            apart = torch.cat([2 - 2 * (F.unit(d.p_BD) * F.unit(d.z_BD)).sum(1) for d in clean])
-            metrics = {"d_positive": apart.mean(), "spread": F.spread(torch.cat([d.z_BD for d in clean]))}
-            if found:
-                metrics["purity"] = torch.stack([F.purity(f.labels_BK, batch.labels_B) for f in found]).mean()
-        return loss, Aux(push, tuple(f.index_BK for f in found), metrics)
+        return loss, Aux(push, tuple(directions[: 2 if self.options.symmetric else 1]), {})
 
     def encode(self, batch: Batch) -> Encoded:
         """Both networks, each over the views it needs in one pass."""
@@ -230,7 +199,8 @@ class Siamese(nn.Module):
         index_BK, exists_BK = F.nearest_of_label(sim_BQ, o.topk, batch.labels_B, rows.labels_Q)
         # Early on there may be fewer than K rows of a label: z stands in for the missing ones.
         neighbors_BKD = torch.where(exists_BK[:, :, None], rows.z_QD[index_BK], z_BD[:, None])
-        return Found(index_BK, neighbors_BKD, batch.labels_B[:, None].expand_as(index_BK))
+        images_BK = rows.index_Q[index_BK].masked_fill(~exists_BK, -1)
+        return Found(index_BK, neighbors_BKD, batch.labels_B[:, None].expand_as(index_BK), images_BK)
 
     def combine(self, losses: list[Tensor], batch: Batch) -> Tensor:
         """The step's loss from those of its directions."""
@@ -248,7 +218,7 @@ class Siamese(nn.Module):
 
 
 def take(rows: Rows, index_BK: Tensor) -> Found:
-    return Found(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK])
+    return Found(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK], rows.index_Q[index_BK])
 
 
 def _by_view(numbers: tuple[int, ...], stacked: Tensor) -> dict[int, Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import option, other_default
-from mixnn.methods.contract import About
-from mixnn.methods.siamese import Common, Direction, Siamese
+from mixnn.methods.contract import About, Direction
+from mixnn.methods.siamese import Common, Siamese
 from mixnn.nn.encoder import mlp
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import option, other_default
-from mixnn.methods.contract import About
+from mixnn.methods.contract import About, Direction
 from mixnn.methods.mixture import Mixture, MixtureOptions
-from mixnn.methods.siamese import Common, Direction
+from mixnn.methods.siamese import Common
 from mixnn.nn.encoder import mlp
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from mixnn import functional as F
 from mixnn.config import option
 from mixnn.methods.byol import BYOL
-from mixnn.methods.contract import About, Batch
+from mixnn.methods.contract import About, Batch, Direction
 from mixnn.methods.moco import MoCo, MoCoOptions
-from mixnn.methods.siamese import Direction, Encoded, Siamese
+from mixnn.methods.siamese import Encoded, Siamese
 
 X1, X2, MIXED, REVERSED = range(4)
 

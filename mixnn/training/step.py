@@ -2,9 +2,10 @@
 
     images[index] -> views -> method.forward -> backward -> SGD -> method.after_step
 
-Eager runs it operator by operator. Captured, on CUDA, compiles the making of views (small operators by the hundred) and
-records the whole step once for replay; the networks' time lies in convolutions and in batch norm, which has kernels of
-its own. Compiled compiles all from images to loss, and on CUDA records that: the fastest step, and the longest start.
+Eager runs it operator by operator. Captured, on CUDA, compiles the making of views and the log (small operators by the
+hundred) and records the whole step once for replay; the networks' time lies in convolutions and in batch norm, which
+has kernels of its own. Compiled compiles all from images to loss, and on CUDA records that: the fastest step, and the
+longest start.
 
 The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate
 are written into fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
-from mixnn.methods.contract import Aux, Batch
+from mixnn.diagnostics import measure
+from mixnn.methods.contract import Aux, Batch, Direction
 
 MODES = ("eager", "compiled", "captured")
 WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, lazily made handles
@@ -62,7 +64,7 @@ class Step:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
         self._loss: Callable[[], tuple[Tensor, Aux]] = self.loss
-        self._make_views = make_views
+        self._make_views, self._log = make_views, log
         if mode != "eager":
             # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -70,7 +72,7 @@ class Step:
         if mode == "compiled":
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         if mode == "captured":
-            self._make_views = compiled_views()
+            self._make_views, self._log = compiled(make_views), compiled(log)
         self._run = self._body
         if mode != "eager" and device.type == "cuda":
             self._run = self._capture()
@@ -113,11 +115,11 @@ class Step:
         loss.backward()
         self.optimizer.step()
         self.method.after_step(aux)
-        values = {"loss": loss.detach()} | aux.metrics
+        names, values = self._log(loss, aux.metrics, aux.directions, self.images.labels[self.index], self.index)
         if not self.names:
-            self.names = list(values)
+            self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
-        self.sums += torch.stack([v.double() for v in values.values()])
+        self.sums += values
 
     def _capture(self) -> Callable[[], None]:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
@@ -146,10 +148,19 @@ def make_views(
     return tuple(normalize(augment(images_u8, u, view), mean, std) for u, view in zip(draws, views, strict=True))
 
 
+@torch.no_grad()
+def log(
+    loss: Tensor, metrics: dict[str, Tensor], directions: tuple[Direction, ...], labels_B: Tensor, index_B: Tensor
+) -> tuple[tuple[str, ...], Tensor]:
+    """Names and numbers that a step leaves to be summed."""
+    values = {"loss": loss.detach()} | metrics | measure(directions, labels_B, index_B)
+    return tuple(values), torch.stack([v.double() for v in values.values()])
+
+
 @functools.cache
-def compiled_views() -> Callable[..., tuple[Tensor, ...]]:
-    """make_views compiled: once for all runs of a process that augment alike."""
-    return torch.compile(make_views, fullgraph=True, dynamic=False)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Once for all runs of a process that augment, or look for neighbors, alike."""
+    return torch.compile(function, fullgraph=True, dynamic=False)
 
 
 def sgd(parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> torch.optim.SGD:

@@ -165,7 +165,8 @@ class Trainer:
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
         if not self.labelled:
-            means.pop("purity", None)  # an unlabelled row counts as a false neighbor, so the number would mean nothing
+            # An unlabelled row counts as a false neighbor, so these would mean nothing.
+            means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
 
     def _diverged(self, what: str) -> UserError:

@@ -1,0 +1,79 @@
+"""What a step shows beside its loss: whom it takes for neighbors, and whether it collapses.
+
+Pure functions of a step's directions, so that they are compiled and captured with it. `NAMES` says what each number
+means. All are means over a batch and over both directions; an epoch's line in metrics.jsonl has their mean over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mixnn import functional as F
+from mixnn.methods.contract import Direction
+
+NAMES = {
+    "d_positive": "d(p, z), squared distance of prediction and target",
+    "d_neighbors": "mean over i of d(p, z_i), before any mixing",
+    "spread": "deviation of unit z over the batch times sqrt(D): 1 if they fill the sphere, 0 if collapsed",
+    "rank": "effective dimensions of z in a batch: (sum of variances)^2 / sum of squared covariances",
+    "purity": "share of neighbors with the anchor's label",
+    "purity_k": "the same for the k-th neighbor, nearest to z first",
+    "purity_cas_k": "the same for the k-th in order of attention (CAS), largest first",
+    "inconsistency": "share of ranks at which these two orders name different neighbors; 0.8 for random orders of 5",
+    "cas_entropy": "entropy of the attention over K neighbors, nats; at most ln K",
+    "cas_entropy_0.1": "the same with the attention's temperature at 0.1",
+    "own_image": "share of anchors that have their own image among their neighbors: a leak, unless images recur",
+    "norm_ratio": "mean |z_i| / |z|: how far raw mixing is from mixing directions",
+    "cos_neighbors": "mean cos(z, z_i)",
+}
+
+
+@torch.no_grad()
+def measure(directions: Sequence[Direction], labels_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
+    """Every number of NAMES that these directions have."""
+    if not directions:
+        return {}
+    q, p, z = (torch.cat(v).detach() for v in zip(*((d.q_BD, d.p_BD, d.z_BD) for d in directions), strict=True))
+    out = {"d_positive": (2 - 2 * _dot(p, z)).mean(), "spread": F.spread(z), "rank": effective_dimensions(z)}
+    found = [d.found[0] for d in directions if d.found]
+    if not found:
+        return out
+    labels, index = labels_B.repeat(len(found)), index_B.repeat(len(found))
+    neighbors, theirs, images = (
+        torch.cat(v) for v in zip(*((f.z_BKD, f.labels_BK, f.images_BK) for f in found), strict=True)
+    )
+    topk = neighbors.shape[1]
+    out["d_neighbors"] = (2 - 2 * _dot(p[:, None], neighbors)).mean()
+    out["cos_neighbors"] = _dot(z[:, None], neighbors).mean()
+    out["norm_ratio"] = (neighbors.norm(dim=2) / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).mean()
+    out["own_image"] = (images == index[:, None]).any(1).to(z.dtype).mean()
+    out["purity"] = F.purity(theirs, labels)
+    sharp = F.attention(q, neighbors, 0.1)
+    order = sharp.argsort(dim=1, descending=True, stable=True)  # as at any temperature
+    out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
+    out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
+    out["cas_entropy_0.1"] = entropy(sharp).mean()
+    by_attention = theirs.gather(1, order)
+    for k in range(topk):
+        out[f"purity_{k + 1}"] = F.purity(theirs[:, k : k + 1], labels)
+        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, k : k + 1], labels)
+    return out
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (F.unit(a) * F.unit(b)).sum(-1)
+
+
+def entropy(p_BK: Tensor) -> Tensor:
+    """-sum p ln p of each row, (B,)."""
+    return -torch.special.xlogy(p_BK, p_BK).sum(1)
+
+
+def effective_dimensions(z_BD: Tensor) -> Tensor:
+    """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if one is left."""
+    centred = F.unit(z_BD) - F.unit(z_BD).mean(0)
+    covariance = centred.T @ centred
+    return covariance.trace().square() / covariance.square().sum().clamp(min=1e-30)
