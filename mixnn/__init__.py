@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mixnn.runs import Run as Run
     from mixnn.showcase import demo as demo
     from mixnn.training import pretrain as pretrain
+    from mixnn.training.diagnosis import diagnose as diagnose
 
 _HOMES = {
     "Config": "mixnn.config",
@@ -27,11 +28,12 @@ _HOMES = {
     "Run": "mixnn.runs",
     "bench": "mixnn.benchmark",
     "demo": "mixnn.showcase",
+    "diagnose": "mixnn.training.diagnosis",
     "evaluate": "mixnn.evaluation",
     "pretrain": "mixnn.training",
     "reproduce": "mixnn.reproduction",
 }
-__all__ = ["Config", "Run", "UserError", "bench", "demo", "evaluate", "pretrain", "reproduce"]
+__all__ = ["Config", "Run", "UserError", "bench", "demo", "diagnose", "evaluate", "pretrain", "reproduce"]
 
 
 def __dir__() -> list[str]:

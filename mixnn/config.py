@@ -157,6 +157,7 @@ class Config(Checked):
     limit: int = option(0, "use this many images of each split only; 0: all", low=0)
     knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
+    loggers: str = option("", "beside metrics.jsonl, log to tensorboard, wandb, or both with a comma between")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",

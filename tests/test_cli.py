@@ -32,11 +32,12 @@ FLAGS = {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--quiet", "--method", "--epochs", "--batch-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
-        "--checkpoint-every", "--device", "--mode", "--precision", "--data-dir",
+        "--checkpoint-every", "--loggers", "--device", "--mode", "--precision", "--data-dir",
     },
     "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
     "methods": set(),
     "data": {"--data-dir"},
+    "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
         "--probe-epochs", "--setting", "--quiet",

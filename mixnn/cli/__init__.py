@@ -49,6 +49,7 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.A
     "evaluate": (train.evaluate, train.evaluate_arguments),
     "methods": (look.methods, look.methods_arguments),
     "data": (look.data, look.data_arguments),
+    "diagnose": (evidence.diagnose, evidence.diagnose_arguments),
     "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
     "bench": (train.bench, train.bench_arguments),
 }

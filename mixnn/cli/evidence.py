@@ -1,4 +1,4 @@
-"""Verbs that show: reproduce."""
+"""Verbs that show: diagnose, reproduce."""
 
 from __future__ import annotations
 
@@ -6,6 +6,36 @@ import argparse
 import os
 
 from mixnn.cli import words
+
+
+def diagnose_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--batches", default="20", metavar="INT", help="of training images to look at [20]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+
+
+def diagnose(args: argparse.Namespace) -> int:
+    """whom a run takes for neighbors, how pure they are, and whether its embeddings have collapsed"""
+    import json
+
+    from mixnn.progress import print_table
+    from mixnn.runs import Run
+    from mixnn.training import diagnosis
+
+    run = Run.open(args.run)
+    found = diagnosis.diagnose(
+        run,
+        batches=words.number(args.batches, "batches", 1),
+        device=args.device,
+        data_dir=words.data_dir(args.data_dir, run.config.data_dir),
+    )
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print_table(("", "value", "what it is"), diagnosis.meanings(found))
+    return 0
 
 
 def reproduce_arguments(parser: argparse.ArgumentParser) -> None:

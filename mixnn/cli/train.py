@@ -133,7 +133,7 @@ def evaluate(args: argparse.Namespace) -> int:
         epochs=words.number(args.epochs, "epochs", 1),
         seed=words.number(args.seed, "seed", 0),
         device=args.device,
-        data_dir=args.data_dir or ("" if run.config.data_dir else os.environ.get("MIXNN_DATA", "")),
+        data_dir=words.data_dir(args.data_dir, run.config.data_dir),
         reporter=Reporter(args.quiet),
     )
     if args.save:

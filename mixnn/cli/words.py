@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,11 @@ def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
         flag = example.partition(" ")[0]
         raise UserError(f"{flag} {text}: write it as NAME=VALUE, as in {example}")
     return name, value
+
+
+def data_dir(given: str, runs_own: str) -> str:
+    """Where data sets are kept: as typed, else as the run has it, else $MIXNN_DATA; "" for the default."""
+    return given or ("" if runs_own else os.environ.get("MIXNN_DATA", ""))
 
 
 def number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:

@@ -85,6 +85,14 @@ class Step:
         self._run()
         self.count += 1
 
+    @torch.no_grad()
+    def observe(self, index: Tensor, generator: torch.Generator) -> None:
+        """Log a batch without learning from it; batch norm's running statistics do move."""
+        self.index.copy_(index)
+        self.uniforms.uniform_(generator=generator)
+        self._note(*self._loss())
+        self.count += 1
+
     def means(self) -> dict[str, float]:
         """Averages since the last reset; the one place where the host waits for the device."""
         return dict(zip(self.names, (self.sums / max(1, self.count)).tolist(), strict=True))
@@ -115,6 +123,9 @@ class Step:
         loss.backward()
         self.optimizer.step()
         self.method.after_step(aux)
+        self._note(loss, aux)
+
+    def _note(self, loss: Tensor, aux: Aux) -> None:
         names, values = self._log(loss, aux.metrics, aux.directions, self.images.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
 from mixnn.runs.images import has_test_split, is_labelled, load_split
+from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
@@ -46,6 +49,7 @@ class Trainer:
 
     def __init__(self, config: Config, images: ImageSet, say: Reporter) -> None:
         self.config, self.say = config, say
+        loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         self.labelled = int(images.labels.min()) >= 0
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
@@ -128,7 +132,11 @@ class Trainer:
 
     def fit(self, run: Run) -> None:
         """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
-        with interrupts() as flag, self.say.bar(self.config.method, self.config.epochs) as advance:
+        with (
+            self._loggers(run),
+            interrupts() as flag,
+            self.say.bar(self.config.method, self.config.epochs) as advance,
+        ):
             clock = read = time.perf_counter()
             first = self.done
             while self.done < self.total_steps:
@@ -148,6 +156,15 @@ class Trainer:
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", flag.signal)
         if self.saved != self.done:
             self._save(run)
+
+    @contextmanager
+    def _loggers(self, run: Run) -> Iterator[None]:
+        self.loggers = loggers.start(self.config.loggers, run, self.done)
+        try:
+            yield
+        finally:
+            for logger in self.loggers:
+                logger.close()
 
     def _one_step(self) -> None:
         position, size = self.done % self.steps_per_epoch, self.config.batch_size
@@ -183,6 +200,8 @@ class Trainer:
         self.record["images_per_s"] = round(num_steps * self.config.batch_size / seconds)
         self.record["seconds"] = round(self.seconds, 3)
         run.log(self.record)
+        for logger in self.loggers:
+            logger.log(self.record)
         if epoch % self.config.checkpoint_every == 0 or epoch == self.config.epochs:
             self._save(run)
 

@@ -1,0 +1,100 @@
+"""diagnose: a finished run's neighbors and embeddings, measured as training measures them, and its features' health."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixnn import methods
+from mixnn.config import UserError
+from mixnn.diagnostics import NAMES
+from mixnn.evaluation.features import features
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.images import load_split
+from mixnn.training.trainer import Trainer
+
+FEATURES = {
+    "feature_spread": "deviation of unit features over images times sqrt(F): 1 if they fill the sphere, 0 if collapsed",
+    "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
+    "dead_features": "share of features that hardly vary: less than a thousandth of the mean deviation",
+}
+MOST_IMAGES = 10_000  # for the features
+
+
+def diagnose(
+    run: str | Path | Run,
+    *,
+    batches: int = 20,
+    device: str = "auto",
+    data_dir: str | Path = "",
+    reporter: Reporter | None = None,
+) -> dict[str, float]:
+    """Means over some batches of training images that the support set does not hold, in training's own views.
+
+    The run's files are only read. See `diagnostics.NAMES` and FEATURES for what each number means.
+    """
+    if batches < 1:
+        raise UserError(f"batches={batches}: batches must be at least 1")
+    say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
+    config = replace(run.config, **where, mode="eager", knn_every=0)  # type: ignore[arg-type]
+    tensors, state = run.load_checkpoint(say.warn)
+    trainer = Trainer(config, load_split(config, methods.find(config.method).split), say)
+    trainer.load(tensors, state)
+    found = {name: value for name, value in _neighbors(trainer, batches, say).items() if name != "loss"}
+    return found | feature_health(trainer)
+
+
+def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float]:
+    size, step = trainer.config.batch_size, trainer.step
+    generator = torch.Generator(trainer.order.device).manual_seed(trainer.config.seed)
+    fresh = torch.ones(len(trainer.images), dtype=torch.bool, device=trainer.order.device)
+    support = getattr(trainer.method, "support", None)
+    if support is not None:
+        fresh[support.index_Q[support.index_Q >= 0]] = False
+    if int(fresh.sum()) < size:
+        say.warn("the support set holds nearly all images: own_image counts those too")
+        fresh[:] = True
+    candidates = fresh.nonzero()[:, 0]
+    order = candidates[torch.randperm(len(candidates), generator=generator, device=candidates.device)]
+    chosen = [part for part in order.split(size) if len(part) == size][:batches]
+    step.reset()
+    for index in chosen:
+        step.observe(index, generator)
+    means = step.means()
+    return means if trainer.labelled else {k: v for k, v in means.items() if not k.startswith("purity")}
+
+
+def feature_health(trainer: Trainer) -> dict[str, float]:
+    """Of the student's backbone on images as they are."""
+    images = trainer.images
+    index = torch.arange(min(len(images), MOST_IMAGES), device=images.images.device)
+    x = features(trainer.method.student.f, images, index, bf16=False).double()
+    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    deviation = unit.std(0)
+    return {
+        "feature_spread": float(deviation.mean() * x.shape[1] ** 0.5),
+        "feature_rank": float(effective_rank(unit)),
+        "dead_features": float((deviation < 1e-3 * deviation.mean()).double().mean()),
+    }
+
+
+def effective_rank(x_MF: Tensor) -> Tensor:
+    """exp of the entropy of the covariance's eigenvalues as shares (Roy and Vetterli, 2007)."""
+    shares = torch.linalg.eigvalsh(x_MF.T.cov()).clamp(min=0)
+    shares = shares / shares.sum().clamp(min=1e-30)
+    return torch.special.entr(shares).sum().exp()
+
+
+def meanings(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of a table: name, value, what it means."""
+    rows = []
+    for name, value in found.items():
+        stem = name.rstrip("0123456789") + "k" if name.startswith("purity_") else name
+        rows.append((name, f"{value:.4f}", (NAMES | FEATURES).get(stem, "")))
+    return rows

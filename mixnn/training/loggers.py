@@ -1,0 +1,90 @@
+"""TensorBoard and Weights & Biases beside metrics.jsonl, for those who have them installed.
+
+Each logger takes the record of an epoch, and `close()` ends it. Both go on with the run's own curves when it is
+resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from typing import Any, Protocol
+
+from mixnn.config import UserError, unknown
+from mixnn.runs import Run
+
+
+class Logger(Protocol):
+    """What the trainer needs."""
+
+    def log(self, record: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run folder's tensorboard/: `tensorboard --logdir RUN`."""
+
+    def __init__(self, run: Run, step: int) -> None:
+        writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self.writer = writer(str(run.path / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def log(self, record: dict[str, Any]) -> None:
+        for name, value in _numbers(record).items():
+            self.writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    """A run of the project `mixnn` (or $WANDB_PROJECT), named as the run folder."""
+
+    def __init__(self, run: Run, step: int) -> None:
+        wandb = _need("wandb", "wandb")
+        name = run.path.resolve().name
+        settings = dataclasses.asdict(run.config)
+        resume = "allow" if step else None
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "mixnn"),
+            name=name,
+            id=name,
+            resume=resume,
+            config=settings,
+            dir=run.path,
+        )
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.run.log(_numbers(record), step=record["step"])
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+LOGGERS: dict[str, type] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def check(names: str) -> list[str]:
+    """The loggers of a comma-separated list; an error before training if one is unknown or not installed."""
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+        _need({"tensorboard": "torch.utils.tensorboard"}.get(name, name), name)
+    return found
+
+
+def start(names: str, run: Run, step: int) -> list[Logger]:
+    return [LOGGERS[name](run, step) for name in check(names)]
+
+
+def _numbers(record: dict[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in record.items() if k != "step" and isinstance(v, int | float)}
+
+
+def _need(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"logging to {package} needs its package: type pip install {package}") from None

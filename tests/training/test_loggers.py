@@ -1,0 +1,75 @@
+"""Curves in TensorBoard and Weights & Biases are those of metrics.jsonl."""
+
+import sys
+import types
+
+import pytest
+
+import mixnn
+from mixnn.progress import Reporter
+from mixnn.training import loggers
+
+TINY = {
+    "backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "checkpoint_every": 1,
+    "reporter": Reporter(quiet=True), "set": {"support_size": 32, "hidden": 8, "dim": 8},
+}  # fmt: skip
+
+
+class FakeWandB(types.ModuleType):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.started, self.records, self.finished = [], [], 0
+
+    def init(self, **settings):
+        self.started.append(settings)
+        return self
+
+    def log(self, values, step):
+        self.records.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+def without_step(record):
+    return {k: v for k, v in record.items() if k != "step"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_gets_each_number_of_each_epoch(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = mixnn.pretrain("digits", out=tmp_path / "run", epochs=3, loggers="tensorboard", **TINY)
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    records = run.metrics()
+    assert set(events.Tags()["scalars"]) == set(without_step(records[0]))
+    for name in ("loss", "purity", "epoch"):
+        seen = [(event.step, event.value) for event in events.Scalars(name)]
+        assert seen == [(r["step"], pytest.approx(r[name], rel=1e-6)) for r in records]
+
+
+def test_wandb_gets_the_configuration_and_each_epoch(tmp_path, monkeypatch):
+    fake = FakeWandB()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    run = mixnn.pretrain("digits", out=tmp_path / "my-run", epochs=2, loggers="wandb", **TINY)
+    (started,) = fake.started
+    assert (started["project"], started["name"], started["resume"]) == ("mixnn", "my-run", None)
+    assert started["config"]["options"]["support_size"] == 32
+    assert fake.records == [(r["step"], without_step(r)) for r in run.metrics()]
+    assert fake.finished == 1
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    loggers.start("wandb", run, step=4)
+    assert (fake.started[1]["project"], fake.started[1]["resume"], fake.started[1]["id"]) == ("mine", "allow", "my-run")
+
+
+def test_an_unknown_or_missing_logger_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    with pytest.raises(mixnn.UserError, match="unknown logger 'tensorbord', did you mean 'tensorboard'"):
+        mixnn.pretrain("digits", out=tmp_path / "run", loggers="tensorbord", **TINY)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(mixnn.UserError, match="pip install wandb"):
+        mixnn.pretrain("digits", out=tmp_path / "run", loggers="wandb", **TINY)
+    assert not (tmp_path / "run").exists()
