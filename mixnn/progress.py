@@ -62,11 +62,11 @@ class Reporter:
             yield advance
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table on stdout, its first column never wrapped; 120 columns wide where stdout is no terminal."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True) -> None:
+    """A plain table on stdout; 120 columns wide where stdout is no terminal. The first column is never wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for i, column in enumerate(columns):
-        table.add_column(column, no_wrap=i == 0)
+        table.add_column(column, no_wrap=i == 0 or not wrap)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mixnn.progress import print_table
-from mixnn.reproduction.plan import plan_row
+from mixnn.reproduction.planning import plan_row
 from mixnn.reproduction.tables import METRICS, Row, Table, number
 
 FORMATS = ("terminal", "markdown", "latex", "json")
+COLUMNS = ("paper", "authors' fixed code", "ours", "difference")
 LABELS = {"linear": "linear", "knn": "kNN"}
 
 
@@ -42,10 +43,10 @@ def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -
     return {
         "paper": paper,
         "fixed": fixed,
-        "ours": ours,
-        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "ours": None if ours is None else round(ours, 4),
+        "std": round(statistics.stdev(values), 4) if len(values) > 1 else None,
         "n": len(values),
-        "difference": None if ours is None or target is None else ours - target,
+        "difference": None if ours is None or target is None else round(ours - target, 4),
     }
 
 
@@ -54,16 +55,14 @@ def render(table: Table, data: str, rows: Sequence[Mapping[str, Any]], form: str
     if form == "json":
         return json.dumps({"table": table.name, "title": table.title, "data": data, "rows": list(rows)}, indent=1)
     metrics = METRICS if any(row[m]["ours"] is not None for row in rows for m in METRICS) else table.metrics
-    header = [
-        "",
-        *(f"{LABELS[m]}: {c}" for m in metrics for c in ("paper", "authors' fixed code", "ours", "difference")),
-    ]
+    header = ["", *(f"{LABELS[m]}: {c}" for m in metrics for c in COLUMNS)]
     body = [[row["name"], *(text for m in metrics for text in _texts(row[m], form))] for row in rows]
     title = f"{table.title}, {data}"
     if form == "terminal":
         print(title)
-        short = [h.replace("authors' fixed code", "fixed") for h in header]
-        print_table(short, body)
+        short = ("paper", "fixed", "ours", "diff")
+        heads = ["", *(f"{LABELS[m]} {c}" if c == "paper" else c for m in metrics for c in short)]
+        print_table(heads, body, wrap=False)
         return ""
     if form == "markdown":
         lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -1,0 +1,162 @@
+"""Each diagnostic against a loop over anchors, and on cases whose answer is known."""
+
+import math
+
+import pytest
+import torch
+
+import mixnn
+from mixnn import diagnostics
+from mixnn.diagnostics import measure
+from mixnn.methods.contract import Direction, Found
+from mixnn.progress import Reporter
+from mixnn.training.diagnosis import FEATURES, effective_rank, meanings
+
+B, D, K = 7, 6, 4
+
+
+def direction(seed, number=0, with_neighbors=True):
+    rng = torch.Generator().manual_seed(seed)
+    q, p, z = torch.randn(3, B, D, generator=rng, dtype=torch.float64)
+    found = Found(
+        torch.randint(0, 50, (B, K), generator=rng),
+        torch.randn(B, K, D, generator=rng, dtype=torch.float64) * 3,
+        torch.randint(-1, 3, (B, K), generator=rng),
+        torch.randint(0, 10, (B, K), generator=rng),
+    )
+    return Direction(number, q.requires_grad_(), p.requires_grad_(), z, (found,) if with_neighbors else (), z[:0], {})
+
+
+def naive(directions, labels, index):
+    """Sums over directions and anchors, written out."""
+    sums: dict[str, float] = {}
+    anchors = labelled = 0
+
+    def add(name, value):
+        sums[name] = sums.get(name, 0.0) + float(value)
+
+    for d in directions:
+        found = d.found[0]
+        for n in range(B):
+            anchors += 1
+            p, z, q = (v[n].detach() / v[n].detach().norm() for v in (d.p_BD, d.z_BD, d.q_BD))
+            neighbors = [v / v.norm() for v in found.z_BKD[n]]
+            add("d_positive", ((p - z) ** 2).sum())
+            for raw, v in zip(found.z_BKD[n], neighbors, strict=True):
+                add("d_neighbors", ((p - v) ** 2).sum() / K)
+                add("cos_neighbors", (z @ v) / K)
+                add("norm_ratio", raw.norm() / d.z_BD[n].norm() / K)
+            add("own_image", int(index[n]) in found.images_BK[n].tolist())
+            scores = [math.exp(float(q @ v)) for v in neighbors]
+            sharp = [math.exp(float(q @ v) / 0.1) for v in neighbors]
+            for name, a in (("cas_entropy", scores), ("cas_entropy_0.1", sharp)):
+                shares = [x / sum(a) for x in a]
+                add(name, -sum(x * math.log(x) for x in shares))
+            order = sorted(range(K), key=lambda i: -scores[i])
+            add("inconsistency", sum(order[k] != k for k in range(K)) / K)
+            if labels[n] >= 0:
+                labelled += 1
+                for k in range(K):
+                    add(f"purity_{k + 1}", found.labels_BK[n, k] == labels[n])
+                    add(f"purity_cas_{k + 1}", found.labels_BK[n, order[k]] == labels[n])
+                    add("purity", (found.labels_BK[n, k] == labels[n]) / K)
+    return {name: value / (labelled if name.startswith("purity") else anchors) for name, value in sums.items()}
+
+
+def test_every_number_equals_the_loop():
+    directions = [direction(0), direction(1, 1)]
+    labels, index = torch.tensor([0, 1, 2, 0, 1, 2, -1]), torch.arange(B)
+    found = measure(directions, labels, index)
+    want = naive(directions, labels, index)
+    assert set(found) == {*want, "spread", "rank"}
+    for name, value in want.items():
+        assert float(found[name]) == pytest.approx(value, abs=1e-6), name
+        assert not found[name].requires_grad
+
+
+def test_without_neighbors_there_are_distances_and_collapse_alone():
+    found = measure([direction(0, with_neighbors=False)], torch.zeros(B), torch.arange(B))
+    assert set(found) == {"d_positive", "spread", "rank"}
+    assert measure((), torch.zeros(B), torch.arange(B)) == {}
+
+
+def test_every_number_is_explained():
+    found = measure([direction(0)], torch.zeros(B, dtype=torch.long), torch.arange(B))
+    rows = meanings({name: float(v) for name, v in found.items()} | dict.fromkeys(FEATURES, 0.0))
+    assert all(meaning for _, _, meaning in rows)
+
+
+def test_random_orders_are_inconsistent_at_all_ranks_but_one_in_k():
+    torch.manual_seed(0)
+    found = Found(*(torch.zeros(5000, 5, dtype=torch.long),), torch.randn(5000, 5, 16), *(torch.zeros(5000, 5),) * 2)
+    q = torch.randn(5000, 16)
+    value = measure([Direction(0, q, q, q, (found,), q[:0], {})], torch.zeros(5000), torch.arange(5000))
+    assert float(value["inconsistency"]) == pytest.approx(0.8, abs=0.02)
+
+
+def test_neighbors_in_the_order_of_attention_are_consistent_and_equal_ones_have_full_entropy():
+    q = torch.eye(4)[:1].repeat(3, 1)
+    steps = torch.tensor([0.9, 0.7, 0.5, 0.1])
+    ordered = torch.stack([torch.stack([c, (1 - c**2).sqrt(), torch.zeros(()), torch.zeros(())]) for c in steps])
+    for neighbors, entropy, inconsistency in (
+        (ordered, None, 0.0),
+        (ordered.flip(0), None, 1.0),
+        (ordered[:1].repeat(4, 1), math.log(4), 0.0),
+    ):
+        found = Found(*(torch.zeros(3, 4, dtype=torch.long),), neighbors.repeat(3, 1, 1), *(torch.zeros(3, 4),) * 2)
+        value = measure([Direction(0, q, q, q, (found,), q[:0], {})], torch.zeros(3), torch.arange(3))
+        assert float(value["inconsistency"]) == inconsistency
+        if entropy is not None:
+            assert float(value["cas_entropy"]) == pytest.approx(entropy, rel=1e-6)
+
+
+def test_collapse_shows_in_spread_and_rank():
+    torch.manual_seed(0)
+    full, line = torch.randn(4000, 16), torch.randn(4000, 1) * torch.randn(16)
+    point = torch.ones(4000, 16) + 1e-6 * torch.randn(4000, 16)
+    ranks = [float(diagnostics.effective_dimensions(z.double())) for z in (full, line)]
+    assert ranks[0] == pytest.approx(16, rel=0.02)
+    assert ranks[1] == pytest.approx(1, rel=0.02)
+    spreads = [
+        float(measure([Direction(0, z, z, z, (), z[:0], {})], z[:, 0], z[:, 0])["spread"]) for z in (full, point)
+    ]
+    assert spreads[0] == pytest.approx(1, rel=0.02)
+    assert spreads[1] < 1e-4
+    assert float(effective_rank(full.double())) == pytest.approx(16, rel=0.02)
+    assert float(effective_rank(line.double())) == pytest.approx(1, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return mixnn.pretrain(
+        "digits", out=tmp_path_factory.mktemp("runs") / "run", epochs=2, knn_every=0, batch_size=32, limit=256,
+        set={"support_size": 64, "hidden": 16, "dim": 8, "topk": 3}, reporter=Reporter(quiet=True),
+    )  # fmt: skip
+
+
+def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    found = mixnn.diagnose(run, batches=4, reporter=Reporter(quiet=True))
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+    assert found == mixnn.diagnose(run.path, batches=4, reporter=Reporter(quiet=True))
+    last = run.metrics()[-1]
+    logged = {k for k in last if k not in ("epoch", "step", "loss", "images_per_s", "seconds")}
+    assert set(found) == {*logged, *FEATURES}
+    for name in ("d_positive", "d_neighbors", "cos_neighbors", "spread"):
+        assert found[name] == pytest.approx(last[name], rel=0.5), name  # the epoch's mean, and the end of it
+    assert found["own_image"] == 0  # those in the support set are left out
+    assert 1 < found["feature_rank"] < 128
+
+
+def test_diagnose_of_a_leaky_queue_finds_the_leak(tmp_path):
+    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 256, "reporter": Reporter(quiet=True)}
+    options = {"support_size": 64, "hidden": 16, "dim": 8}
+    leaky = mixnn.pretrain("digits", out=tmp_path / "leaky", set=options | {"leaky_queue": True}, **common)
+    assert mixnn.diagnose(leaky, batches=4, reporter=Reporter(quiet=True))["own_image"] > 0  # in the fixed order: 0
+
+
+def test_diagnose_refuses_what_is_no_run(tmp_path, run):
+    with pytest.raises(mixnn.UserError, match="no run folder"):
+        mixnn.diagnose(tmp_path)
+    with pytest.raises(mixnn.UserError, match="at least 1"):
+        mixnn.diagnose(run, batches=0)
