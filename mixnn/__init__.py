@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mixnn.benchmark import bench as bench
     from mixnn.config import Config as Config
     from mixnn.config import UserError as UserError
+    from mixnn.embedding import embed as embed
+    from mixnn.embedding import load as load
     from mixnn.evaluation import evaluate as evaluate
     from mixnn.reproduction import reproduce as reproduce
     from mixnn.runs import Run as Run
@@ -29,11 +31,13 @@ _HOMES = {
     "bench": "mixnn.benchmark",
     "demo": "mixnn.showcase",
     "diagnose": "mixnn.training.diagnosis",
+    "embed": "mixnn.embedding",
     "evaluate": "mixnn.evaluation",
+    "load": "mixnn.embedding",
     "pretrain": "mixnn.training",
     "reproduce": "mixnn.reproduction",
 }
-__all__ = ["Config", "Run", "UserError", "bench", "demo", "diagnose", "evaluate", "pretrain", "reproduce"]
+__all__ = ["Config", "Run", "UserError", "bench", "demo", "diagnose", "embed", "evaluate", "load", "pretrain", "reproduce"]
 
 
 def __dir__() -> list[str]:

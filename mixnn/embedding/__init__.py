@@ -1,0 +1,99 @@
+"""embed: images to vectors, with their file names; and `load`, a run's encoder in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mixnn.config import UserError
+from mixnn.embedding import store
+from mixnn.embedding.encoder import Encoder, load
+from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.store import Embeddings
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import found
+
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
+
+BATCH = 256
+
+
+def embed(
+    run: str | Path | Run,
+    source: str | Path | Sequence[str | Path] = "",
+    out: str | Path = "embeddings.npz",
+    *,
+    split: str = "train",
+    device: str = "auto",
+    data_dir: str = "",
+    reporter: Reporter | None = None,
+) -> Path:
+    """Vectors of all images of a folder, a file, or a data set (default: what the run was trained on), into one file.
+
+    Memory does not grow with the number of images. Files that cannot be read are named, and left out.
+    """
+    say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    out = Path(out)
+    store.check_format(out)
+    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
+    encoder = load(run, device)
+    with store.writing(out, encoder.num_features) as writer:
+        count = _fill(writer, encoder, images, say)
+        writer.about = _about(run, images)
+    missing = f"; {len(writer.skipped)} files could not be read" if writer.skipped else ""
+    say.say(f"{count:,} vectors of {encoder.num_features} numbers in {out}{missing}")
+    return out
+
+
+def collect(
+    run: Run, source: str | Path | Sequence[str | Path] = "", *, device: str = "auto", data_dir: str = "",
+    split: str = "train", reporter: Reporter | None = None,
+) -> Embeddings:  # fmt: skip
+    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
+    say = reporter or Reporter()
+    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
+    about = _about(run, images)
+    key = hashlib.sha256(json.dumps([about, images.signature()]).encode()).hexdigest()[:16]
+    kept = run.path / "embeddings" / f"{key}.npz"
+    if kept.is_file():
+        return store.read(kept)
+    try:
+        kept.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {kept.parent}: {error.strerror}") from None
+    encoder = load(run, device)
+    with store.writing(kept, encoder.num_features) as writer:
+        _fill(writer, encoder, images, say)
+        writer.about = about
+    return store.read(kept)
+
+
+@torch.no_grad()
+def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
+    skipped, count = list(images.skipped), 0
+    with say.bar("embedding", len(images)) as advance:
+        for batch in images.batches(BATCH, encoder.size):
+            if batch.names:
+                u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
+                writer.add(batch.names, encoder(u8).cpu().numpy())
+            skipped += batch.skipped
+            count += len(batch.names)
+            advance(count + len(skipped) - len(images.skipped))
+    for name, why in skipped:
+        say.warn(f"skipped {name}: {why}")
+    if not count:
+        raise UserError(f"none of the images in {images.title} can be read")
+    writer.skipped = skipped
+    return count
+
+
+def _about(run: Run, images: Source) -> dict[str, Any]:
+    newest = found(run.path / "checkpoints")
+    return {"run": run.path.name, "checkpoint": newest[0].name if newest else "", "source": images.title}

@@ -1,0 +1,90 @@
+"""Where images to embed come from: a folder, single files, or a data set; decoded in batches, the next one ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mixnn import data
+from mixnn.config import UserError
+from mixnn.data.decode import decode_all
+from mixnn.data.listing import EXTENSIONS, list_images
+
+
+class Images(NamedTuple):
+    """A batch: images that could be read, and the names of all."""
+
+    names: list[str]
+    u8: np.ndarray  # (len(names), 3, size, size)
+    skipped: list[tuple[str, str]]  # names and reasons of those that could not
+
+
+@dataclass(frozen=True)
+class Source:
+    """Named images, read when asked for."""
+
+    title: str
+    names: list[str]
+    paths: list[Path] = field(default_factory=list)
+    arrays: np.ndarray | None = None  # a data set's images, as they are
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # found unreadable while listing
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def batches(self, batch_size: int, size: int) -> Iterator[Images]:
+        """In order; while one batch is used, the next is being decoded."""
+        starts = range(0, len(self), batch_size)
+        with ThreadPoolExecutor(1) as ahead:
+            coming = [ahead.submit(self._read, start, batch_size, size) for start in starts[:1]]
+            for start in starts:
+                batch = coming.pop().result()
+                if start + batch_size < len(self):
+                    coming.append(ahead.submit(self._read, start + batch_size, batch_size, size))
+                yield batch
+
+    def _read(self, start: int, count: int, size: int) -> Images:
+        names = self.names[start : start + count]
+        if self.arrays is not None:
+            return Images(names, self.arrays[start : start + count], [])
+        images, reasons = decode_all(self.paths[start : start + count], size)
+        kept = [i for i in range(len(names)) if i not in reasons]
+        return Images([names[i] for i in kept], images[kept], [(names[i], why) for i, why in reasons.items()])
+
+    def signature(self) -> list[tuple[str, int, int]]:
+        """What tells whether the images are still the same: names, and files' sizes and times."""
+        if self.arrays is not None:
+            return [(self.title, len(self), 0)]
+        stats = [(name, path.stat()) for name, path in zip(self.names, self.paths, strict=True)]
+        return [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
+
+
+def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", split: str = "train") -> Source:
+    """A folder (recursively), a file, several files, or a data set's name (`split` of it)."""
+    if not isinstance(given, str | Path):
+        return _files([Path(path) for path in given])
+    if str(given) in data.DATASETS:
+        images = data.load(str(given), split, Path(data_dir).expanduser() if data_dir else None)
+        names = images.names or [f"{given}/{split}/{i}" for i in range(len(images))]
+        return Source(f"{given}, {split}", names, arrays=images.images.numpy())
+    path = Path(given).expanduser()
+    if path.is_file():
+        return _files([path])
+    if not path.is_dir():
+        raise UserError(f"{given} is neither a folder, an image file, nor a data set (`mixnn data` lists those)")
+    names, skipped = list_images(path)
+    if not names:
+        raise UserError(f"no images in {path}\ngive a folder with files that end in {' '.join(sorted(EXTENSIONS))}")
+    return Source(str(path), names, [path / name for name in names], skipped=skipped)
+
+
+def _files(paths: list[Path]) -> Source:
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path} is no file")
+    return Source(", ".join(str(p) for p in paths[:3]), [str(p) for p in paths], paths)
