@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -26,18 +29,34 @@ UPRIGHT = {  # EXIF orientation -> what undoes it
 }
 
 
+class Facts(NamedTuple):
+    """What a file is, before it is cropped and resized."""
+
+    width: int
+    height: int
+    mode: str
+    digest: str  # of the file's bytes
+
+
 def decode(path: Path, size: int) -> np.ndarray:
     """One image as uint8 [3,size,size]: upright, centre-cropped, resized with anti-aliasing; raises if unreadable."""
+    return inspect(path, size)[0]
+
+
+def inspect(path: Path, size: int) -> tuple[np.ndarray, Facts]:
+    """The same, and what is known of the file."""
     if not path.is_file():  # a pipe named x.jpg would block for ever
         raise ValueError("not a regular file")
-    if path.stat().st_size == 0:
+    content = path.read_bytes()
+    if not content:
         raise ValueError("empty file")
-    with Image.open(path) as image:  # the first frame of an animation
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"too large: {image.width} x {image.height} pixels, at most {MAX_PIXELS:,} are decoded")
+    with Image.open(io.BytesIO(content)) as image:  # the first frame of an animation
+        facts = Facts(*image.size, image.mode, hashlib.sha1(content, usedforsecurity=False).hexdigest())
+        if facts.width * facts.height > MAX_PIXELS:
+            raise ValueError(f"too large: {facts.width} x {facts.height} pixels, at most {MAX_PIXELS:,} are decoded")
         image.draft(None, (DRAFT_FACTOR * size, DRAFT_FACTOR * size))
         square = ImageOps.fit(to_rgb(upright(image)), (size, size), Image.Resampling.BILINEAR)
-        return np.asarray(square).transpose(2, 0, 1)
+        return np.asarray(square).transpose(2, 0, 1), facts
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -70,19 +89,23 @@ def from_wide(image: Image.Image) -> Image.Image:
 def decode_all(paths: Sequence[Path], size: int) -> tuple[np.ndarray, dict[int, str]]:
     """All images as uint8 [M,3,size,size], and the reason at the position of each that could not be read."""
     images = np.empty((len(paths), 3, size, size), np.uint8)
+    return images, {i: text for i, text in enumerate(decode_into(images, paths)) if isinstance(text, str)}
 
-    def put(i: int) -> str | None:
+
+def decode_into(images: np.ndarray, paths: Sequence[Path]) -> list[Facts | str]:
+    """Fill an array of square images, in parallel; returns each file's facts, or the reason that it has none."""
+
+    def put(i: int) -> Facts | str:
         try:
-            images[i] = decode(paths[i], size)
+            images[i], facts = inspect(paths[i], images.shape[-1])
         except Exception as error:  # a decoder fed with garbage can raise nearly anything
             return reason(error)
-        return None
+        return facts
 
     # Pillow warns about odd metadata and large images; set here and not in the threads, whose filters are shared
     with warnings.catch_warnings(), ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        reasons = list(pool.map(put, range(len(paths))))
-    return images, {i: text for i, text in enumerate(reasons) if text is not None}
+        return list(pool.map(put, range(len(paths))))
 
 
 def reason(error: Exception) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mixnn.config import UserError, unknown
-from mixnn.data.decode import decode_all
+from mixnn.data.cache import decoded
+from mixnn.data.decode import Facts, decode_all
 from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import Listing, list_splits, natural_key
+from mixnn.data.scan import scan
 
 ON_ERROR = ("skip", "refuse")
 SIZE = 64
@@ -27,6 +31,7 @@ def read_folder(
     labels: str | Path | None = None,  # None, "folders" or a CSV file
     on_error: str = "skip",
     mirror: bool = True,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> ImageSet:
     """The images below a folder as size x size; `names`, and the names in a CSV, are relative to the folder."""
     if on_error not in ON_ERROR:
@@ -36,16 +41,24 @@ def read_folder(
     listing = list_splits(folder)
     chosen = listing.names(split)
     label_of = given_labels(listing, labels)
-    images, reasons = decode_all([folder / name for name in chosen], size)
-    names = [name for i, name in enumerate(chosen) if i not in reasons]
-    skipped = listing.skipped + [(chosen[i], reason) for i, reason in reasons.items()]
+    images, found = decoded(folder, chosen, size, progress)
+    facts = {name: fact for name, fact in zip(chosen, found, strict=True) if isinstance(fact, Facts)}
+    names = list(facts)
+    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, found, strict=True) if isinstance(why, str)]
     if not names or (skipped and on_error == "refuse"):
         raise unreadable(folder, skipped, every=not names)
-    images = np.delete(images, list(reasons), axis=0) if reasons else images
     classes = sorted(set(label_of.values()), key=natural_key)
     targets = numbered(names, label_of, classes)
     mean, std = stats(listing, names, images)
-    return ImageSet(torch.from_numpy(images), targets, names, classes, mean, std, mirror, skipped)
+    about = scan(names, list(facts.values()), len(skipped))
+    return ImageSet(as_tensor(images), targets, names, classes, mean, std, mirror, skipped, about)
+
+
+def as_tensor(images: np.ndarray) -> torch.Tensor:
+    """Without a copy, also of a mapped file: its pages are read when they are used, and nothing here writes to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(images)
 
 
 def given_labels(listing: Listing, labels: str | Path | None) -> dict[str, str]:
@@ -72,7 +85,7 @@ def stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Tripl
         return channel_stats(torch.from_numpy(images[at]))
     fresh, reasons = decode_all([listing.folder / name for name in sorted(sample)], images.shape[-1])
     fresh = np.delete(fresh, list(reasons), axis=0)
-    return channel_stats(torch.from_numpy(fresh if len(fresh) else images))
+    return channel_stats(torch.from_numpy(fresh if len(fresh) else np.array(images)))
 
 
 def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> UserError:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixnn.data.scan import Scan
+
 Triple = tuple[float, float, float]
 Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: images [M,3,H,W], labels [M], class names
 
@@ -31,6 +33,7 @@ class ImageSet:
     std: Triple
     mirror: bool  # is a mirrored image still a valid image? False for digits
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of every file that could not be read
+    scan: Scan | None = None  # of a folder's files
 
     def __post_init__(self) -> None:
         assert self.images.dtype == torch.uint8, self.images.dtype
