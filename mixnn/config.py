@@ -164,6 +164,11 @@ class Config(Checked):
         "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later and runs faster",
         choices=("auto", "eager", "captured", "compiled"),
     )
+    resident: str = option(
+        "auto",
+        "keep all images on the device (auto: if they fit), or read them ahead of each step",
+        choices=("auto", "yes", "no"),
+    )
     precision: str = option(
         "auto",
         "bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",

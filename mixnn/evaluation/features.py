@@ -22,17 +22,17 @@ def features(
 ) -> Tensor:
     """(M, F) float32 of the images as they are, or of one random view of each; `order` says which, and in what order.
 
-    Eval-mode batch norm; bf16 on CUDA unless told otherwise. Images larger than 64 pixels go in smaller chunks, so that
-    memory stays bounded.
+    On the backbone's device, wherever the images lie. Eval-mode batch norm; bf16 on CUDA unless told otherwise. Images
+    larger than 64 pixels go in smaller chunks, so that memory stays bounded.
     """
-    training, device = backbone.training, images.images.device
+    training, device = backbone.training, next(backbone.parameters(), images.images).device
     mean, std = torch.tensor(images.mean, device=device), torch.tensor(images.std, device=device)
-    order = torch.arange(len(images), device=device) if order is None else order
+    order = (torch.arange(len(images)) if order is None else order).to(images.images.device)
     chunk = max(1, CHUNK * 64**2 // max(64**2, images.size[0] * images.size[1]))
     backbone.eval()
     parts = []
     for index in order.split(chunk):
-        u8 = images.images[index]
+        u8 = images.images[index].to(device)
         if view is None:
             x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
         else:

@@ -21,7 +21,18 @@ from mixnn.reproduction.tables import Row, Table
 from mixnn.training.setup import configure
 
 # What says where and how a run is carried out, not what comes out.
-INDIFFERENT = ("device", "mode", "data_dir", "knn_every", "checkpoint_every", "loggers", "on_error", "seed", "options")
+INDIFFERENT = (
+    "device",
+    "mode",
+    "data_dir",
+    "knn_every",
+    "checkpoint_every",
+    "loggers",
+    "resident",
+    "on_error",
+    "seed",
+    "options",
+)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def pretrain(
         trainer.start_from(initial, str(init_from))
     run = Run.create(path, config, command, overwrite)
     startup = round(time.perf_counter() - start, 1)
-    about = environment(trainer.images.images.device) | {"startup_s": startup}
+    about = environment(trainer.order.device) | {"startup_s": startup}
     run.write("environment.json", json.dumps(about, indent=1) + "\n")
     say.say(f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, into {path}")
     say.say(f"ready after {startup} s")

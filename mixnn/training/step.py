@@ -27,6 +27,7 @@ from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.methods.contract import Aux, Batch, Direction
+from mixnn.training.feed import Feed
 
 MODES = ("eager", "compiled", "captured")
 WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, lazily made handles
@@ -43,8 +44,9 @@ class Step:
         batch_size: int,
         optimizer: torch.optim.Optimizer,
         mode: str = "eager",
+        resident: bool = True,
     ) -> None:
-        device = images.images.device
+        device = next(method.parameters()).device
         assert mode in MODES
         assert mode != "captured" or device.type == "cuda"
         if device.type == "cuda":
@@ -52,6 +54,8 @@ class Step:
         self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
+        self.labels = images.labels.to(device)
+        self.feed = None if resident and images.images.device == device else Feed(images.images, batch_size, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
@@ -77,8 +81,9 @@ class Step:
         if mode != "eager" and device.type == "cuda":
             self._run = self._capture()
 
-    def __call__(self, index: Tensor, lr: float, generator: torch.Generator) -> None:
-        self.index.copy_(index)
+    def __call__(self, index: Tensor, lr: float, generator: torch.Generator, coming: Tensor | None = None) -> None:
+        """`coming` are the images of the next call, if known: those that are not on the device are read ahead."""
+        self._put(index, coming)
         self.uniforms.uniform_(generator=generator)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(lr)
@@ -88,7 +93,7 @@ class Step:
     @torch.no_grad()
     def observe(self, index: Tensor, generator: torch.Generator) -> None:
         """Log a batch without learning from it; batch norm's running statistics do move."""
-        self.index.copy_(index)
+        self._put(index)
         self.uniforms.uniform_(generator=generator)
         self._note(*self._loss())
         self.count += 1
@@ -113,9 +118,14 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """From the buffers to the method's loss."""
-        images_u8 = self.images.images[self.index]
+        images_u8 = self.images.images[self.index] if self.feed is None else self.feed.buffer
         views = self._make_views(images_u8, self.view_draws, self.views, self.mean, self.std)
-        return self.method(Batch(views, self.images.labels[self.index], self.index, self.draws))
+        return self.method(Batch(views, self.labels[self.index], self.index, self.draws))
+
+    def _put(self, index: Tensor, coming: Tensor | None = None) -> None:
+        if self.feed is not None:
+            self.feed.put(index.cpu(), None if coming is None else coming.cpu())
+        self.index.copy_(index)
 
     def _body(self) -> None:
         loss, aux = self._loss()
@@ -126,7 +136,7 @@ class Step:
         self._note(loss, aux)
 
     def _note(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss, aux.metrics, aux.directions, self.images.labels[self.index], self.index)
+        names, values = self._log(loss, aux.metrics, aux.directions, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))

@@ -44,6 +44,13 @@ def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[
     return [made[kind] for kind in kinds]
 
 
+def fits(images: ImageSet, device: torch.device) -> bool:
+    """Whether the images can live on the device; half of its free memory is left to the networks."""
+    if device.type != "cuda":
+        return True
+    return images.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
+
+
 class Trainer:
     """Every random draw of a run comes from one generator, whose state is saved: order, crops, lam, shuffle."""
 
@@ -53,7 +60,10 @@ class Trainer:
         device = pick_device(config.device)
         self.labelled = int(images.labels.min()) >= 0
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
-        self.images = images.to(device)
+        self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
+        self.images = images.to(device) if self.resident else images
+        if not self.resident:
+            say.say(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
         if methods.uses_labels(config.method, config.options) and not self.labelled:
             raise UserError(
                 f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
@@ -72,9 +82,10 @@ class Trainer:
         if self.mode != "eager":
             say.say("compiling, which takes half a minute or more the first time")
         views = pipelines(config, images, self.method.views)
-        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode)
+        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident)
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)
         self.order = torch.arange(len(images), device=device)
+        self.dealt = self.order  # the same where the images are: on the host, if they did not fit
         self.done = 0  # steps
         self.saved = -1  # step of the last checkpoint
         self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
@@ -113,6 +124,7 @@ class Trainer:
         for i, buffer in enumerate(self.optimizer.state.values()):
             buffer["momentum_buffer"].copy_(tensors[f"momentum.{i}"])
         self.order = tensors["order"].to(self.order.device)
+        self.dealt = self.order.to(self.images.images.device)
         if state["device"] == self.order.device.type:
             self.generator.set_state(tensors["generator"])
         else:
@@ -167,14 +179,17 @@ class Trainer:
                 logger.close()
 
     def _one_step(self) -> None:
-        position, size = self.done % self.steps_per_epoch, self.config.batch_size
+        position = self.done % self.steps_per_epoch
         if position == 0:
             self.order = torch.randperm(len(self.images), generator=self.generator, device=self.order.device)
+            self.dealt = self.order.to(self.images.images.device)
             self.step.reset()
         lr = learning_rate(
             self.done, self.config.base_lr, self.config.warmup_epochs * self.steps_per_epoch, self.total_steps
         )
-        self.step(self.order[position * size : (position + 1) * size], lr, self.generator)
+        size = self.config.batch_size
+        now, coming = (self.dealt[i * size : (i + 1) * size] for i in (position, position + 1))
+        self.step(now, lr, self.generator, coming if position + 1 < self.steps_per_epoch else None)
         self.done += 1
 
     def _means(self) -> dict[str, float]:
@@ -216,7 +231,8 @@ class Trainer:
         """Labelled train and test images for the kNN readings; None where there are none."""
         if not has_test_split(self.config):
             return None
-        test, train = (load_split(self.config, split).to(device) for split in ("test", "train"))
+        test, train = (load_split(self.config, split) for split in ("test", "train"))
+        test, train = (images.to(device) if fits(images, device) else images for images in (test, train))
         return (train, test) if is_labelled(train) and is_labelled(test) else None
 
     def _knn(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
+from mixnn.training.feed import Feed
 from mixnn.training.step import Step, sgd
 
 B, M, SIZE, LR, MOMENTUM, DECAY = 8, 24, 8, 0.02, 0.9, 5e-3
@@ -213,3 +214,32 @@ def test_bf16_gradients_are_near_those_of_fp32_for_every_parameter(mode):
     for name, expected, found in zip(names, *momenta, strict=True):
         if name != "student.g.3.bias":  # the predictor's batch norm cancels it
             assert torch.cosine_similarity(expected, found, dim=0) > 0.9, name
+
+
+# Images that stay on the host
+
+
+def test_a_feed_gives_the_images_asked_for_whatever_was_announced():
+    stored = images().images
+    feed = Feed(stored, 3, torch.device("cpu"))
+    for index, coming in (([4, 0, 2], [1, 1, 5]), ([1, 1, 5], [0, 3, 6]), ([7, 8, 9], None), ([0, 3, 6], [1, 2, 3])):
+        feed.put(torch.tensor(index), None if coming is None else torch.tensor(coming))
+        assert torch.equal(feed.buffer, stored[torch.tensor(index)])
+
+
+def test_steps_on_fed_images_equal_steps_on_resident_ones():
+    method = small_method("cpu")
+    steps = []
+    for resident in (True, False):
+        mine = copy.deepcopy(method)
+        parameters = [p for p in mine.parameters() if p.requires_grad]
+        optimizer = sgd(parameters, MOMENTUM, DECAY)
+        steps.append(Step(mine, images(), [strong(SIZE), weak(SIZE)], B, optimizer, "eager", resident))
+    rngs = [torch.Generator().manual_seed(0) for _ in steps]
+    order = torch.arange(4 * B) % M
+    for i in range(3):
+        for step, rng in zip(steps, rngs, strict=True):
+            step(order[i * B : (i + 1) * B], LR, rng, order[(i + 1) * B : (i + 2) * B])
+    assert (steps[0].feed, steps[1].feed is None) == (None, False)
+    assert_same_state(steps[1], steps[0], 0)
+    assert steps[0].means() == steps[1].means()
