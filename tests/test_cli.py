@@ -29,7 +29,7 @@ DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --kn
 FLAGS = {
     "demo": {"--seed", "--out"},
     "pretrain": {
-        "--set", "--out", "--overwrite", "--resume", "--init-from", "--quiet", "--method", "--epochs", "--batch-size",
+        "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method", "--epochs", "--batch-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",

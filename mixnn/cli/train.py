@@ -81,6 +81,7 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the run folder if it exists")
     parser.add_argument("--resume", default="", metavar="RUN", help="continue a run where its last checkpoint left it")
     parser.add_argument("--init-from", default="", metavar="RUN", help="begin with the encoder of another run")
+    parser.add_argument("--time-budget", default="", metavar="TIME", help="as many epochs as fit: 90s, 30m, 2h")
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
     words.flags_of(Config, parser, skip=("data",))
 

@@ -1,34 +1,33 @@
-"""ResNets for small images: 3x3 stem, no fully connected layer, torchvision's parameter names.
+"""ResNets with torchvision's parameter names, no fully connected layer, and a stem that fits the image.
 
-ResNet-18 as the MNN authors build it (stem 3x3 with stride 1; the max-pool stays for images of 64 pixels and more), and
-ResNet-8, a sibling of three narrow stages for CPUs and tiny images. Batch norm is SplitBatchNorm throughout.
+ResNet-18 as the MNN authors build it (3x3 stem with stride 1; a max-pool for images of 64 pixels and more), its larger
+siblings, and ResNet-8, three narrow stages for CPUs and tiny images. From 128 pixels on the stem is ImageNet's (7x7 with
+stride 2 and max-pool), so that weights trained there fit. Batch norm is SplitBatchNorm throughout.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from torch import Tensor, nn
 
 from mixnn.nn.split_batch_norm import SplitBatchNorm
 
-ARCHITECTURES = {  # widths of the stages, blocks in each
-    "resnet18": ((64, 128, 256, 512), 2),
-    "resnet8": ((32, 64, 128), 1),
-}
+IMAGENET_STEM = 128  # pixels
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, groups: int) -> None:
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
-        self.bn1 = SplitBatchNorm(channels, groups)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.bn2 = SplitBatchNorm(channels, groups)
-        self.downsample = None
-        if stride != 1 or in_channels != channels:
-            shortcut = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, SplitBatchNorm(channels, groups))
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, 1, bias=False)
+        self.bn1 = SplitBatchNorm(width, groups)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = SplitBatchNorm(width, groups)
+        self.downsample = _shortcut(in_channels, width, stride, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn1(self.conv1(x), relu=True)
@@ -36,28 +35,63 @@ class BasicBlock(nn.Module):
         return self.bn2(self.conv2(y), residual=shortcut, relu=True)
 
 
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 and a shortcut; the stride is the 3x3's, as in torchvision."""
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.bn1 = SplitBatchNorm(width, groups)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = SplitBatchNorm(width, groups)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = SplitBatchNorm(4 * width, groups)
+        self.downsample = _shortcut(in_channels, 4 * width, stride, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x), relu=True)
+        y = self.bn2(self.conv2(y), relu=True)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.bn3(self.conv3(y), residual=shortcut, relu=True)
+
+
+def _shortcut(in_channels: int, channels: int, stride: int, groups: int) -> nn.Sequential | None:
+    if stride == 1 and in_channels == channels:
+        return None
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, 1, stride, bias=False), SplitBatchNorm(channels, groups)
+    )
+
+
+ARCHITECTURES: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...], tuple[int, ...]]] = {
+    # block, widths of the stages, blocks in each
+    "resnet18": (BasicBlock, (64, 128, 256, 512), (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (64, 128, 256, 512), (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (64, 128, 256, 512), (3, 4, 6, 3)),
+    "resnet8": (BasicBlock, (32, 64, 128), (1, 1, 1)),
+}
+
+
 class ResNet(nn.Module):
     """Images (B, 3, H, W) to features (B, F)."""
 
     def __init__(self, name: str, image_size: int, bn_groups: int) -> None:
         super().__init__()
-        widths, blocks = ARCHITECTURES[name]
-        self.conv1 = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+        block, widths, depths = ARCHITECTURES[name]
+        large = image_size >= IMAGENET_STEM
+        self.conv1 = nn.Conv2d(3, widths[0], *((7, 2, 3) if large else (3, 1, 1)), bias=False)
         self.bn1 = SplitBatchNorm(widths[0], bn_groups)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if image_size >= 64 else nn.Identity()
-        self.stages = []
-        in_channels = widths[0]
-        for i, channels in enumerate(widths):
-            stage = nn.Sequential(
-                *(
-                    BasicBlock(in_channels if b == 0 else channels, channels, 2 if b == 0 and i > 0 else 1, bn_groups)
-                    for b in range(blocks)
-                )
-            )
-            self.add_module(f"layer{i + 1}", stage)
-            self.stages.append(f"layer{i + 1}")
-            in_channels = channels
-        self.num_features = in_channels
+        self.stages = [f"layer{i + 1}" for i in range(len(widths))]
+        channels = [widths[0], *(width * block.expansion for width in widths)]
+        for i, (before, after) in enumerate(pairwise(channels)):
+            strides = [2 if i > 0 else 1] + [1] * (depths[i] - 1)
+            inputs = [before] + [after] * (depths[i] - 1)
+            blocks = [block(c, widths[i], stride, bn_groups) for c, stride in zip(inputs, strides, strict=True)]
+            self.add_module(self.stages[i], nn.Sequential(*blocks))
+        self.num_features = channels[-1]
         self._init()
 
     def _init(self) -> None:

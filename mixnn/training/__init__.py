@@ -10,13 +10,14 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import Config, UserError
+from mixnn.data import ImageSet
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import load_split
-from mixnn.training.setup import check_device, free_name, resolve
+from mixnn.training.setup import check_device, choices, free_name, resolve
 from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
@@ -32,6 +33,7 @@ def pretrain(
     overwrite: bool = False,
     resume: str | Path = "",
     init_from: str | Path = "",
+    time_budget: str = "",
     command: str = "mixnn.pretrain(...)",
     reporter: Reporter | None = None,
     **settings: Any,
@@ -39,10 +41,11 @@ def pretrain(
     """Train an encoder without labels; returns the run folder.
 
     `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
+    `time_budget`, as in "30m", sets the epochs by how long a step takes here.
     """
     say, start = reporter or Reporter(), time.perf_counter()
     if resume:
-        if data or set or out or overwrite or init_from or not settings.keys() <= MOVABLE:
+        if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
                 "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
             )
@@ -51,9 +54,16 @@ def pretrain(
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     if str(out):
         Run.check_free(Path(out), overwrite)  # before the data are read
+    budget = _seconds(str(time_budget)) if str(time_budget) else 0.0
+    if budget and "epochs" in settings:
+        raise UserError("--time-budget sets the number of epochs: leave out one of the two")
     config, images = resolve(str(data), set or {}, settings)
     for name, reason in images.skipped:
         say.warn(f"skipped {name}: {reason}")
+    for line in [*(images.scan.lines() if images.scan else []), *choices(str(data), set or {}, settings)]:
+        say.say(str(line))
+    if budget:
+        config = replace(config, epochs=_epochs_within(budget, config, images, say))
     path = Path(out) if str(out) else free_name(config)
     initial = _initial_backbone(Run.open(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
@@ -67,6 +77,30 @@ def pretrain(
     say.say(f"ready after {startup} s")
     trainer.fit(run)
     return run
+
+
+def _seconds(text: str) -> float:
+    """90s, 30m, 2h, 1.5h; a number alone is minutes."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 60)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"--time-budget {text}: write it as 90s, 30m or 2h")
+    return seconds
+
+
+def _epochs_within(budget: float, config: Config, images: ImageSet, say: Reporter) -> int:
+    """As many as fit, by the time of a few steps on a trainer that is thrown away."""
+    trial = Trainer(replace(config, epochs=10**6, knn_every=0, loggers=""), images, say)
+    per_step = trial.seconds_a_step()
+    epochs = max(1, int(0.95 * budget / (per_step * trial.steps_per_epoch)))
+    say.say(
+        f"epochs {epochs}: a step takes {1e3 * per_step:.0f} ms here, an epoch {per_step * trial.steps_per_epoch:.1f} s"
+    )
+    return epochs
 
 
 def _initial_backbone(run: Run, config: Config, say: Reporter) -> ResNet:

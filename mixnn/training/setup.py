@@ -13,6 +13,7 @@ from mixnn.config import RECIPES, Config, UserError, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.runs.images import load_split, training_size
+from mixnn.training.advice import OPTIONS, Choice, advise
 
 
 def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
@@ -26,11 +27,21 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
             )
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
+    for choice in choices(data, options, settings):
+        (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
     wanted = methods.find(settings.get("method", "mnn")).recipe
     config = make(Config, "setting", recipe | wanted | dict(settings) | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
     return config
+
+
+def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Choice]:
+    """What is chosen for a folder of images, with the reasons; nothing for a data set, which has its recipe."""
+    folder = Path(data).expanduser()
+    if data in DATASETS or not folder.is_dir():
+        return []
+    return advise(folder, settings, options, pick_device(str(settings.get("device", "auto"))).type == "cuda")
 
 
 def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:

@@ -169,6 +169,17 @@ class Trainer:
         if self.saved != self.done:
             self._save(run)
 
+    def seconds_a_step(self, steps: int = 10) -> float:
+        """Measured, after three that do not count; the run has moved on by then."""
+        for _ in range(3):
+            self._one_step()
+        self.step.means()  # waits for the device
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._one_step()
+        self.step.means()
+        return (time.perf_counter() - start) / steps
+
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
         self.loggers = loggers.start(self.config.loggers, run, self.done)

@@ -1,0 +1,101 @@
+"""Settings for a folder of the user's own images, each with its reason. What the user gave is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from mixnn.data.listing import list_splits
+
+SAMPLE = 500  # files whose headers are read to learn how large the images are
+SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run should see: minutes on a GPU, minutes on two cores
+FEW_STEPS = 5_000
+OPTIONS = ("support_size", "hidden")
+
+
+class Choice(NamedTuple):
+    """One setting, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value}: {self.reason}"
+
+
+def advise(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool) -> list[Choice]:
+    """What to add to the user's own settings, and to the options of the method (OPTIONS says which are those)."""
+    names = list_splits(folder).names("train")
+    return choose(len(names), typical_side([folder / name for name in names]), given, options, cuda)
+
+
+def typical_side(paths: list[Path]) -> int:
+    """Median of the shorter sides, from the headers of some of the files; 0 if none can be read."""
+    sides = []
+    for path in paths[:: -(-len(paths) // SAMPLE) or 1]:
+        try:
+            with Image.open(path) as image:
+                sides.append(min(image.size))
+        except Exception:  # reading them all will say which are damaged
+            continue
+    return sorted(sides)[len(sides) // 2] if sides else 0
+
+
+def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool) -> list[Choice]:
+    found: list[Choice] = []
+    known = {k: v for k, v in (*given.items(), *options.items()) if (k, str(v)) != ("image_size", "0")}
+
+    def value(name: str, own: Any, reason: str) -> Any:
+        """The user's value, or our own, which is then noted."""
+        if name in known:
+            return type(own)(known[name])
+        found.append(Choice(name, own, reason))
+        return own
+
+    size = value("image_size", *_size(side, cuda))
+    value("backbone", *(("resnet18", "a GPU is there") if cuda else ("resnet8", "small enough for a CPU")))
+    batch = value("batch_size", *_batch(num, cuda))
+    value("bn_groups", 8 if batch == 256 else 1, "groups of 32, as the paper" if batch == 256 else "the batch is small")
+    epochs = value("epochs", *_epochs(num, cuda))
+    steps = epochs * max(1, num // max(1, batch))
+    if steps < FEW_STEPS:
+        value("lr", 0.3, f"a larger rate for a run of {steps:,} steps")
+    value("warmup_epochs", min(5, max(1, epochs // 10)), "a tenth of the epochs, at most 5")
+    if size < 16:
+        value("crop_area", 0.6, "a smaller part of such a tiny image says little")
+    support = 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
+    value("support_size", max(support, batch), "the largest power of two up to half the images, at most 4096")
+    if not cuda:
+        value("hidden", 256, "narrower heads for a CPU")
+    return found
+
+
+def _size(side: int, cuda: bool) -> tuple[int, str]:
+    text = f"the shorter side is {side} pixels (median)"
+    if side <= 0:
+        return 64, "no header could be read"
+    if side < 32:
+        return max(8, side // 4 * 4), text
+    if not cuda:
+        return 32, f"{text}, and 32 is quick on a CPU"
+    for size, enough in ((128, 160), (96, 96), (64, 48)):
+        if side >= enough:
+            return size, text
+    return 32, text
+
+
+def _batch(num: int, cuda: bool) -> tuple[int, str]:
+    if num >= 4096:
+        return (256, "as the paper") if cuda else (128, "as large as a CPU likes")
+    size = 64 if num >= 512 else max(2, min(32, num // 4))
+    return size, f"{num:,} images give {max(1, num // size)} steps an epoch"
+
+
+def _epochs(num: int, cuda: bool) -> tuple[int, str]:
+    seen, low, high = (SEEN_ON_CUDA, 50, 800) if cuda else (SEEN_ON_CPU, 10, 200)
+    epochs = max(low, min(high, round(seen / max(1, num))))
+    return epochs, f"{epochs * num:,} images seen; --time-budget 30m sets it by the clock"
