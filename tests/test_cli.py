@@ -37,6 +37,7 @@ FLAGS = {
     "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
     "methods": set(),
     "data": {"--data-dir"},
+    "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from mixnn.cli import evidence, look, train
+from mixnn.cli import evidence, look, train, use
 from mixnn.cli.words import Parser
 from mixnn.config import Interrupted, UserError, unknown
 
@@ -20,7 +20,7 @@ EPILOG = """examples:
   mixnn pretrain cifar10 --method msf --set topk=1 --set views=s/s --seed 3
   mixnn pretrain ./photos --epochs 100 --out runs/photos
   mixnn pretrain --resume runs/photos
-  mixnn evaluate runs/photos
+  mixnn embed runs/photos ./photos            vectors with file names
   mixnn reproduce main --data cifar10         a table of the paper, with our numbers beside
 `mixnn VERB --help` says more."""
 
@@ -49,6 +49,7 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.A
     "evaluate": (train.evaluate, train.evaluate_arguments),
     "methods": (look.methods, look.methods_arguments),
     "data": (look.data, look.data_arguments),
+    "embed": (use.embed, use.embed_arguments),
     "diagnose": (evidence.diagnose, evidence.diagnose_arguments),
     "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
     "bench": (train.bench, train.bench_arguments),
