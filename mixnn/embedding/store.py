@@ -51,7 +51,12 @@ class Writer:
 
     def add(self, names: list[str], vectors: np.ndarray) -> None: ...
 
-    def close(self) -> None: ...
+    def stop(self) -> None:
+        """Let go of the file, whole or not."""
+
+    def close(self) -> None:
+        """All rows are there."""
+        self.stop()
 
 
 class NpzWriter(Writer):
@@ -66,8 +71,11 @@ class NpzWriter(Writer):
         self.names += names
         self.file.write(np.ascontiguousarray(vectors, np.float32).tobytes())
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.file.close()
+
+    def close(self) -> None:
+        self.stop()
         with zipfile.ZipFile(self.path, "w", allowZip64=True) as archive:
             with archive.open("vectors.npy", "w", force_zip64=True) as out, open(self.raw, "rb") as rows:
                 header = {"descr": "<f4", "fortran_order": False, "shape": (len(self.names), self.width)}
@@ -93,7 +101,7 @@ class CsvWriter(Writer):
         for name, vector in zip(names, vectors, strict=True):
             self.rows.writerow([name, *(f"{v:.8g}" for v in vector.tolist())])
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.file.close()
 
 
@@ -116,7 +124,7 @@ class ParquetWriter(Writer):
         lists = self.arrow.FixedSizeListArray.from_arrays(flat, self.width)
         self.writer.write_table(self.arrow.Table.from_arrays([self.arrow.array(names), lists], schema=self.schema))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.writer.close()
 
 
@@ -128,6 +136,7 @@ def writing(path: Path, width: int) -> Iterator[Writer]:
     """A writer whose file appears under its name only when all is written."""
     check_format(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    writer = None
     try:
         writer = WRITERS[path.suffix](partial, width)
         yield writer
@@ -136,6 +145,8 @@ def writing(path: Path, width: int) -> Iterator[Writer]:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     finally:
+        if writer is not None:
+            writer.stop()
         for leftover in (partial, partial.with_name(partial.name + ROWS)):
             leftover.unlink(missing_ok=True)
 

@@ -1,0 +1,160 @@
+"""embed and load: vectors are those of the network, each under its file's name, whatever the container."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixnn
+from mixnn import embedding
+from mixnn.data.decode import decode
+from mixnn.embedding import collect, store
+from mixnn.embedding.source import open_source
+from mixnn.evaluation.features import features
+from mixnn.progress import Reporter
+from mixnn.runs.encoder import load_backbone
+
+QUIET = Reporter(quiet=True)
+SIZE = 16
+ODD = ["a b.png", "ü/ñ.png", "<img src=x onerror=alert(1)>.png", "z,\"q'.png"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name in [*(f"{i}.png" for i in range(20)), *ODD]:
+        path = place / name
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (SIZE, SIZE + 4, 3), dtype=np.uint8)).save(path)
+    (place / "5.png").write_bytes(b"")
+    (place / "broken.jpg").write_bytes(b"nothing")
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    import os
+
+    os.environ["MIXNN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "set": {"hidden": 8, "dim": 8, "support_size": 8}}
+    return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", reporter=QUIET, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected(run, folder):
+    """Name -> vector, one image at a time."""
+    encoder = mixnn.load(run, device="cpu")
+    names = [n for n in open_source(folder).names if n not in ("5.png", "broken.jpg")]
+    with torch.no_grad():
+        return {n: encoder(torch.from_numpy(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
+
+
+def same(names, vectors, expected):
+    assert list(names) == list(expected)
+    np.testing.assert_allclose(vectors, np.stack(list(expected.values())), atol=1e-5)
+    assert vectors.dtype == np.float32
+
+
+def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
+    encoder = mixnn.load(run.path, device="cpu")
+    images = mixnn.data.load(run.config.data, "train", size=SIZE)
+    backbone, _ = load_backbone(run)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images.images), features(backbone, images), rtol=1e-5, atol=1e-5)
+    assert not encoder.training
+    assert not any(p.requires_grad for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 256])
+def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
+    monkeypatch.setattr(embedding, "BATCH", batch)
+    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    with np.load(path, allow_pickle=False) as archive:
+        same(archive["names"].tolist(), archive["vectors"], expected)
+    back = store.read(path)
+    same(back.names, back.vectors, expected)
+    assert dict(back.skipped) == {"5.png": "empty file", "broken.jpg": "not an image that Pillow can read"}
+    assert back.about["run"] == "run"
+    np.testing.assert_allclose(np.linalg.norm(back.unit(), axis=1), 1, atol=1e-6)
+
+
+def test_csv(run, folder, expected, tmp_path):
+    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", reporter=QUIET)
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:2] == ["file", "f0"]
+    same([row[0] for row in rows[1:]], np.array([row[1:] for row in rows[1:]], np.float32), expected)
+
+
+def test_parquet(run, folder, expected, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+    table = parquet.read_table(path).to_pydict()
+    same(table["file"], np.array(table["embedding"], np.float32), expected)
+
+
+def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
+    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu")
+    said = capfd.readouterr().err
+    assert "skipped 5.png: empty file" in said
+    assert "23 vectors" in said
+    assert "2 files could not be read" in said
+
+
+def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):
+    one = store.read(mixnn.embed(run, folder / "3.png", tmp_path / "one.npz", device="cpu", reporter=QUIET))
+    np.testing.assert_allclose(one.vectors[0], expected["3.png"], atol=1e-5)
+    digits = store.read(mixnn.embed(run, "digits", tmp_path / "d.npz", split="test", device="cpu", reporter=QUIET))
+    assert len(digits) == 500
+    assert digits.names[7] == "digits/test/7"
+
+
+def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
+    first = collect(run, folder, device="cpu", reporter=QUIET)
+    same(first.names, first.vectors, expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding, "load", lambda *_: pytest.fail("encoded again"))
+        again = collect(run, folder, device="cpu", reporter=QUIET)
+    assert np.array_equal(again.vectors, first.vectors)
+    assert again.skipped == first.skipped
+    Image.new("RGB", (SIZE, SIZE), "white").save(folder / "19.png")
+    changed = collect(run, folder, device="cpu", reporter=QUIET)
+    at = first.names.index("19.png")
+    assert not np.allclose(changed.vectors[at], first.vectors[at])
+
+
+@pytest.mark.parametrize(
+    "source, out, says",
+    [
+        ("nowhere", "x.npz", "neither a folder, an image file, nor a data set"),
+        ("", "x.txt", "unknown format '.txt'"),
+        ("", "nowhere/x.npz", "is no folder"),
+        ("empty", "x.npz", "no images in"),
+        ("bad", "x.npz", "none of the images in"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(run, tmp_path, source, out, says, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.png").write_bytes(b"x")
+    with pytest.raises(mixnn.UserError, match=says):
+        mixnn.embed(run, source, out, device="cpu", reporter=QUIET)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
+
+
+def test_a_file_that_is_no_embeddings_is_refused(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(mixnn.UserError, match="holds no embeddings"):
+        store.read(tmp_path / "x.npz")
+
+
+def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(mixnn.UserError, match="pip install pyarrow"):
+        mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)

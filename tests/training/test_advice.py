@@ -1,0 +1,90 @@
+"""Settings chosen for a folder: sensible at every size, explained, and never against the user's own."""
+
+import pytest
+from PIL import Image
+
+import mixnn
+from mixnn.config import Config
+from mixnn.progress import Reporter
+from mixnn.training import _seconds
+from mixnn.training.advice import OPTIONS, choose, typical_side
+
+QUIET = Reporter(quiet=True)
+
+
+def chosen(num, side, cuda=False, given=None, options=None):
+    return {c.name: c.value for c in choose(num, side, given or {}, options or {}, cuda)}
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("side", [0, 5, 8, 28, 32, 64, 100, 224, 4000])
+@pytest.mark.parametrize("num", [4, 10, 60, 500, 1797, 5000, 100_000, 2_000_000])
+def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
+    found = choose(num, side, {}, {}, cuda)
+    settings = {c.name: c.value for c in found if c.name not in OPTIONS}
+    config = Config(data="x", **settings)  # checks itself
+    options = {c.name: c.value for c in found if c.name in OPTIONS}
+    assert config.batch_size <= num
+    assert options["support_size"] >= config.batch_size
+    assert 8 <= config.image_size <= 128
+    assert config.warmup_epochs < config.epochs
+    assert all(c.reason and str(c).startswith(f"{c.name} {c.value}: ") for c in found)
+
+
+def test_a_gpu_gets_larger_images_networks_and_batches():
+    cpu, gpu = chosen(50_000, 300), chosen(50_000, 300, cuda=True)
+    assert (cpu["image_size"], cpu["backbone"], cpu["batch_size"]) == (32, "resnet8", 128)
+    assert (gpu["image_size"], gpu["backbone"], gpu["batch_size"], gpu["epochs"]) == (128, "resnet18", 256, 200)
+    assert gpu["support_size"] == 4096
+    assert "lr" not in gpu  # the paper's, for so many steps
+
+
+def test_tiny_images_keep_their_size_and_most_of_each_crop():
+    found = chosen(1797, 8)
+    assert (found["image_size"], found["crop_area"], found["batch_size"], found["support_size"]) == (8, 0.6, 64, 512)
+
+
+def test_what_the_user_gave_is_left_alone_and_counts():
+    given = {"batch_size": "32", "image_size": 24, "lr": 0.1}
+    found = chosen(1797, 200, given=given, options={"support_size": 100})
+    assert not {"batch_size", "image_size", "lr", "support_size"} & set(found)
+    assert found["bn_groups"] == 1
+    assert chosen(1797, 200, given={"image_size": 0})["image_size"] == 32  # 0 stands for: choose
+
+
+def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
+    for i, side in enumerate((10, 20, 30, 40, 50)):
+        Image.new("RGB", (100, side)).save(tmp_path / f"{i}.png")
+    (tmp_path / "broken.png").write_bytes(b"x")
+    assert typical_side(sorted(tmp_path.iterdir())) == 30
+    assert typical_side([tmp_path / "broken.png"]) == 0
+
+
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400), ("10", 600)])
+def test_a_time_budget_is_read(text, seconds):
+    assert _seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "0m", "-5m", "m", "infh", "nan"])
+def test_a_time_budget_that_is_none(text):
+    with pytest.raises(mixnn.UserError, match="write it as 90s, 30m or 2h"):
+        mixnn.pretrain("digits", time_budget=text, reporter=QUIET)
+
+
+def test_a_time_budget_and_epochs_exclude_each_other():
+    with pytest.raises(mixnn.UserError, match="leave out one of the two"):
+        mixnn.pretrain("digits", time_budget="1m", epochs=3, reporter=QUIET)
+
+
+def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, capfd):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(40):
+        Image.new("RGB", (20 + i % 3, 24), (6 * i, 100, 0)).save(folder / f"{i}.png")
+    run = mixnn.pretrain(folder, out=tmp_path / "run", time_budget="2s")
+    said = capfd.readouterr().err
+    assert "40 images, shorter side 20 to 22" in said
+    assert "image_size 20: the shorter side is 21 pixels (median)" in said
+    assert f"epochs {run.config.epochs}: a step takes" in said
+    assert (run.config.image_size, run.config.backbone) == (20, "resnet8")
+    assert len(run.metrics()) == run.config.epochs >= 1
