@@ -219,8 +219,8 @@ def dotted(node: ast.AST) -> str:
 
 
 def unpickles(node: ast.AST) -> bool:
-    """A call that may run what a file holds: torch's own formats, or numpy's with pickles allowed."""
-    if not isinstance(node, ast.Call):
+    """A call that may run what a file holds: torch's own formats with more than weights, or numpy's with pickles."""
+    if not isinstance(node, ast.Call) or "weights_only=True" in map(ast.unparse, node.keywords):
         return False
     allowed = [word for word in node.keywords if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"]
     return bool(allowed) or dotted(node.func) in ("torch.load", "torch.jit.load", "torch.hub.load")
