@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mixnn.embedding import embed as embed
     from mixnn.embedding import load as load
     from mixnn.evaluation import evaluate as evaluate
+    from mixnn.exporting import export as export
+    from mixnn.plotting import figures as figures
     from mixnn.reproduction import reproduce as reproduce
     from mixnn.runs import Run as Run
     from mixnn.showcase import demo as demo
@@ -33,11 +35,13 @@ _HOMES = {
     "diagnose": "mixnn.training.diagnosis",
     "embed": "mixnn.embedding",
     "evaluate": "mixnn.evaluation",
+    "export": "mixnn.exporting",
+    "figures": "mixnn.plotting",
     "load": "mixnn.embedding",
     "pretrain": "mixnn.training",
     "reproduce": "mixnn.reproduction",
 }
-__all__ = ["Config", "Run", "UserError", "bench", "demo", "diagnose", "embed", "evaluate", "load", "pretrain", "reproduce"]
+__all__ = sorted([*_HOMES])
 
 
 def __dir__() -> list[str]:

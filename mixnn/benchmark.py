@@ -24,6 +24,7 @@ from mixnn.baseline import time_baseline
 from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
+from mixnn.nn.backbone import check_backbone
 from mixnn.evaluation import check_writable
 from mixnn.progress import Reporter, print_table
 from mixnn.runs.checkpoint import write_atomically
@@ -68,6 +69,7 @@ def bench(
     images = random_images(image_size)
     for config in configs:
         check_device(config)
+        check_backbone(config.backbone)
         check_images(config, images)
     if json:
         check_writable(json)

@@ -141,7 +141,7 @@ class Config(Checked):
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
     weight_decay: float = option(5e-4, "on all parameters, batch norm included", "paper, table of parameters", low=0)
-    backbone: str = option("resnet18", "encoder f; resnet8 is the small one for CPUs", choices=("resnet18", "resnet8"))
+    backbone: str = option("resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 (for CPUs), or timm:NAME")
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)

@@ -29,7 +29,8 @@ DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --kn
 FLAGS = {
     "demo": {"--seed", "--out"},
     "pretrain": {
-        "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method", "--epochs", "--batch-size",
+        "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
+        "--epochs", "--batch-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
@@ -38,6 +39,8 @@ FLAGS = {
     "methods": set(),
     "data": {"--data-dir"},
     "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
+    "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
+    "figures": {"--data", "--results", "--run", "--out", "--quiet"},
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
@@ -458,7 +461,7 @@ def test_wrong_words_to_evaluate(ask: Ask, words: str, says: str):
     "words, says",
     [
         ("--steps x", "steps takes a whole number"),
-        ("--backbone resnet", "valid: resnet18, resnet8"),
+        ("--backbone resnet", "valid: resnet18, resnet34, resnet50, resnet8, timm:NAME"),
         ("--method mnm", "did you mean 'mnn'?"),
         ("--set topkk=1", "did you mean 'topk'?"),
         ("--batch-size 1", "must be at least"),

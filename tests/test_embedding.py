@@ -101,7 +101,7 @@ def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "skipped 5.png: empty file" in said
     assert "23 vectors" in said
-    assert "2 files could not be read" in said
+    assert "could not be read: 2" in said
 
 
 def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):

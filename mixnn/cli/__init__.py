@@ -50,8 +50,10 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.A
     "methods": (look.methods, look.methods_arguments),
     "data": (look.data, look.data_arguments),
     "embed": (use.embed, use.embed_arguments),
+    "export": (use.export, use.export_arguments),
     "diagnose": (evidence.diagnose, evidence.diagnose_arguments),
     "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
+    "figures": (evidence.figures, evidence.figures_arguments),
     "bench": (train.bench, train.bench_arguments),
 }
 

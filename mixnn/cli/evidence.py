@@ -1,4 +1,4 @@
-"""Verbs that show: diagnose, reproduce."""
+"""Verbs that show: diagnose, reproduce, figures."""
 
 from __future__ import annotations
 
@@ -91,4 +91,26 @@ def reproduce(args: argparse.Namespace) -> int:
         reporter=Reporter(args.quiet),
         **settings,
     )
+    return 0
+
+
+def figures_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", help="which; without a name, all for which the runs are there")
+    parser.add_argument("--data", default="cifar10", help="data set [cifar10]")
+    parser.add_argument("--results", default="results", metavar="FOLDER", help="finished runs, a JSON each [results]")
+    parser.add_argument(
+        "--run", action="append", default=[], metavar="RUN", help="a run folder, for t-SNE; may be repeated"
+    )
+    parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def figures(args: argparse.Namespace) -> int:
+    """the paper's figures and ours, as SVG and PNG, from finished runs"""
+    from mixnn.plotting import figures
+    from mixnn.progress import Reporter
+
+    say = Reporter(args.quiet)
+    for path in figures(args.names, results=args.results, out=args.out, data=args.data, runs=args.run, reporter=say):
+        print(path)
     return 0

@@ -1,4 +1,4 @@
-"""Verbs that put an encoder to use: embed."""
+"""Verbs that put an encoder to use: embed, export."""
 
 from __future__ import annotations
 
@@ -29,4 +29,32 @@ def embed(args: argparse.Namespace) -> int:
     where = words.data_dir(args.data_dir, run.config.data_dir)
     say = Reporter(args.quiet)
     print(embed(run, args.source, args.out, split=args.split, device=args.device, data_dir=where, reporter=say))
+    return 0
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--out", default="", metavar="FILE", help="[RUN/encoder.FORMAT]")
+    parser.add_argument("--format", default="safetensors", metavar="{safetensors,onnx,pt2}", help="[safetensors]")
+    parser.add_argument("--licence", default="", metavar="TEXT", help="for the card that lies beside the weights")
+    parser.add_argument("--opset", default="17", metavar="INT", help="of ONNX [17]")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def export(args: argparse.Namespace) -> int:
+    """the encoder for other programs: safetensors with torchvision's names, ONNX, torch.export"""
+    from mixnn.exporting import export
+    from mixnn.progress import Reporter
+
+    path = export(
+        args.run,
+        args.out,
+        form=args.format,
+        licence=args.licence,
+        opset=words.number(args.opset, "opset", 1),
+        overwrite=args.overwrite,
+        reporter=Reporter(args.quiet),
+    )
+    print(path)
     return 0

@@ -27,12 +27,16 @@ class Scan:
         sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
         lines = [f"{self.num_images:,} images, {sides} pixels; modes: {modes}"]
         if self.num_skipped:
-            lines.append(f"{self.num_skipped:,} files could not be read and are left out")
+            lines.append(f"{_files(self.num_skipped)} could not be read, and left out")
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             example = " = ".join(self.duplicates[0][:2])
-            lines.append(f"{extra:,} files are exact copies of others ({example}); they are kept, and count twice")
+            lines.append(f"{_files(extra)} with the same content as another ({example}); kept, and counted twice")
         return lines
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def scan(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> Scan:

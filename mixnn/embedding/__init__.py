@@ -47,7 +47,7 @@ def embed(
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, say)
         writer.about = _about(run, images)
-    missing = f"; {len(writer.skipped)} files could not be read" if writer.skipped else ""
+    missing = f"; could not be read: {len(writer.skipped)}" if writer.skipped else ""
     say.say(f"{count:,} vectors of {encoder.num_features} numbers in {out}{missing}")
     return out
 

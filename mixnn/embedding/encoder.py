@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mixnn.augment import normalize
+from mixnn.config import UserError
 from mixnn.device import pick_device
+from mixnn.nn.resnet import ARCHITECTURES, ResNet
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs.encoder import load_weights, student_backbone
+
+CARD = "card"  # where an exported file's header keeps its description
+CARD_VERSION = 1  # changes when files written before can no longer be read
 
 
 class Encoder(nn.Module):
@@ -41,10 +49,40 @@ class Encoder(nn.Module):
 
 
 def load(run: str | Path | Run, device: str = "auto") -> Encoder:
-    """The encoder of a run, in one line: vectors = mixnn.load("runs/x")(images)."""
-    run = run if isinstance(run, Run) else Run.open(run)
-    _, state = run.load_checkpoint(lambda _: None)
-    backbone, _ = load_backbone(run)
-    mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
-    encoder = Encoder(backbone, run.config.image_size, mean, std)
+    """The encoder of a run, or of its export as .safetensors, in one line: vectors = mixnn.load("runs/x")(images)."""
+    if not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
+        encoder = read_export(Path(run))
+    else:
+        run = run if isinstance(run, Run) else Run.open(run)
+        encoder = encoder_of(run, *run.load_checkpoint(lambda _: None))
     return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def encoder_of(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
+    """The encoder of a run's checkpoint, on the CPU."""
+    mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
+    return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std)
+
+
+def read_export(path: Path) -> Encoder:
+    """The encoder in a .safetensors file that `export` wrote, on the CPU; the file's header says all that is needed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    try:
+        card = json.loads(header[CARD])
+        name, version, looks = card["architecture"]["name"], card["card_version"], card["preprocessing"]
+        size, (mean, std) = int(looks["size"]), (torch.tensor(looks[k], dtype=torch.float32) for k in ("mean", "std"))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path} was not written by `mixnn export`: give a run folder or such a file\n"
+            "to begin training with weights from elsewhere, type mixnn pretrain --init-from"
+        ) from None
+    if version != CARD_VERSION or name not in ARCHITECTURES or not mean.shape == std.shape == (3,):
+        raise UserError(f"{path} holds a {name} that this mixnn does not know: a newer one may")
+    backbone = ResNet(name, size, bn_groups=1)
+    load_weights(backbone, weights, str(path))
+    return Encoder(backbone, size, mean, std)

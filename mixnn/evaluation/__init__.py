@@ -16,7 +16,7 @@ from mixnn.device import pick_device
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.evaluation.linear import Protocol, linear
-from mixnn.nn.resnet import ResNet
+from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
@@ -70,7 +70,7 @@ def evaluate(
     return results
 
 
-def _knn(run: Run, backbone: ResNet, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
+def _knn(run: Run, backbone: Backbone, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
     k = default_k(len(train), train.num_classes)
     bank, queries = (features(backbone, images, bf16=False) for images in (train, test))  # once, so precision is cheap
     found: dict[str, Any] = dict(knn(bank, train.labels, queries, test.labels, train.num_classes, k))
@@ -84,7 +84,7 @@ def _knn(run: Run, backbone: ResNet, train: ImageSet, test: ImageSet) -> tuple[d
 
 
 def _linear(
-    backbone: ResNet, train: ImageSet, test: ImageSet, size: int, probe: Protocol, say: Reporter
+    backbone: Backbone, train: ImageSet, test: ImageSet, size: int, probe: Protocol, say: Reporter
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     with say.bar("linear probe", probe.epochs) as advance:
         found = linear(backbone, train, test, size, probe, advance)

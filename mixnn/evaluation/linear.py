@@ -61,7 +61,7 @@ def linear(
         accuracies.append(round(100 * right.item(), 4))
         progress(epoch + 1, accuracies[-1])
     best = max(accuracies)
-    return {"last": accuracies[-1], "best": best, "best_epoch": accuracies.index(best) + 1}
+    return {"last": accuracies[-1], "best": best, "best_epoch": accuracies.index(best) + 1, "curve": accuracies}
 
 
 class Classifier:

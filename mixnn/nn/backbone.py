@@ -50,7 +50,10 @@ def check_backbone(name: str) -> None:
         raise unknown("backbone", name, [*ARCHITECTURES, f"{TIMM}NAME"])
 
 
-def build_backbone(name: str, image_size: int, bn_groups: int) -> nn.Module:
+Backbone = ResNet | TimmBackbone
+
+
+def build_backbone(name: str, image_size: int, bn_groups: int) -> Backbone:
     """With `num_features`, from images (B, 3, H, W) to features (B, F)."""
     check_backbone(name)
     if name.startswith(TIMM):

@@ -1,8 +1,8 @@
 """ResNets with torchvision's parameter names, no fully connected layer, and a stem that fits the image.
 
 ResNet-18 as the MNN authors build it (3x3 stem with stride 1; a max-pool for images of 64 pixels and more), its larger
-siblings, and ResNet-8, three narrow stages for CPUs and tiny images. From 128 pixels on the stem is ImageNet's (7x7 with
-stride 2 and max-pool), so that weights trained there fit. Batch norm is SplitBatchNorm throughout.
+siblings, and ResNet-8, three narrow stages for CPUs and tiny images. From 128 pixels on the stem is ImageNet's (7x7
+with stride 2 and max-pool), so that weights trained there fit. Batch norm is SplitBatchNorm throughout.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Bottleneck(nn.Module):
 def _shortcut(in_channels: int, channels: int, stride: int, groups: int) -> nn.Sequential | None:
     if stride == 1 and in_channels == channels:
         return None
-    return nn.Sequential(
-        nn.Conv2d(in_channels, channels, 1, stride, bias=False), SplitBatchNorm(channels, groups)
-    )
+    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), SplitBatchNorm(channels, groups))
 
 
 ARCHITECTURES: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...], tuple[int, ...]]] = {

@@ -11,10 +11,10 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
-from mixnn.nn.resnet import ResNet
+from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import load_split
 from mixnn.training.setup import check_device, choices, free_name, resolve
@@ -60,12 +60,14 @@ def pretrain(
     config, images = resolve(str(data), set or {}, settings)
     for name, reason in images.skipped:
         say.warn(f"skipped {name}: {reason}")
-    for line in [*(images.scan.lines() if images.scan else []), *choices(str(data), set or {}, settings)]:
+    chosen = [c for c in choices(str(data), set or {}, settings) if not (budget and c.name == "epochs")]
+    for line in [*(images.scan.lines() if images.scan else []), *chosen]:
         say.say(str(line))
     if budget:
-        config = replace(config, epochs=_epochs_within(budget, config, images, say))
+        epochs = _epochs_within(budget, config, images, say)
+        config = replace(config, epochs=epochs, warmup_epochs=min(config.warmup_epochs, max(1, epochs // 10)))
     path = Path(out) if str(out) else free_name(config)
-    initial = _initial_backbone(Run.open(init_from), config, say) if init_from else None
+    initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:
         trainer.start_from(initial, str(init_from))
@@ -97,13 +99,16 @@ def _epochs_within(budget: float, config: Config, images: ImageSet, say: Reporte
     trial = Trainer(replace(config, epochs=10**6, knn_every=0, loggers=""), images, say)
     per_step = trial.seconds_a_step()
     epochs = max(1, int(0.95 * budget / (per_step * trial.steps_per_epoch)))
-    say.say(
-        f"epochs {epochs}: a step takes {1e3 * per_step:.0f} ms here, an epoch {per_step * trial.steps_per_epoch:.1f} s"
-    )
+    epoch = per_step * trial.steps_per_epoch
+    say.say(f"epochs {epochs}: a step takes {1e3 * per_step:.0f} ms here, an epoch {epoch:.1f} s")
     return epochs
 
 
-def _initial_backbone(run: Run, config: Config, say: Reporter) -> ResNet:
+def _initial_backbone(source: Path, config: Config, say: Reporter) -> Backbone:
+    """Of another run's folder, or of a file of ResNet weights."""
+    if source.is_file():
+        return read_backbone(source, config)
+    run = Run.open(source)
     theirs = run.config.backbone
     if theirs != config.backbone:
         raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: type --backbone {theirs}")

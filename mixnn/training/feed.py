@@ -24,7 +24,7 @@ class Feed:
         self.turn = 0
 
     def put(self, index: Tensor, coming: Tensor | None = None) -> None:
-        """Both on the host."""
+        index, coming = index.cpu(), None if coming is None else coming.cpu()  # the trainer's are there already
         if self.ahead is not None and torch.equal(self.ahead[0], index):
             slot = self.ahead[1].result()
         else:

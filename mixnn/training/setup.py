@@ -12,6 +12,7 @@ from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
+from mixnn.nn.backbone import check_backbone
 from mixnn.runs.images import load_split, training_size
 from mixnn.training.advice import OPTIONS, Choice, advise
 
@@ -33,6 +34,7 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
     config = make(Config, "setting", recipe | wanted | dict(settings) | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
+    check_backbone(config.backbone)
     return config
 
 

@@ -124,7 +124,7 @@ class Step:
 
     def _put(self, index: Tensor, coming: Tensor | None = None) -> None:
         if self.feed is not None:
-            self.feed.put(index.cpu(), None if coming is None else coming.cpu())
+            self.feed.put(index, coming)
         self.index.copy_(index)
 
     def _body(self) -> None:

@@ -1,0 +1,65 @@
+"""export: a run's encoder as one file for others, with a card that says what it is and how images must look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mixnn.config import UserError, unknown
+from mixnn.embedding.encoder import encoder_of
+from mixnn.evaluation import check_writable
+from mixnn.exporting.card import make_card
+from mixnn.exporting.forms import FORMS, OPSETS, check_form
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import write_atomically
+
+__all__ = ["FORMS", "export"]
+
+OPSET = 17  # read by every runtime of the last years; later ones add nothing that this network uses
+
+
+def export(
+    run: str | Path | Run,
+    out: str | Path = "",
+    *,
+    form: str = "safetensors",
+    licence: str = "",
+    opset: int = OPSET,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Path:
+    """The encoder of a run's last checkpoint into one file (default: encoder.FORM in the run folder).
+
+    safetensors: weights alone, in torchvision's names, read by `mixnn.load`, torchvision and timm. onnx and pt2 (a
+    torch.export program): uint8 images in, features out, normalisation inside; both are run and compared first. A JSON
+    card lies beside the file, and in it.
+    """
+    say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    if form not in FORMS:
+        raise unknown("format", form, FORMS)
+    if opset not in OPSETS:
+        raise UserError(f"opset={opset}: opset must be from {OPSETS[0]} to {OPSETS[-1]}")
+    out = Path(out) if str(out) else run.path / f"encoder.{form}"
+    beside = out.with_name(f"{out.name}.json")
+    _check_out(out, beside, form, overwrite)
+    check_form(form)
+    tensors, state = run.load_checkpoint(say.warn)
+    encoder = encoder_of(run, tensors, state)
+    card = json.dumps(make_card(run, state, form, licence, say), indent=1)
+    made = FORMS[form](encoder, card, opset, say)
+    write_atomically(out, made)
+    write_atomically(beside, (card + "\n").encode())
+    say.say(f"{run.config.backbone} of step {state['step']:,} in {out} ({len(made) / 1e6:.1f} MB), card in {beside}")
+    return out
+
+
+def _check_out(out: Path, beside: Path, form: str, overwrite: bool) -> None:
+    if out.suffix != f".{form}":
+        fitting = out.suffix[1:]
+        other = f" or --format {fitting}" if fitting in FORMS else ""
+        raise UserError(f"{out} does not end in .{form}: type --out {out.with_suffix(f'.{form}')}{other}")
+    check_writable(out)
+    for path in (out, beside):
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists: type another --out, or --overwrite to replace it")

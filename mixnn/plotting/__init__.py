@@ -1,0 +1,77 @@
+"""figures: the paper's figures and some of ours, from finished runs.
+
+Each is written as SVG and PNG, with a caption that says what was run. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mixnn.config import UserError, unknown
+from mixnn.plotting import curves, points
+from mixnn.plotting.embedding import tsne
+from mixnn.plotting.material import Drawing, Lacking, Material
+from mixnn.plotting.style import encode, styled
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import write_atomically
+
+__all__ = ["FIGURES", "figures"]
+
+FIGURES: dict[str, Callable[[Material], Drawing]] = {
+    **curves.PURITY,
+    "attention": curves.attention,
+    "ranks": curves.ranks,
+    "loss": curves.loss,
+    "accuracy": curves.accuracy,
+    "share": points.share,
+    "main": points.main,
+    "tsne": tsne,
+}
+
+
+def figures(
+    names: Sequence[str] = (),
+    *,
+    results: str | Path = "results",
+    out: str | Path = "figures",
+    data: str = "cifar10",
+    runs: Iterable[str | Path | Run] = (),
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> list[Path]:
+    """Draw these figures, or all, as far as their runs are there; returns the files.
+
+    Runs are the summaries in `results` and the run folders `runs`. `settings` are Config's fields, for runs that were
+    made with others than the defaults.
+    """
+    for name in names:
+        if name not in FIGURES:
+            raise unknown("figure", name, FIGURES)
+    say = reporter or Reporter()
+    folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
+    if not Path(results).is_dir() and not folders:
+        raise UserError(f"{results} is no folder of finished runs: `mixnn reproduce` makes one; or give run folders")
+    material = Material.gather(Path(results), folders, data, settings)
+    written: list[Path] = []
+    for name in names or FIGURES:
+        try:
+            figure, caption = draw(name, material)
+        except Lacking as lacking:
+            (say.warn if names else say.say)(f"skipped {name}: it lacks {lacking}")
+            continue
+        files = {**figure, "txt": caption.encode()}
+        for ending, content in files.items():
+            path = Path(out) / f"{material.name}-{name}.{ending}"
+            write_atomically(path, content)
+            written.append(path)
+    return written
+
+
+def draw(name: str, material: Material) -> tuple[dict[str, bytes], str]:
+    """A figure's files by their ending, and its caption."""
+    with styled():
+        drawing = FIGURES[name](material)
+        return encode(drawing.figure), drawing.caption

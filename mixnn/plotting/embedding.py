@@ -1,0 +1,111 @@
+"""t-SNE of a run's features of test images, colored by class."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+
+from mixnn.config import UserError
+from mixnn.data import ImageSet
+from mixnn.device import pick_device
+from mixnn.evaluation.features import features
+from mixnn.functional import unit
+from mixnn.plotting.material import Drawing, Lacking, Material, caption
+from mixnn.plotting.style import HALO, PAGE, canvas
+from mixnn.reproduction.tables import TABLES
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import found
+from mixnn.runs.encoder import load_backbone
+from mixnn.runs.images import is_labelled, load_split
+from mixnn.training.setup import configure
+
+MAX_IMAGES = 2000
+MAX_PANELS = 6
+# Paul Tol's muted colors, which color-blind readers can tell apart; a class also has a marker, and its name on it.
+COLORS = (
+    *("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677"),
+    *("#AA4499", "#44AA99", "#999933", "#882255", "#888888"),
+)
+MARKERS = "os^DvP<X>p"
+
+
+def tsne(material: Material) -> Drawing:
+    """A panel for each run folder that was given."""
+    runs = [run for run in material.folders if found(run.path / "checkpoints")]
+    if not runs:
+        raise Lacking(f"a run folder on {material.name} with a checkpoint")
+    if len(runs) > MAX_PANELS:
+        raise Lacking(f"room for {len(runs)} run folders: give at most {MAX_PANELS}")
+    try:
+        images = [_shown(run, material.settings.get("data_dir", "")) for run in runs]
+        places = [embed(run, shown) for run, shown in zip(runs, images, strict=True)]
+    except UserError as error:
+        raise Lacking(f"what it needs ({str(error).splitlines()[0]})") from None
+    columns = min(3, len(runs))
+    rows, side = -(-len(runs) // columns), PAGE / max(2, columns)
+    figure, axes = canvas(side * columns, (side + 0.2) * rows, columns, rows)
+    for ax in axes:
+        ax.set_axis_off()
+    for ax in axes[len(runs) :]:
+        ax.set_title("")
+    for ax, run, shown, points in zip(axes, runs, images, places, strict=False):
+        _draw(ax, points, shown)
+        ax.set_title(f"{ax.get_title(loc='left')} {title(run)}".strip())
+    count, classes = len(images[0]), images[0].num_classes
+    some = f" of the first {len(COLORS)} classes" if classes > len(COLORS) else ""
+    text = (
+        f"t-SNE of {count:,} test images{some}: unit features of the student's backbone, perplexity "
+        f"{perplexity(count):g}, begun from their first two principal components. Axes have no unit."
+    )
+    summaries = {f"{title(run)} ({run.path.name})": [run.summary()] for run in runs}
+    return Drawing(figure, caption(text, material.name, summaries))
+
+
+def title(run: Run) -> str:
+    """The method as the paper writes it, with the options that are not its own."""
+    names = {row.method: row.name for row in TABLES["main"].rows}
+    own = configure(run.config.data, {}, {"method": run.config.method}).options
+    changed = [f"{name}={value}" for name, value in run.config.options.items() if value != own[name]]
+    return ", ".join([names.get(run.config.method, run.config.method), *changed])
+
+
+def _shown(run: Run, data_dir: str) -> ImageSet:
+    """At most 2,000 test images, of the first ten classes: more could not be told apart."""
+    images = load_split(replace(run.config, data_dir=data_dir or run.config.data_dir), "test")
+    if not is_labelled(images):
+        raise UserError(f"{run.config.data} has no labelled test images")
+    return images.subset((images.labels < len(COLORS)).nonzero()[:, 0]).limit(MAX_IMAGES)
+
+
+def perplexity(num_images: int) -> float:
+    return min(30.0, (num_images - 1) / 3)
+
+
+def embed(run: Run, images: ImageSet) -> np.ndarray:
+    """Two coordinates of each image, the same at every call."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    device = pick_device("auto")
+    backbone = load_backbone(run)[0].to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = unit(features(backbone, images.to(device), bf16=False)).cpu().numpy()
+    with threadpool_limits(1):  # threads would add forces in a different order each time
+        return TSNE(perplexity=perplexity(len(x)), init="pca", random_state=0).fit_transform(x)
+
+
+def _draw(ax: Axes, points: np.ndarray, images: ImageSet) -> None:
+    labels = images.labels.cpu().numpy()
+    size = min(3.6, 2.6 * (MAX_IMAGES / len(points)) ** 0.5)
+    for c, (color, marker) in enumerate(zip(COLORS[: images.num_classes], MARKERS, strict=False)):
+        of_class = points[labels == c]
+        if not len(of_class):
+            continue
+        name = images.classes[c]
+        ax.plot(*of_class.T, marker, color=color, markersize=size, markeredgewidth=0, label=name)
+        middle = np.median(of_class, axis=0)
+        nearest = of_class[np.square(of_class - middle).sum(1).argmin()]  # a label lies on its class, not between parts
+        ax.text(nearest[0], nearest[1], name, fontsize=7, ha="center", va="center", path_effects=[HALO])
+    ax.set_aspect("equal", adjustable="datalim")

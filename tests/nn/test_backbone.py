@@ -1,0 +1,97 @@
+"""Backbones by name: shapes, torchvision's names, and timm's models with split batch norms."""
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import mixnn
+from mixnn.nn.backbone import build_backbone, check_backbone, split_batch_norms
+from mixnn.nn.split_batch_norm import SplitBatchNorm
+
+
+@pytest.mark.parametrize("name, features", [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("resnet8", 128)])
+@pytest.mark.parametrize("size, side", [(32, 3), (64, 3), (128, 7)])
+def test_features_and_stem_fit_the_image(name, features, size, side):
+    with torch.device("meta"):
+        backbone = build_backbone(name, size, 1)
+    assert backbone.num_features == features
+    assert backbone.conv1.kernel_size == (side, side)
+    assert isinstance(backbone.maxpool, nn.MaxPool2d) == (size >= 64)
+
+
+@pytest.mark.parametrize("name, count", [("resnet18", 11_176_512), ("resnet34", 21_284_672), ("resnet50", 23_508_032)])
+def test_parameters_are_torchvisions_without_the_classifier(name, count):
+    """Numbers of torchvision 0.20 less fc (11,689,512, 21,797,672 and 25,557,032 in all)."""
+    with torch.device("meta"):
+        backbone = build_backbone(name, 224, 8)
+    assert sum(p.numel() for p in backbone.parameters()) == count
+
+
+def test_a_bottleneck_has_torchvisions_names_and_its_stride_in_the_middle():
+    with torch.device("meta"):
+        backbone = build_backbone("resnet50", 224, 1)
+    names = dict(backbone.named_parameters())
+    assert names["layer2.0.conv3.weight"].shape == (512, 128, 1, 1)
+    assert names["layer2.0.downsample.0.weight"].shape == (512, 256, 1, 1)
+    assert names["layer1.0.downsample.1.bias"].shape == (256,)
+    assert backbone.layer2[0].conv2.stride == (2, 2)
+    assert backbone.layer2[0].conv1.stride == (1, 1)
+    assert len(backbone.layer3) == 6
+
+
+def test_a_large_network_runs():
+    backbone = build_backbone("resnet50", 128, 2)
+    assert backbone(torch.randn(4, 3, 128, 128)).shape == (4, 2048)
+
+
+class FakeTimm(types.ModuleType):
+    def create_model(self, name, pretrained, num_classes):
+        if name != "tiny":
+            raise RuntimeError(f"Unknown model ({name})")
+        assert (pretrained, num_classes) == (False, 0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-3, momentum=0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        model.num_features = 4
+        return model
+
+    def list_models(self):
+        return ["tiny", "small"]
+
+
+def test_a_model_of_timms_is_wrapped_and_its_batch_norms_split(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", FakeTimm("timm"))
+    backbone = build_backbone("timm:tiny", 32, 2)
+    assert backbone.num_features == 4
+    norm = backbone.model[1]
+    assert isinstance(norm, SplitBatchNorm)
+    assert (norm.groups, norm.eps, norm.momentum) == (2, 1e-3, 0.2)
+    assert backbone(torch.randn(4, 3, 8, 8)).shape == (4, 4)
+    with pytest.raises(mixnn.UserError, match="unknown timm model 'tinny', did you mean 'tiny'"):
+        build_backbone("timm:tinny", 32, 2)
+
+
+def test_without_timm_the_way_to_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(mixnn.UserError, match="pip install timm"):
+        build_backbone("timm:tiny", 32, 2)
+
+
+def test_splitting_keeps_weights_and_statistics():
+    network = nn.Sequential(nn.Sequential(nn.BatchNorm2d(3)), nn.BatchNorm1d(3))
+    with torch.no_grad():
+        network[0][0].weight.fill_(2.0)
+        network[0][0].running_mean.fill_(3.0)
+    split_batch_norms(network, 4)
+    assert isinstance(network[0][0], SplitBatchNorm)
+    assert type(network[1]) is nn.BatchNorm1d
+    assert network[0][0].weight.tolist() == [2.0] * 3
+    assert network[0][0].running_mean.tolist() == [3.0] * 3
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(mixnn.UserError, match="unknown backbone 'resnet19', did you mean 'resnet18'"):
+        check_backbone("resnet19")
