@@ -6,13 +6,11 @@ means. All are means over a batch and over both directions; an epoch's line in m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.methods.contract import Direction
+from mixnn.methods.contract import Seen
 
 NAMES = {
     "d_positive": "d(p, z), squared distance of prediction and target",
@@ -32,19 +30,15 @@ NAMES = {
 
 
 @torch.no_grad()
-def measure(directions: Sequence[Direction], labels_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
+def measure(seen: Seen | None, labels_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
     """Every number of NAMES that these directions have."""
-    if not directions:
+    if seen is None:
         return {}
-    q, p, z = (torch.cat(v).detach() for v in zip(*((d.q_BD, d.p_BD, d.z_BD) for d in directions), strict=True))
+    q, p, z, _, neighbors, theirs, images = (column.flatten(0, 1) for column in seen)  # rows of both directions
     out = {"d_positive": (2 - 2 * _dot(p, z)).mean(), "spread": F.spread(z), "rank": effective_dimensions(z)}
-    found = [d.found[0] for d in directions if d.found]
-    if not found:
+    if not neighbors.shape[1]:
         return out
-    labels, index = labels_B.repeat(len(found)), index_B.repeat(len(found))
-    neighbors, theirs, images = (
-        torch.cat(v) for v in zip(*((f.z_BKD, f.labels_BK, f.images_BK) for f in found), strict=True)
-    )
+    labels, index = labels_B.repeat(len(seen.z_ABD)), index_B.repeat(len(seen.z_ABD))
     topk = neighbors.shape[1]
     out["d_neighbors"] = (2 - 2 * _dot(p[:, None], neighbors)).mean()
     out["cos_neighbors"] = _dot(z[:, None], neighbors).mean()

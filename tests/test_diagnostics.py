@@ -8,7 +8,7 @@ import torch
 import mixnn
 from mixnn import diagnostics
 from mixnn.diagnostics import measure
-from mixnn.methods.contract import Direction, Found
+from mixnn.methods.contract import Direction, Found, Seen
 from mixnn.progress import Reporter
 from mixnn.training.diagnosis import FEATURES, effective_rank, meanings
 
@@ -66,7 +66,7 @@ def naive(directions, labels, index):
 def test_every_number_equals_the_loop():
     directions = [direction(0), direction(1, 1)]
     labels, index = torch.tensor([0, 1, 2, 0, 1, 2, -1]), torch.arange(B)
-    found = measure(directions, labels, index)
+    found = measure(Seen.of(directions), labels, index)
     want = naive(directions, labels, index)
     assert set(found) == {*want, "spread", "rank"}
     for name, value in want.items():
@@ -75,13 +75,13 @@ def test_every_number_equals_the_loop():
 
 
 def test_without_neighbors_there_are_distances_and_collapse_alone():
-    found = measure([direction(0, with_neighbors=False)], torch.zeros(B), torch.arange(B))
+    found = measure(Seen.of([direction(0, with_neighbors=False)]), torch.zeros(B), torch.arange(B))
     assert set(found) == {"d_positive", "spread", "rank"}
-    assert measure((), torch.zeros(B), torch.arange(B)) == {}
+    assert measure(None, torch.zeros(B), torch.arange(B)) == {}
 
 
 def test_every_number_is_explained():
-    found = measure([direction(0)], torch.zeros(B, dtype=torch.long), torch.arange(B))
+    found = measure(Seen.of([direction(0)]), torch.zeros(B, dtype=torch.long), torch.arange(B))
     rows = meanings({name: float(v) for name, v in found.items()} | dict.fromkeys(FEATURES, 0.0))
     assert all(meaning for _, _, meaning in rows)
 
@@ -90,7 +90,7 @@ def test_random_orders_are_inconsistent_at_all_ranks_but_one_in_k():
     torch.manual_seed(0)
     found = Found(*(torch.zeros(5000, 5, dtype=torch.long),), torch.randn(5000, 5, 16), *(torch.zeros(5000, 5),) * 2)
     q = torch.randn(5000, 16)
-    value = measure([Direction(0, q, q, q, (found,), q[:0], {})], torch.zeros(5000), torch.arange(5000))
+    value = measure(Seen.of([Direction(0, q, q, q, (found,), q[:0], {})]), torch.zeros(5000), torch.arange(5000))
     assert float(value["inconsistency"]) == pytest.approx(0.8, abs=0.02)
 
 
@@ -104,7 +104,7 @@ def test_neighbors_in_the_order_of_attention_are_consistent_and_equal_ones_have_
         (ordered[:1].repeat(4, 1), math.log(4), 0.0),
     ):
         found = Found(*(torch.zeros(3, 4, dtype=torch.long),), neighbors.repeat(3, 1, 1), *(torch.zeros(3, 4),) * 2)
-        value = measure([Direction(0, q, q, q, (found,), q[:0], {})], torch.zeros(3), torch.arange(3))
+        value = measure(Seen.of([Direction(0, q, q, q, (found,), q[:0], {})]), torch.zeros(3), torch.arange(3))
         assert float(value["inconsistency"]) == inconsistency
         if entropy is not None:
             assert float(value["cas_entropy"]) == pytest.approx(entropy, rel=1e-6)
@@ -117,9 +117,7 @@ def test_collapse_shows_in_spread_and_rank():
     ranks = [float(diagnostics.effective_dimensions(z.double())) for z in (full, line)]
     assert ranks[0] == pytest.approx(16, rel=0.02)
     assert ranks[1] == pytest.approx(1, rel=0.02)
-    spreads = [
-        float(measure([Direction(0, z, z, z, (), z[:0], {})], z[:, 0], z[:, 0])["spread"]) for z in (full, point)
-    ]
+    spreads = [float(F.spread(z)) for z in (full, point)]
     assert spreads[0] == pytest.approx(1, rel=0.02)
     assert spreads[1] < 1e-4
     assert float(effective_rank(full.double())) == pytest.approx(16, rel=0.02)

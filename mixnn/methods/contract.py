@@ -19,8 +19,10 @@ Shapes are fixed and nothing is read back to the host, so a step can be compiled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from mixnn.nn.support_set import Rows
@@ -70,14 +72,38 @@ class Direction(NamedTuple):
         return self.found[0].z_BKD if self.found else self.z_BD[:, None][:, :0]
 
 
+class Seen(NamedTuple):
+    """What the A directions (1>2, then 2>1) of a step embedded and found, for diagnostics; K = 0 without neighbors."""
+
+    q_ABD: Tensor
+    p_ABD: Tensor
+    z_ABD: Tensor
+    index_ABK: Tensor
+    neighbors_ABKD: Tensor
+    labels_ABK: Tensor
+    images_ABK: Tensor
+
+    @staticmethod
+    def of(directions: Sequence[Direction]) -> Seen:
+        """Copies without gradient: a compiled step that hands out views of its tensors has crashed torch 2.13."""
+        with torch.no_grad():
+            own = [(d.q_BD, d.p_BD, d.z_BD, *(d.found[0] if d.found else _nothing(d))) for d in directions]
+            return Seen(*(torch.stack(column) for column in zip(*own, strict=True)))
+
+
+def _nothing(d: Direction) -> Found:
+    none = torch.zeros(len(d.z_BD), 0, dtype=torch.long, device=d.z_BD.device)
+    return Found(none, d.neighbors_BKD, none, none)
+
+
 class Aux(NamedTuple):
-    """What forward hands on."""
+    """What forward hands on, without gradient."""
 
     push: tuple[Rows, ...]  # for each support set
-    directions: tuple[Direction, ...]  # for diagnostics; none where there are no two views
-    metrics: dict[str, Tensor]  # other scalars to log, without gradient
+    seen: Seen | None  # None where there are no two views
+    metrics: dict[str, Tensor]  # other scalars to log
 
     @property
     def neighbors(self) -> tuple[Tensor, ...]:
-        """Support rows found, (B, K) a direction."""
-        return tuple(d.found[0].index_BK for d in self.directions if d.found)
+        """Support rows found, (B, K) a direction; K may be 0."""
+        return () if self.seen is None else self.seen.index_ABK.unbind(0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, make, option
-from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found
+from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found, Seen
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
 
@@ -152,7 +152,7 @@ class Siamese(nn.Module):
         push = self.rows_to_push(seen, batch)
         directions = [self.direction(i, a, b, seen, push, batch) for i, (a, b) in enumerate(self.pairs)]
         loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
-        return loss, Aux(push, tuple(directions[: 2 if self.options.symmetric else 1]), {})
+        return loss, Aux(push, Seen.of(directions[: 2 if self.options.symmetric else 1]), {})
 
     def encode(self, batch: Batch) -> Encoded:
         """Both networks, each over the views it needs in one pass."""
@@ -171,7 +171,7 @@ class Siamese(nn.Module):
 
     def rows_to_push(self, seen: Encoded, batch: Batch) -> tuple[Rows, ...]:
         """What each support set gets after the step: the targets of x2, as the authors do."""
-        return tuple(Rows(seen.z[1].detach(), batch.labels_B, batch.index_B) for _ in self.rings)
+        return tuple(Rows(seen.z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
 
     def direction(self, i: int, a: int, b: int, seen: Encoded, push: tuple[Rows, ...], batch: Batch) -> Direction:
         rings = self.snapshots(i, push)
@@ -181,7 +181,7 @@ class Siamese(nn.Module):
 
     def snapshots(self, i: int, push: tuple[Rows, ...]) -> tuple[Rows, ...]:
         """The support sets as direction i sees them."""
-        leaky = getattr(self.options, "leaky_queue", False) and i == 1
+        leaky = getattr(self.options, "leaky_queue", False) and self.pairs[i] == (1, 0)
         return tuple(s.read_pushed(rows) if leaky else s.read() for s, rows in zip(self.rings, push, strict=True))
 
     def search(self, i: int, z_BD: Tensor, rings: tuple[Rows, ...], seen: Encoded, batch: Batch) -> tuple[Found, ...]:

@@ -63,7 +63,7 @@ class Supervised(nn.Module):
         logits, _ = self.student(*batch.views)
         loss = F.cross_entropy(logits, batch.labels_B, label_smoothing=self.options.label_smoothing)
         accuracy = (logits.detach().argmax(1) == batch.labels_B).to(logits.dtype).mean()
-        return loss, Aux((), (), {"accuracy": accuracy})
+        return loss, Aux((), None, {"accuracy": accuracy})
 
     def after_step(self, aux: Aux) -> None:
         """Nothing beside the weights moves."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
-from mixnn.methods.contract import Aux, Batch, Direction
+from mixnn.methods.contract import Aux, Batch, Seen
 from mixnn.training.feed import Feed
 
 MODES = ("eager", "compiled", "captured")
@@ -136,7 +136,7 @@ class Step:
         self._note(loss, aux)
 
     def _note(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss, aux.metrics, aux.directions, self.labels[self.index], self.index)
+        names, values = self._log(loss, aux.metrics, aux.seen, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
@@ -171,10 +171,10 @@ def make_views(
 
 @torch.no_grad()
 def log(
-    loss: Tensor, metrics: dict[str, Tensor], directions: tuple[Direction, ...], labels_B: Tensor, index_B: Tensor
+    loss: Tensor, metrics: dict[str, Tensor], seen: Seen | None, labels_B: Tensor, index_B: Tensor
 ) -> tuple[tuple[str, ...], Tensor]:
     """Names and numbers that a step leaves to be summed."""
-    values = {"loss": loss.detach()} | metrics | measure(directions, labels_B, index_B)
+    values = {"loss": loss.detach()} | metrics | measure(seen, labels_B, index_B)
     return tuple(values), torch.stack([v.double() for v in values.values()])
 
 

@@ -79,7 +79,7 @@ def test_neighbors_and_purity_equal_the_authors(case):
     g, _, _, aux = run(case)
     assert torch.equal(aux.neighbors[0], g["idx12"])
     assert torch.equal(aux.neighbors[1], g["idx21"])
-    purity = measure(aux.directions, g["y"], torch.arange(len(g["y"])))["purity"]
+    purity = measure(aux.seen, g["y"], torch.arange(len(g["y"])))["purity"]
     torch.testing.assert_close(purity.double(), g["purity"], rtol=0, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What MNN reduces to, and what its options do: identities that hold exactly, and loops that spell an option out."""
+"""What methods reduce to, and what their options do: identities that hold exactly, and steps spelled out by hand."""
 
 import itertools
 
@@ -6,70 +6,56 @@ import pytest
 import torch
 
 from mixnn import functional as F
-from mixnn.methods import METHODS
-from mixnn.methods.contract import Batch
+from mixnn import methods
+from mixnn.diagnostics import measure
+from mixnn.methods import METHODS, Batch
+from mixnn.methods.unmix import REVERSED
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.support_set import Rows
-from tests.methods.linear_networks import batch, linear_method
+from tests.methods.linear_networks import B, D, K, Q, draw, inputs, run_linear, uniform
 
-B, D, Q, K, PIXELS = 6, 5, 17, 4, 12
-
-
-def draw(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+TWO_VIEWS = [name for name in METHODS if name != "supervised"]
+NEIGHBORLY = ["mnn", "msf", "cmsf", "snclr", "nnclr"]
+WITH_SUPPORT = [*NEIGHBORLY, "moco", "sce", "ressl"]
+cross_entropy = torch.nn.functional.cross_entropy
 
 
-def uniform(*shape, seed):
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def known(name, options):
+    fields = [row["name"] for row in methods.describe(name)]
+    return {key: value for key, value in options.items() if key in fields}
 
 
-def linear_case():
-    """Two views, labels, a ring of rows of unequal length, and the draws of a step."""
-    labels, ring_labels = torch.tensor([0, 1, 2, 0, 1, 2]), torch.arange(Q) % 3
-    ring = Rows(draw(Q, D, seed=5) * (0.2 + 3 * uniform(Q, 1, seed=6)), ring_labels, torch.arange(Q) + 100)
-    draws = {
-        "lam": uniform(2, 1, 1, 1, seed=7),
-        "random": uniform(2, B, Q, seed=8),
-        "shuffle": uniform(2, B, seed=9),
-    }
-    return (draw(B, PIXELS, seed=1), draw(B, PIXELS, seed=2), labels), ring, draws
-
-
-def run_linear(name, images=None, draws=None, ring=None, **options):
-    """Loss, gradients and aux of one step whose networks are matrices."""
-    given, given_ring, given_draws = linear_case()
-    ring, draws = ring or given_ring, given_draws | (draws or {})
-    if name != "byol":
-        options = {"topk": K, "support_size": Q} | options
-    if name == "byol" or options["topk"] == 0:
-        ring = None
-    P, H, T = draw(PIXELS, D, seed=3), draw(D, D, seed=4), draw(PIXELS, D, seed=10)
-    method = linear_method(name, P, H, T, ring, **options)
-    passes = 1 + method.options.symmetric
-    loss, aux = method(batch(*(images or given), **{key: u[:passes] for key, u in draws.items()}))
-    loss.backward()
-    return loss.detach(), [p.grad for p in method.student.parameters()], aux
+def small_method(name, **options):
+    """With a ResNet-8 in float64; the heads' weights depend on the method only where their shapes do."""
+    torch.manual_seed(0)
+    options = known(name, {"hidden": 8, "dim": D, "topk": K, "support_size": Q}) | options
+    return methods.build(name, ResNet("resnet8", 8, 2), options, num_images=100, num_classes=3).double()
 
 
 def run_small(name, **options):
-    """The same with a ResNet-8, in float64; the heads' weights do not depend on the method."""
-    options = {"hidden": 8, "dim": D} | options
-    if name != "byol":
-        options = {"topk": K, "support_size": Q} | options
-    torch.manual_seed(0)
-    backbone = ResNet("resnet8", 8, 2)
-    method = METHODS[name](backbone, **options).double()
-    (_, _, labels), ring, draws = linear_case()
-    if method.support is not None:
-        method.support.push(ring)
-    x1, x2 = (draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
-    loss, aux = method(Batch((x1, x2), labels, torch.arange(B), draws))
+    """As run_linear, with that network."""
+    method, given = small_method(name, **options), inputs()
+    for ring, rows in zip(method.rings, given.rings, strict=False):
+        ring.push(rows)
+    views = tuple(draw(B, 3, 8, 8, seed=seed) for seed in (1, 2, 12))
+    draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
+    loss, aux = method(Batch(views[: len(method.views)], given.labels, given.index, draws))
     loss.backward()
-    return loss.detach(), [p.grad for p in method.student.parameters()], aux
+    return loss.detach(), [p.grad for p in method.student.parameters()], aux, method
 
 
+def metrics(aux):
+    return measure(aux.seen, inputs().labels, inputs().index)
+
+
+def close(ours, want):
+    torch.testing.assert_close(ours, want, rtol=0, atol=1e-10)
+
+
+MIXED = {"weights": "wse", "mixer": "raw_renorm"}
 IDENTITIES = {
     "without neighbors MNN is BYOL": (("mnn", {"topk": 0}), ("byol", {}), 1),
+    "without neighbors MSF is BYOL": (("msf", {"topk": 0}), ("byol", {}), 1),
+    "without neighbors CMSF is BYOL": (("cmsf", {"topk": 0}), ("byol", {}), 1),
     "unmixed with equal weights MNN is MSF": (("mnn", {"weights": "mse", "mixer": "none"}), ("msf", {}), 1),
     "lam 1 is no mixing": (("mnn", {"lam": 1.0}), ("mnn", {"mixer": "none"}), 1),
     "lam 1 is no mixing, unit": (("mnn", {"lam": 1.0, "mixer": "unit"}), ("mnn", {"mixer": "none"}), 1),
@@ -82,8 +68,6 @@ IDENTITIES = {
         1,
     ),
     "one neighbor: wse is twice MSF": (("mnn", {"topk": 1, "mixer": "none"}), ("msf", {"topk": 1}), 2),
-    "loss_scale scales the loss": (("mnn", {"loss_scale": 2.5}), ("mnn", {}), 2.5),
-    "loss_scale scales MSF": (("msf", {"loss_scale": 2.0}), ("msf", {}), 2),
     "wse is explicit 1 and 1": (
         ("mnn", {}),
         ("mnn", {"weights": "explicit", "positive_weight": 1, "neighbor_weight": 1}),
@@ -96,15 +80,40 @@ IDENTITIES = {
     ),
     "one neighbor: cas is wse": (("mnn", {"topk": 1, "weights": "cas"}), ("mnn", {"topk": 1}), 1),
     "cas at high temperature is wse": (("mnn", {"weights": "cas", "cas_temperature": 1e12}), ("mnn", {}), 1),
-}
+    "CMSF that the auxiliary space does not constrain is MSF": (("cmsf", {"constraint": Q}), ("msf", {}), 1),
+    "the same of its memory": (("cmsf", {"constraint": Q, "auxiliary": "prev_epoch"}), ("msf", {}), 1),
+    "unconstrained, weighted and mixed CMSF is MNN": (("cmsf", MIXED | {"constraint": Q}), ("mnn", {}), 1),
+    "random selection of all rows is MSF of all rows": (
+        ("cmsf", {"select": "random", "topk": Q}),
+        ("msf", {"topk": Q}),
+        1,
+    ),
+    "one neighbor: SNCLR's attention is inert": (
+        ("snclr", {"topk": 1}),
+        ("snclr", {"topk": 1, "weights": "wse"}),
+        1,
+    ),
+    "SNCLR with attention at high temperature has equal weights": (
+        ("snclr", {"cas_temperature": 1e12}),
+        ("snclr", {"weights": "wse"}),
+        1,
+    ),
+    "SCE with eta 1 is MoCo": (("sce", {"eta": 1.0, "temperature": 0.2}), ("moco", {"temperature": 0.2}), 1),
+    "and asymmetric": (
+        ("sce", {"eta": 1.0, "temperature": 0.3, "symmetric": False}),
+        ("moco", {"temperature": 0.3, "symmetric": False}),
+        1,
+    ),
+    "moving the teacher thrice does not change UnMix's loss": (("unmix", {"ema_per_call": True}), ("unmix", {}), 1),
+} | {f"loss_scale scales {name}": ((name, {"loss_scale": 2.5}), (name, {}), 2.5) for name in TWO_VIEWS}
 
 
 @pytest.mark.parametrize("networks", [run_linear, run_small], ids=["linear", "resnet8"])
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_identity(identity, networks):
     (left, left_options), (right, right_options), factor = IDENTITIES[identity]
-    loss, grads, _ = networks(left, **left_options)
-    want_loss, want_grads, _ = networks(right, **right_options)
+    loss, grads, _, _ = networks(left, **left_options)
+    want_loss, want_grads, _, _ = networks(right, **right_options)
     torch.testing.assert_close(loss, factor * want_loss, rtol=1e-10, atol=1e-10)
     scale = max(g.abs().max().item() for g in want_grads)
     assert scale > 1e-3
@@ -112,171 +121,369 @@ def test_identity(identity, networks):
         torch.testing.assert_close(grad, factor * want, rtol=0, atol=1e-8 * scale)
 
 
-DISTINCT = {
-    "mixer": ["raw_renorm", "unit", "unit_renorm", "none"],
-    "weights": ["wse", "mse", "cas", "explicit"],
-    "select": ["topk", "random", "labels"],
-    "lam": ["uniform", 0.3, 0.6],
-    "leaky_queue": [False, True],
-    "symmetric": [False, True],
-    "topk": [0, 1, 2],
-}
+DISTINCT = [
+    ("mnn", "mixer", ["raw_renorm", "unit", "unit_renorm", "none"]),
+    ("mnn", "weights", ["wse", "mse", "cas", "explicit"]),
+    ("mnn", "select", ["topk", "random", "labels"]),
+    ("mnn", "lam", ["uniform", 0.3, 0.6]),
+    ("mnn", "topk", [0, 1, 2]),
+    ("cmsf", "weights", ["wse", "mse", "cas", "explicit"]),
+    ("cmsf", "mixer", ["raw_renorm", "unit", "unit_renorm", "none"]),
+    ("cmsf", "auxiliary", ["aux_view", "prev_epoch"]),
+    ("cmsf", "constraint", [0, 7, 9]),
+    ("cmsf", "select", ["topk", "random", "labels"]),
+    ("unmix", "base", ["byol", "moco"]),
+    ("unmix", "mixed", ["both", "student"]),
+    ("snclr", "weights", ["wse", "mse", "cas", "explicit"]),
+    ("snclr", "mixer", ["raw_renorm", "unit_renorm", "none"]),  # unit's lengths are lost in a cosine
+    ("snclr", "threshold", [False, True]),
+    ("snclr", "cas_temperature", [1.0, 0.2]),
+    ("nnclr", "sides", ["both", "keys"]),
+    ("nnclr", "topk", [1, 2, 3]),
+    ("simclr", "negatives", ["cross", "all"]),
+    ("sce", "eta", [0, 0.5, 1]),
+    *((name, "teacher_temperature", [0.05, 0.1]) for name in ("sce", "ressl")),
+    *((name, "temperature", [0.1, 0.2]) for name in ("snclr", "nnclr", "simclr", "moco", "sce", "ressl")),
+    *((name, "symmetric", [False, True]) for name in TWO_VIEWS),
+    *((name, "leaky_queue", [False, True]) for name in WITH_SUPPORT if name != "ressl"),
+]
 
 
-@pytest.mark.parametrize("option", DISTINCT)
-def test_every_value_of_an_option_gives_another_loss(option):
-    losses = sorted(run_linear("mnn", **{option: value})[0].item() for value in DISTINCT[option])
+@pytest.mark.parametrize("name, option, values", DISTINCT, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_value_of_an_option_gives_another_loss(name, option, values):
+    losses = sorted(run_linear(name, **{option: value}).loss.item() for value in values)
     assert all(b - a > 1e-6 for a, b in itertools.pairwise(losses)), losses
 
 
 # Directions
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in TWO_VIEWS if name != "unmix"])  # which mixes x2 alone
 def test_the_symmetric_loss_is_the_average_of_the_asymmetric_ones(name):
-    (x1, x2, labels), _, draws = linear_case()
-    swapped = {key: value.flip(0) for key, value in draws.items()}
-    both, grads, _ = run_linear(name)
-    one, one_grads, _ = run_linear(name, symmetric=False)
-    two, two_grads, _ = run_linear(name, (x2, x1, labels), swapped, symmetric=False)
-    assert abs(one - two) > 1e-3
-    torch.testing.assert_close(both, (one + two) / 2)
-    for g, a, b in zip(grads, one_grads, two_grads, strict=True):
+    given = inputs()
+    x1, x2, x3 = given.views
+    swapped = given._replace(
+        views=(x2, x1, x3), draws=given.draws | {key: given.draws[key].flip(0) for key in ("lam", "random")}
+    )
+    both = run_linear(name, symmetric=True)
+    one, two = run_linear(name, symmetric=False), run_linear(name, swapped, symmetric=False)
+    assert abs(one.loss - two.loss) > 1e-3
+    torch.testing.assert_close(both.loss, (one.loss + two.loss) / 2)
+    for g, a, b in zip(both.grads, one.grads, two.grads, strict=True):
         torch.testing.assert_close(g, (a + b) / 2)
 
 
+@pytest.mark.parametrize("name", [*WITH_SUPPORT, "unmix"])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_the_raw_teacher_embedding_of_the_second_view_is_pushed(symmetric):
-    (_, x2, labels), _, _ = linear_case()
-    _, _, aux = run_linear("mnn", symmetric=symmetric)
-    torch.testing.assert_close(aux.push.z_QD, x2 @ draw(PIXELS, D, seed=10))
-    assert torch.equal(aux.push.labels_Q, labels)
-    assert torch.equal(aux.push.index_Q, torch.arange(B))
+def test_the_raw_target_embedding_of_the_second_view_is_pushed(name, symmetric):
+    given = inputs()
+    options = {"base": "moco"} if name == "unmix" else {}
+    ran = run_linear(name, symmetric=symmetric, **options)
+    first, *rest = ran.aux.push
+    close(first.z_QD, given.views[1].flatten(1) @ (given.P if name == "nnclr" else given.T))
+    assert not first.z_QD.requires_grad
+    assert torch.equal(first.labels_Q, given.labels)
+    assert torch.equal(first.index_Q, given.index)
+    assert len(rest) == (name == "cmsf")
+    ran.method.after_step(ran.aux)
+    slots = [13, 14, 15, 16, 0, 1]
+    assert torch.equal(ran.method.support.z_QD[slots], first.z_QD)
+    assert torch.equal(ran.method.support.index_Q[slots], given.index)
+    assert ran.method.support.position == 2
 
 
-# Loops over samples for what an option does
+@pytest.mark.parametrize("name", TWO_VIEWS)
+def test_what_is_measured_is_of_both_clean_directions(name):
+    given = inputs()
+    x1, x2, _ = (view.flatten(1) for view in given.views)
+    ran = run_linear(name, symmetric=True)
+    p = torch.cat([x1, x2]) @ given.P
+    p = p if ran.method.student.H is None else p @ given.H
+    z = torch.cat([x2, x1]) @ (given.P if ran.method.teacher is None else given.T)
+    found = metrics(ran.aux)
+    close(found["d_positive"], (F.unit(p) - F.unit(z)).square().sum(1).mean())
+    close(found["spread"], F.spread(z))
+    assert ("purity" in found) == (name in NEIGHBORLY)
+    if "purity" in found:
+        labels = given.labels[:, None]
+        hits = [(given.rings[0].labels_Q[index] == labels).double().mean() for index in ran.aux.neighbors]
+        assert len(hits) == 2
+        torch.testing.assert_close(found["purity"].double(), sum(hits) / 2, rtol=0, atol=1e-6)
+        assert 0 < found["purity"] < 1
 
 
-def naive_mnn(rows_of, lam_of, weights_of):
-    """Mean of directions and samples of w_0 d(p, z) + sum_i w_i (2 - 2 <p, mix_i>), raw_renorm, spelled out."""
-    (x1, x2, _), _, _ = linear_case()
-    P, H, T = draw(PIXELS, D, seed=3), draw(D, D, seed=4), draw(PIXELS, D, seed=10)
-    losses = []
-    for direction, (xa, xb) in enumerate([(x1, x2), (x2, x1)]):
-        for i in range(B):
-            q = xa[i] @ P
-            p, z = q @ H, xb[i] @ T
-            rows, lam = rows_of(direction, i, z), lam_of(direction, i)
-            w = weights_of(q, rows)
-            targets = [z] + [lam * row + (1 - lam) * z for row in rows]
-            cosine = torch.nn.functional.cosine_similarity
-            losses.append(sum(w[n] * (2 - 2 * cosine(p, t, dim=0)) for n, t in enumerate(targets)))
-    return torch.stack(losses).mean()
-
-
-def wse(_q, rows):
-    return [1.0] + [1 / len(rows)] * len(rows)
-
-
-def nearest_rows(_direction, _i, z):
-    ring = linear_case()[1].z_QD
-    cos = [torch.nn.functional.cosine_similarity(z, row, dim=0).item() for row in ring]
-    return [ring[j] for j in sorted(range(Q), key=lambda j: -cos[j])[:K]]
-
-
-def test_each_direction_has_its_own_lam():
-    lam = linear_case()[2]["lam"].flatten().tolist()
-    loss, _, _ = run_linear("mnn")
-    torch.testing.assert_close(loss, naive_mnn(nearest_rows, lambda direction, _: lam[direction], wse))
-
-
-def test_lam_of_each_sample_mixes_that_sample():
-    lam = uniform(2, B, 1, 1, seed=20)
-    loss, _, _ = run_linear("mnn", draws={"lam": lam}, lam_scope="sample")
-    torch.testing.assert_close(loss, naive_mnn(nearest_rows, lambda direction, i: lam[direction, i].item(), wse))
+# Selection, attention
 
 
 def test_random_selection_takes_the_rows_of_the_largest_draws():
-    draws, ring = linear_case()[2], linear_case()[1]
-
-    def rows(direction, i):
-        u = draws["random"][direction, i].tolist()
-        return sorted(range(Q), key=lambda j: -u[j])[:K]
-
-    loss, _, aux = run_linear("mnn", select="random")
+    random = inputs().draws["random"]
+    aux = run_linear("mnn", select="random").aux
     for direction in range(2):
-        assert aux.neighbors[direction].tolist() == [rows(direction, i) for i in range(B)]
-    lam = draws["lam"].flatten().tolist()
-    want = naive_mnn(lambda d, i, _: ring.z_QD[rows(d, i)], lambda d, _: lam[d], wse)
-    torch.testing.assert_close(loss, want)
+        u = random[direction].tolist()
+        assert aux.neighbors[direction].tolist() == [sorted(range(Q), key=lambda j: -row[j])[:K] for row in u]
 
 
-def test_label_selection_takes_the_nearest_of_the_label_and_purity_is_one():
-    _, ring, draws = linear_case()
-    labels = linear_case()[0][2]
-    loss, _, aux = run_linear("mnn", select="labels")
-    assert aux.metrics["purity"] == 1
+def test_label_selection_takes_rows_of_the_label_and_purity_is_one():
+    given = inputs()
+    aux = run_linear("mnn", select="labels").aux
+    assert metrics(aux)["purity"] == 1
     for index in aux.neighbors:
-        assert torch.equal(ring.labels_Q[index], labels[:, None].expand(B, K))
-
-    def rows(_direction, i, z):
-        same = [j for j in range(Q) if ring.labels_Q[j] == labels[i]]
-        cos = F.cosines(z[None], ring.z_QD)[0]
-        return ring.z_QD[sorted(same, key=lambda j: -cos[j].item())[:K]]
-
-    lam = draws["lam"].flatten().tolist()
-    torch.testing.assert_close(loss, naive_mnn(rows, lambda d, _: lam[d], wse))
+        assert torch.equal(given.rings[0].labels_Q[index], given.labels[:, None].expand(B, K))
 
 
-def test_where_a_label_has_too_few_rows_the_anchor_itself_stands_in():
-    labels, (_, ring, draws) = linear_case()[0][2], linear_case()
-    ring = ring._replace(labels_Q=torch.full((Q,), -1).index_put((torch.tensor([3, 8]),), torch.tensor([0, 1])))
-    loss, _, aux = run_linear("mnn", ring=ring, select="labels")
-    assert aux.metrics["purity"] == 1
-
-    def rows(_direction, i, z):  # one row of label 0, one of label 1, none of label 2
-        return [ring.z_QD[[3, 8][labels[i]]] if labels[i] < 2 and k == 0 else z for k in range(K)]
-
-    lam = draws["lam"].flatten().tolist()
-    torch.testing.assert_close(loss, naive_mnn(rows, lambda d, _: lam[d], wse))
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.2])
-def test_cas_weights_are_attention_of_the_projection_to_the_unmixed_neighbors(temperature):
-    def cas(q, rows):
-        cos = torch.stack([torch.nn.functional.cosine_similarity(q, row, dim=0) for row in rows])
-        return [1.0, *(cos / temperature).softmax(0)]
-
-    lam = linear_case()[2]["lam"].flatten().tolist()
-    loss, _, _ = run_linear("mnn", weights="cas", cas_temperature=temperature)
-    torch.testing.assert_close(loss, naive_mnn(nearest_rows, lambda d, _: lam[d], cas))
-
-
-def test_detaching_the_attention_keeps_the_loss_and_changes_the_gradient():
-    loss, grads, _ = run_linear("mnn", weights="cas")
-    detached_loss, detached, _ = run_linear("mnn", weights="cas", cas_detach=True)
-    assert torch.equal(loss, detached_loss)
-    assert not torch.allclose(grads[0], detached[0], atol=1e-4)  # the projector, through q
-    torch.testing.assert_close(grads[1], detached[1])  # the predictor comes after q
+@pytest.mark.parametrize("name", ["mnn", "msf", "nnclr"])
+def test_where_a_label_has_too_few_rows_the_anchor_itself_stands_in(name):
+    given = inputs()
+    rare = torch.full((Q,), -1).index_put((torch.tensor([3, 8]),), torch.tensor([0, 1]))  # and none of label 2
+    given = given._replace(rings=(given.rings[0]._replace(labels_Q=rare), given.rings[1]))
+    ran = run_linear(name, given, select="labels", symmetric=False)
+    assert metrics(ran.aux)["purity"] == 1
+    z = given.views[1].flatten(1) @ (given.P if name == "nnclr" else given.T)
+    neighbors = z[:, None].repeat(1, K, 1)
+    for n, label in enumerate(given.labels.tolist()):
+        if label < 2:
+            neighbors[n, 0] = given.rings[0].z_QD[[3, 8][label]]
+    assert torch.equal(ran.aux.seen.neighbors_ABKD[0], neighbors)
+    p = given.views[0].flatten(1) @ given.P @ given.H
+    if name == "nnclr":
+        close(ran.loss, sum(F.neighbor_contrast(p, neighbors, 0.2)) / 2)
+        return
+    mixed = F.mix(neighbors, z, given.draws["lam"][0], "raw_renorm" if name == "mnn" else "none")
+    targets = torch.cat([F.unit(z)[:, None], mixed], dim=1)
+    weights = F.wse_weights(K, p) if name == "mnn" else F.mse_weights(K, p)
+    close(ran.loss, F.weighted_squared_error(p, targets, weights))
 
 
-def test_metrics_are_of_both_directions():
-    (x1, x2, labels), ring, _ = linear_case()
-    P, H, T = draw(PIXELS, D, seed=3), draw(D, D, seed=4), draw(PIXELS, D, seed=10)
-    _, _, aux = run_linear("mnn")
-    p, z = torch.cat([x1, x2]) @ P @ H, torch.cat([x2, x1]) @ T
-    distance = (F.unit(p) - F.unit(z)).square().sum(1).mean()
-    torch.testing.assert_close(aux.metrics["d_positive"], distance)
-    torch.testing.assert_close(aux.metrics["spread"], F.spread(z))
-    hits = [(ring.labels_Q[index] == labels[:, None]).double().mean() for index in aux.neighbors]
-    torch.testing.assert_close(aux.metrics["purity"].double(), sum(hits) / 2, rtol=0, atol=1e-6)
-    assert 0 < aux.metrics["purity"] < 1
+@pytest.mark.parametrize("name", ["mnn", "snclr", "cmsf"])
+def test_detaching_the_attention_keeps_the_loss_and_changes_the_gradient(name):
+    attached, detached = (run_linear(name, weights="cas", cas_detach=cas_detach) for cas_detach in (False, True))
+    assert torch.equal(attached.loss, detached.loss)
+    assert not torch.allclose(attached.grads[0], detached.grads[0], atol=1e-4)  # the projector, through q
+    close(attached.grads[1], detached.grads[1])  # the predictor comes after q
+
+
+# Contrast
+
+
+def by_hand(loss_of):
+    """Loss and gradients of a function of the student's P and H."""
+    given = inputs()
+    P, H = given.P.clone().requires_grad_(), given.H.clone().requires_grad_()
+    x1, x2, _ = (view.flatten(1) for view in given.views)
+    loss = loss_of(x1, x2, P, H)
+    loss.backward()
+    return loss.detach(), [w.grad for w in (P, H) if w.grad is not None]
+
+
+def assert_by_hand(name, loss_of, **options):
+    ran, (loss, grads) = run_linear(name, **options), by_hand(loss_of)
+    close(ran.loss, loss)
+    for ours, want in zip(ran.grads, grads, strict=True):
+        close(ours, want)
+
+
+def test_sce_with_eta_0_and_without_column_0_is_ressl():
+    given = inputs()
+
+    def sce(x1, x2, P, _H):
+        z, support = x2 @ given.T, given.rings[0].z_QD
+        target = F.sce_target(z, support, 0.07, 0.0)[:, 1:]
+        logits = F.queue_logits(x1 @ P, z, support, 0.15)[:, 1:]
+        return F.soft_cross_entropy(logits, target / target.sum(1, keepdim=True))
+
+    assert_by_hand("ressl", sce, temperature=0.15, teacher_temperature=0.07)
+
+
+def test_snclr_without_neighbors_is_cross_entropy_among_teacher_keys():
+    T = inputs().T
+
+    def info_nce(x1, x2, P, H):
+        ways = [F.cosines(xa @ P @ H, xb @ T) / 0.2 for xa, xb in ((x1, x2), (x2, x1))]
+        return sum(cross_entropy(logits, torch.arange(B)) for logits in ways) / 2
+
+    assert_by_hand("snclr", info_nce, topk=0)
+
+
+def test_simclr_is_the_cross_entropy_of_rows_and_of_columns_with_gradient_through_both_factors():
+    def rows_and_columns(x1, x2, P, _H):
+        logits = F.cosines(x1 @ P, x2 @ P) / 0.2
+        return (cross_entropy(logits, torch.arange(B)) + cross_entropy(logits.T, torch.arange(B))) / 2
+
+    assert_by_hand("simclr", rows_and_columns)
+    keys_detached = by_hand(
+        lambda x1, x2, P, _: cross_entropy(F.cosines(x1 @ P, (x2 @ P).detach()) / 0.2, torch.arange(B))
+    )
+    one_way = run_linear("simclr", symmetric=False)
+    close(one_way.loss, keys_detached[0])
+    assert (one_way.grads[0] - keys_detached[1][0]).abs().max() > 0.1 * one_way.grads[0].abs().max()
+
+
+def test_simclr_in_one_pass_is_the_four_forward_code():
+    loss, grads, _, _ = run_small("simclr")
+    method = small_method("simclr")
+    x1, x2 = (draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
+    ways = []
+    for xa, xb in ((x1, x2), (x2, x1)):
+        qa, qb = method.student(xa, xb)[0].chunk(2)
+        ways.append(cross_entropy(F.cosines(qa, qb) / 0.2, torch.arange(B)))
+    twice = sum(ways) / 2
+    twice.backward()
+    close(loss, twice.detach())
+    for ours, p in zip(grads, method.student.parameters(), strict=True):
+        torch.testing.assert_close(ours, p.grad, rtol=0, atol=1e-8)
+
+
+def test_simclr_with_all_negatives_is_nt_xent():
+    def nt_xent(x1, x2, P, _H):
+        z = F.unit(torch.cat([x1, x2]) @ P)
+        logits = (z @ z.T / 0.2).fill_diagonal_(-torch.inf)
+        return cross_entropy(logits, torch.arange(2 * B).roll(B))
+
+    assert_by_hand("simclr", nt_xent, negatives="all")
+
+
+def test_nnclr_predicts_known_rows_without_a_gradient_through_the_look_up():
+    """The support set holds, shuffled, a scaled and slightly turned copy of each target, amid rows opposite to them."""
+    given = inputs()
+    x2 = given.views[1].flatten(1) @ given.P
+    near = 3 * x2 + 0.01 * draw(B, D, seed=30)
+    order = torch.randperm(Q, generator=torch.Generator().manual_seed(3))
+    rows = torch.cat([near, -x2, -near[: Q - 2 * B]])[order]
+    given = given._replace(rings=(given.rings[0]._replace(z_QD=rows), given.rings[1]))
+    ran = run_linear("nnclr", given, topk=1, symmetric=False)
+    (found,) = ran.aux.neighbors
+    assert torch.equal(order[found[:, 0]], torch.arange(B))
+
+    def keys_are_constants(x1, _x2, P, H):
+        logits = F.unit(x1 @ P @ H) @ F.unit(near).T / 0.2
+        return (cross_entropy(logits, torch.arange(B)) + cross_entropy(logits.T, torch.arange(B))) / 2
+
+    loss, grads = by_hand(keys_are_constants)
+    close(ran.loss, loss)
+    for ours, want in zip(ran.grads, grads, strict=True):
+        close(ours, want)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_a_teacher_is_shuffled(name):
+    facts = {"num_images": 100, "num_classes": 3}
+    method = methods.build(name, ResNet("resnet8", 8, 2), known(name, {"hidden": 8, "dim": D}), **facts)
+    assert ("shuffle" in method.draws(B)) == (name not in ("simclr", "nnclr", "supervised"))
+
+
+# CMSF
+
+
+def test_cmsf_whose_auxiliary_view_and_support_set_are_the_first_is_msf():
+    given = inputs()
+    same = given._replace(views=(*given.views[:2], given.views[1]), rings=(given.rings[0], given.rings[0]))
+    ours, want = run_linear("cmsf", same, symmetric=False), run_linear("msf", symmetric=False)
+    close(ours.loss, want.loss)
+    for grad, other in zip(ours.grads, want.grads, strict=True):
+        close(grad, other)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_second_support_set_gets_the_third_view_or_the_previous_visit(symmetric):
+    given = inputs()
+    third = run_linear("cmsf", symmetric=symmetric).aux.push[1]
+    close(third.z_QD, given.views[2].flatten(1) @ given.T)
+    previous = run_linear("cmsf", symmetric=symmetric, auxiliary="prev_epoch").aux.push[1]
+    assert torch.equal(previous.z_QD, given.previous[given.index])
+    for rows in (third, previous):
+        assert torch.equal(rows.labels_Q, given.labels)
+        assert torch.equal(rows.index_Q, given.index)
+
+
+def test_cmsf_remembers_each_images_last_embedding():
+    method = small_method("cmsf", auxiliary="prev_epoch")
+    start, last, rng = method.previous_MD.clone(), {}, torch.Generator().manual_seed(1)
+    assert start.std().item() == pytest.approx(1, abs=0.1)  # normal draws, before the first visit
+    with torch.no_grad():
+        for _ in range(4):
+            index = torch.randperm(12, generator=rng)[:B]  # so that images come back
+            views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64) for _ in method.views)
+            draws = {name: torch.rand(shape, generator=rng) for name, shape in method.draws(B).items()}
+            _, aux = method(Batch(views, index % 3, index, draws))
+            seen = [last.get(i, start[i]) for i in index.tolist()]
+            assert torch.equal(aux.push[1].z_QD, torch.stack(seen))
+            method.after_step(aux)
+            last |= dict(zip(index.tolist(), aux.push[0].z_QD, strict=True))
+    for i in range(100):
+        assert torch.equal(method.previous_MD[i], last.get(i, start[i]))
+    assert 6 < len(last) <= 12
+
+
+# UnMix
+
+
+WHOLE = {  # draws with which m is x2, or x2 reversed, throughout
+    "share 1": {"coin": torch.tensor(0.1), "share": torch.tensor(1.0)},
+    "share 0": {"coin": torch.tensor(0.1), "share": torch.tensor(0.0)},
+    "an empty box": {"coin": torch.tensor(0.9), "share": torch.tensor(1.0)},
+}
+
+
+@pytest.mark.parametrize("base", ["byol", "moco"])
+@pytest.mark.parametrize("whole", WHOLE)
+def test_unmix_of_unmixed_images_is_twice_its_base(base, whole):
+    given = inputs()
+    given = given._replace(draws=given.draws | WHOLE[whole])
+    ours, want = run_linear("unmix", given, base=base), run_linear(base, given)
+    close(ours.loss, 2 * want.loss)
+    for grad, other in zip(ours.grads, want.grads, strict=True):
+        close(grad, 2 * other)
+
+
+def test_unmix_of_unmixed_images_is_twice_byol_with_a_resnet_too():
+    first, second = uniform(2, B, seed=9)
+    losses = {}
+    for name, shuffle in (("unmix", [second, first, first]), ("byol", [first, second])):  # x1, x2, m; x2, x1
+        method = small_method(name)
+        views = tuple(draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
+        draws = {"shuffle": torch.stack(shuffle), "centre": torch.zeros(2)} | WHOLE["share 1"]
+        losses[name] = method(Batch(views, torch.zeros(B), torch.arange(B), draws))[0].detach()
+    close(losses["unmix"], 2 * losses["byol"])
+
+
+@pytest.mark.parametrize("mixed", ["both", "student"])
+def test_reversed_features_are_those_of_the_reversed_batch(mixed):
+    """In train mode, with strided batch-norm groups; the teacher's shuffle has to be reversed too."""
+    method, given = small_method("unmix", mixed=mixed), inputs()
+    method.teacher.update(small_method("unmix", momentum=0.5).student, 0.5)
+    x1, x2 = (draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
+    draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
+    batch = Batch((x1, x2), given.labels, given.index, draws)
+    seen, map_HW = method.encode(batch), method.map(batch)
+    flipped = (map_HW * x2 + (1 - map_HW) * x2.flip(0)).flip(0)
+    q, p = (out.chunk(3)[2] for out in method.student(x1, x2, flipped))
+    torch.testing.assert_close(seen.q[REVERSED], q)
+    torch.testing.assert_close(seen.p[REVERSED], p)
+    assert (REVERSED in seen.z) == (mixed == "both")
+    if mixed == "both":
+        shuffle = torch.cat([draws["shuffle"][:2], draws["shuffle"][2:].flip(1)])
+        torch.testing.assert_close(seen.z[REVERSED], method.teacher(x1, x2, flipped, shuffle=shuffle).chunk(3)[2])
+
+
+def test_a_teacher_that_moves_with_each_call_moves_as_in_three_updates():
+    once, thrice = (small_method("unmix", momentum=0.7, ema_per_call=per_call) for per_call in (True, False))
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for a, b in zip(once.student.parameters(), thrice.student.parameters(), strict=True):
+            a.add_(torch.rand(a.shape, generator=rng))
+            b.copy_(a)
+        aux = once(Batch((draw(B, 3, 8, 8, seed=1),) * 2, torch.zeros(B), torch.arange(B), inputs().draws))[1]
+    once.after_step(aux)
+    for _ in range(3):
+        thrice.after_step(aux)
+    for a, b in zip(once.teacher.parameters(), thrice.teacher.parameters(), strict=True):
+        close(a, b)
 
 
 # The order of search and push
 
 
-def own_image_rates(leaky):
+def own_image_rates(name, leaky):
     """Over an epoch of distinct images, how often a direction's neighbors hold the anchor's own image.
 
     `before` reads the rows' images as the ring was before the push, `after` as it was after: (before, after) a
@@ -284,14 +491,14 @@ def own_image_rates(leaky):
     """
     M, size = 48, 8
     torch.manual_seed(0)
-    backbone = ResNet("resnet8", 8, 2)
-    method = METHODS["mnn"](backbone, hidden=16, dim=8, support_size=20, topk=3, leaky_queue=leaky, momentum=0.9)
+    options = known(name, {"hidden": 16, "dim": 8, "support_size": 20, "topk": 3, "momentum": 0.9})
+    method = methods.build(name, ResNet("resnet8", 8, 2), options | {"leaky_queue": leaky}, num_images=M)
     images, rng = torch.randn(M, 3, 8, 8), torch.Generator().manual_seed(1)
     hits = torch.zeros(2, 2)
     with torch.no_grad():
         for index in torch.randperm(M, generator=rng).split(size):
-            views = tuple(images[index] + 0.1 * torch.randn(size, 3, 8, 8, generator=rng) for _ in range(2))
-            draws = {name: torch.rand(shape, generator=rng) for name, shape in method.draws(size).items()}
+            views = tuple(images[index] + 0.1 * torch.randn(size, 3, 8, 8, generator=rng) for _ in method.views)
+            draws = {draw: torch.rand(shape, generator=rng) for draw, shape in method.draws(size).items()}
             _, aux = method(Batch(views, index % 4, index, draws))
             before = method.support.index_Q.clone()
             method.after_step(aux)
@@ -301,14 +508,16 @@ def own_image_rates(leaky):
     return hits / M
 
 
-def test_no_anchor_finds_its_own_image_in_the_fixed_order():
-    rates = own_image_rates(leaky=False)
+@pytest.mark.parametrize("name", NEIGHBORLY)
+def test_no_anchor_finds_its_own_image_in_the_fixed_order(name):
+    rates = own_image_rates(name, leaky=False)
     assert (rates[:, 0] == 0).all()
     assert (rates[:, 1] < 0.5).all()  # slots found before the push hold the own image afterwards by chance only
 
 
-def test_the_leaky_order_finds_its_own_image_in_direction_two_to_one_alone():
-    (one_before, one_after), (_, two_after) = own_image_rates(leaky=True)
+@pytest.mark.parametrize("name", NEIGHBORLY)
+def test_the_leaky_order_finds_its_own_image_in_direction_two_to_one_alone(name):
+    (one_before, one_after), (_, two_after) = own_image_rates(name, leaky=True)
     assert two_after > 0.5
     assert one_before == 0
     assert one_after < 0.5

@@ -88,7 +88,7 @@ def test_a_step_is_forward_backward_sgd_then_after_step():
             torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5, msg=f"{name} after step {i + 1}")
             ours.copy_(want)  # each step is compared by itself: rounding grows from step to step
     assert step.means()["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5)
-    assert set(step.means()) == {"loss", *measure(aux.directions, data.labels[index], index)}
+    assert set(step.means()) == {"loss", *measure(aux.seen, data.labels[index], index)}
 
 
 def test_the_uniforms_of_a_call_come_from_its_generator_and_each_is_used_once():

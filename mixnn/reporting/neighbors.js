@@ -1,0 +1,40 @@
+// The grid: queries with their nearest training images. A false neighbor is crossed, framed by dashes, and named.
+
+function neighbor(g, index, cos, isFalse, size) {
+  const image = tile(g, index, size);
+  if (isFalse) image.append(s("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, s("line", { x1: 0, y1: 10, x2: 10, y2: 0 })));
+  const label = isFalse ? `✗ ${className(g, index)}` : "";
+  return h("figure", { class: isFalse ? "false" : "true", title: describe(g, index), style: size ? { width: `${size}px` } : {} }, image,
+    h("figcaption", {}, cos.toFixed(2)), isFalse && h("figcaption", {}, label));
+}
+
+function drawNeighbors() {
+  const groups = DATA.galleries.map((_, g) => RUNS.filter((run) => run.look && run.look.gallery === g));
+  section("neighbors", groups.flatMap((runs, g) => runs.length ? gridOf(g, runs) : []));
+}
+
+function gridOf(g, runs) {
+  const gallery = DATA.galleries[g];
+  if (!gallery.rows.length || !runs[0].look.grid[0].length) return [];
+  const among = gallery.bank < gallery.bankTotal ? `${count(gallery.bank)} of ${count(gallery.bankTotal)}` : `all ${count(gallery.bankTotal)}`;
+  const marks = gallery.classes.length ? " A neighbor of another class is crossed out, framed by dashes and named (✗)." : "";
+  const own = gallery.split === "training" ? " The query itself is left out." : "";
+  const note = `Each ${gallery.split} image with its nearest among ${among} training images, by the cosine of their features, printed below each.${own}${marks}`;
+  const shares = runs.filter((run) => run.look.falseShare !== null).map((run) =>
+    h("li", {}, MANY && letter(run), `${percent(100 * run.look.falseShare)}% false among the ${run.look.grid[0].length} nearest of all ${count(gallery.count)} shown images (checkpoint of step ${count(run.look.step)})`));
+  let why = "";
+  const rows = gallery.rows.flatMap((row, r) => {
+    const head = row.why !== why ? [h("h3", {}, row.why)] : [];
+    why = row.why;
+    return [...head, gridRow(g, runs, row, r)];
+  });
+  return [h("p", { class: "note" }, note), shares.length ? h("ul", { class: "legend" }, shares) : null, h("div", { class: runs.length > 1 ? "rows" : "rows alone" }, rows)];
+}
+
+function gridRow(g, runs, row, r) {
+  const label = className(g, row.query), { names } = DATA.galleries[g];
+  const query = h("figure", { title: describe(g, row.query) }, tile(g, row.query), h("figcaption", {}, label || (names ? names[row.query].split("/").at(-1) : "query")));
+  const lists = runs.map((run) => h("div", { class: "list" }, runs.length > 1 && letter(run),
+    h("div", { class: "eight" }, run.look.grid[r].map((one) => neighbor(g, one.tile, one.cos, one.false)))));
+  return h("div", { class: "row" }, h("div", { class: "query" }, query), h("div", { class: "lists" }, lists));
+}
