@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mixnn.evaluation import evaluate as evaluate
     from mixnn.exporting import export as export
     from mixnn.plotting import figures as figures
+    from mixnn.reporting import report as report
     from mixnn.reproduction import reproduce as reproduce
     from mixnn.runs import Run as Run
     from mixnn.showcase import demo as demo
@@ -39,6 +40,7 @@ _HOMES = {
     "figures": "mixnn.plotting",
     "load": "mixnn.embedding",
     "pretrain": "mixnn.training",
+    "report": "mixnn.reporting",
     "reproduce": "mixnn.reproduction",
 }
 __all__ = sorted([*_HOMES])

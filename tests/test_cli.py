@@ -41,6 +41,7 @@ FLAGS = {
     "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
     "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
     "figures": {"--data", "--results", "--run", "--out", "--quiet"},
+    "report": {"--out", "--images", "--device", "--data-dir", "--quiet"},
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",

@@ -7,6 +7,7 @@ import torch
 
 import mixnn
 from mixnn import diagnostics
+from mixnn import functional as F
 from mixnn.diagnostics import measure
 from mixnn.methods.contract import Direction, Found, Seen
 from mixnn.progress import Reporter

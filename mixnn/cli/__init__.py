@@ -54,6 +54,7 @@ VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.A
     "diagnose": (evidence.diagnose, evidence.diagnose_arguments),
     "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
     "figures": (evidence.figures, evidence.figures_arguments),
+    "report": (evidence.report, evidence.report_arguments),
     "bench": (train.bench, train.bench_arguments),
 }
 

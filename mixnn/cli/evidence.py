@@ -1,4 +1,4 @@
-"""Verbs that show: diagnose, reproduce, figures."""
+"""Verbs that show: diagnose, reproduce, figures, report."""
 
 from __future__ import annotations
 
@@ -113,4 +113,30 @@ def figures(args: argparse.Namespace) -> int:
     say = Reporter(args.quiet)
     for path in figures(args.names, results=args.results, out=args.out, data=args.data, runs=args.run, reporter=say):
         print(path)
+    return 0
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", help="run folders; two or more are put side by side")
+    parser.add_argument("--out", default="report.html", metavar="FILE", help="[report.html]")
+    parser.add_argument("--images", default="500", metavar="INT", help="on the map; 0: no images at all [500]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def report(args: argparse.Namespace) -> int:
+    """one HTML file: what was run, results, curves, a map of images, neighbors, and a verdict in words"""
+    from mixnn.progress import Reporter
+    from mixnn.reporting import report
+
+    path = report(
+        args.runs,
+        args.out,
+        device=args.device,
+        data_dir=args.data_dir or os.environ.get("MIXNN_DATA", ""),
+        images=words.number(args.images, "images", 0),
+        reporter=Reporter(args.quiet),
+    )
+    print(path)
     return 0
