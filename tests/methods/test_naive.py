@@ -376,13 +376,19 @@ def test_the_supervised_loss_is_the_cross_entropy_of_the_label_and_of_all_classe
     given = inputs()
     method = methods.build("supervised", Stub(), {"label_smoothing": smoothing}, num_classes=3)
     method.student = LinearStudent(given.P[:, :3].clone(), None)
-    loss, aux = method(Batch(given.views[:1], given.labels, given.index, {}))
-    right, want = [], []
-    for image, label in zip(given.views[0], given.labels.tolist(), strict=True):
-        logits = [image.flatten() @ given.P[:, y] / 1 for y in range(3)]
-        logs = log_probabilities(logits)
-        want.append(-(1 - smoothing) * logs[label] - smoothing * mean(logs))
-        right.append(max(range(3), key=lambda y: logits[y].item()) == label)
-    close(loss.detach(), mean(want))
-    assert aux.metrics["accuracy"].item() == pytest.approx(mean(right))
+    P = given.P[:, :3].clone().requires_grad_()
+    logits = [[image.flatten() @ P[:, y] for y in range(3)] for image in given.views[0]]
+    labels = [max(range(3), key=lambda y, row=row: row[y].item()) for row in logits]
+    labels[0] = (labels[0] + 1) % 3  # all are right but this one
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        logs = log_probabilities(row)
+        losses.append(-(1 - smoothing) * logs[label] - smoothing * mean(logs))
+    naive = mean(losses)
+    naive.backward()
+    loss, aux = method(Batch(given.views[:1], torch.tensor(labels), given.index, {}))
+    loss.backward()
+    close(loss.detach(), naive.detach())
+    close(method.student.P.grad, P.grad)
+    assert aux.metrics["accuracy"].item() == pytest.approx((B - 1) / B)
     assert aux.push == ()
