@@ -24,8 +24,8 @@ from mixnn.baseline import time_baseline
 from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
-from mixnn.nn.backbone import check_backbone
 from mixnn.evaluation import check_writable
+from mixnn.nn.backbone import check_backbone
 from mixnn.progress import Reporter, print_table
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.folder import environment

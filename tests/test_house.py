@@ -13,7 +13,8 @@ ORDER = [
 ]
 DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere
 FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
-STEP_PATH = [f for f in FILES if f.startswith(("augment", "functional", "diagnostics", "nn/", "methods/")) or f == "training/step.py"]
+STEP_FILES = ("augment", "functional", "diagnostics", "nn/", "methods/", "training/step.py")
+STEP_PATH = [file for file in FILES if file.startswith(STEP_FILES)]
 HOST_READS = {"item", "cpu", "tolist", "numpy", "cuda", "nonzero", "synchronize"}
 MAX_LINES = 300
 
