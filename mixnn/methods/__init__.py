@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "explain",
     "find",
+    "has_support",
     "overview",
     "passes",
     "resolve_options",
@@ -79,6 +80,11 @@ def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
     """How many views student and teacher encode in a step."""
     students, teachers = find(name).encoded_views(make(find(name).Options, f"option of {name}", options))
     return len(students), len(teachers)
+
+
+def has_support(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the method keeps a support set."""
+    return find(name).has_support(make(find(name).Options, f"option of {name}", options))
 
 
 def uses_labels(name: str, options: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@
         views -> ("strong", "weak")            which augmentation makes x1, x2, ...
         encoded_views(options) -> (0, 1), (1,) which views student and teacher encode
         uses_labels(options) -> bool           whether training itself reads labels
+        has_support(options) -> bool           whether there is a support set
         draws(batch_size) -> {name: shape}     the uniforms in [0, 1) that one forward consumes
         forward(batch) -> (loss, aux)          reads state, writes none (batch norm's running statistics excepted)
         after_step(aux)                        after the optimizer: the teacher moves, the support set is pushed

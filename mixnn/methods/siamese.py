@@ -99,8 +99,8 @@ class Siamese(nn.Module):
         features: int = backbone.num_features  # type: ignore[assignment]
         self.student = Student(backbone, *self.heads(features), views=len(self.student_sees))
         self.teacher = Teacher(self.student, views=len(self.teacher_sees)) if self.has_teacher else None
-        wanted = isinstance(o, Support) and (self.topk > 0 or not isinstance(o, Neighbors))
-        self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(self.num_rings if wanted else 0))
+        num_rings = self.num_rings if self.has_support(o) else 0
+        self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(num_rings))
 
     # What a method may say of itself
 
@@ -132,6 +132,11 @@ class Siamese(nn.Module):
     def support(self) -> SupportSet | None:
         """The support set that neighbors are taken from."""
         return self.rings[0] if self.rings else None
+
+    @classmethod
+    def has_support(cls, o: Any) -> bool:
+        """Whether there is a support set at all."""
+        return isinstance(o, Support) and (not isinstance(o, Neighbors) or o.topk > 0)
 
     @classmethod
     def uses_labels(cls, o: Any) -> bool:

@@ -45,6 +45,10 @@ class Supervised(nn.Module):
         self.student = Student(backbone, nn.Linear(features, num_classes), None, views=1)
 
     @classmethod
+    def has_support(cls, o: SupervisedOptions) -> bool:
+        return False
+
+    @classmethod
     def uses_labels(cls, o: SupervisedOptions) -> bool:
         return True
 

@@ -60,10 +60,9 @@ class UnMix(Siamese):
         students, targets = (sorted(set(side) - {REVERSED}) for side in zip(*cls.directions(o), strict=True))
         return tuple(students), tuple(targets)
 
-    def __init__(self, backbone: nn.Module, **options: object) -> None:
-        super().__init__(backbone, **options)
-        if self.options.base == "byol":
-            self.rings = nn.ModuleList()
+    @classmethod
+    def has_support(cls, o: UnMixOptions) -> bool:
+        return o.base == "moco"
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         return (BYOL if self.options.base == "byol" else MoCo).heads(self, features)  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def check_images(config: Config, images: ImageSet) -> None:
             f"{config.data} has {len(images)} images, fewer than batch_size={config.batch_size}: type {hint}"
         )
     support = config.options.get("support_size", math.inf)
-    if support < config.batch_size and config.options.get("topk", 1):
+    if support < config.batch_size and methods.has_support(config.method, config.options):
         raise UserError(
             f"support_size={support} is smaller than batch_size={config.batch_size}: "
             f"type --set support_size={config.batch_size} or more"

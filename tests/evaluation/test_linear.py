@@ -172,7 +172,7 @@ def test_the_last_is_the_result_and_the_best_stands_beside_it_with_its_epoch():
             nn.Flatten(), train, test, 4, Protocol(epochs=8, seed=seed), lambda *pair, seen=seen: seen.append(pair)
         )
         assert [epoch for epoch, _ in seen] == list(range(1, 9))
-        assert result.keys() == {"last", "best", "best_epoch"}
+        assert result["curve"] == [accuracy for _, accuracy in seen]
         assert result["last"] == seen[-1][1]
         assert result["best"] == max(accuracy for _, accuracy in seen) >= result["last"]
         assert dict(seen)[result["best_epoch"]] == result["best"]

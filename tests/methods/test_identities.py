@@ -51,6 +51,26 @@ def close(ours, want):
     torch.testing.assert_close(ours, want, rtol=0, atol=1e-10)
 
 
+def by_hand(loss_of):
+    """Loss and gradients of a function of the student's P and H."""
+    given = inputs()
+    P, H = given.P.clone().requires_grad_(), given.H.clone().requires_grad_()
+    x1, x2, _ = (view.flatten(1) for view in given.views)
+    loss = loss_of(x1, x2, P, H)
+    loss.backward()
+    return loss.detach(), [w.grad for w in (P, H) if w.grad is not None]
+
+
+def assert_same_step(ran, loss, grads):
+    close(ran.loss, loss)
+    for ours, want in zip(ran.grads, grads, strict=True):
+        close(ours, want)
+
+
+def assert_by_hand(name, loss_of, **options):
+    assert_same_step(run_linear(name, **options), *by_hand(loss_of))
+
+
 MIXED = {"weights": "wse", "mixer": "raw_renorm"}
 IDENTITIES = {
     "without neighbors MNN is BYOL": (("mnn", {"topk": 0}), ("byol", {}), 1),
@@ -244,14 +264,16 @@ def test_where_a_label_has_too_few_rows_the_anchor_itself_stands_in(name):
         if label < 2:
             neighbors[n, 0] = given.rings[0].z_QD[[3, 8][label]]
     assert torch.equal(ran.aux.seen.neighbors_ABKD[0], neighbors)
-    p = given.views[0].flatten(1) @ given.P @ given.H
-    if name == "nnclr":
-        close(ran.loss, sum(F.neighbor_contrast(p, neighbors, 0.2)) / 2)
-        return
-    mixed = F.mix(neighbors, z, given.draws["lam"][0], "raw_renorm" if name == "mnn" else "none")
-    targets = torch.cat([F.unit(z)[:, None], mixed], dim=1)
-    weights = F.wse_weights(K, p) if name == "mnn" else F.mse_weights(K, p)
-    close(ran.loss, F.weighted_squared_error(p, targets, weights))
+
+    def loss_of(x1, _x2, P, H):  # to which the neighbors are constants
+        p = x1 @ P @ H
+        if name == "nnclr":
+            return sum(F.neighbor_contrast(p, neighbors, 0.2)) / 2
+        mixed = F.mix(neighbors, z, given.draws["lam"][0], "raw_renorm" if name == "mnn" else "none")
+        weights = F.wse_weights(K, p) if name == "mnn" else F.mse_weights(K, p)
+        return F.weighted_squared_error(p, torch.cat([F.unit(z)[:, None], mixed], dim=1), weights)
+
+    assert_same_step(ran, *by_hand(loss_of))
 
 
 @pytest.mark.parametrize("name", ["mnn", "snclr", "cmsf"])
@@ -263,23 +285,6 @@ def test_detaching_the_attention_keeps_the_loss_and_changes_the_gradient(name):
 
 
 # Contrast
-
-
-def by_hand(loss_of):
-    """Loss and gradients of a function of the student's P and H."""
-    given = inputs()
-    P, H = given.P.clone().requires_grad_(), given.H.clone().requires_grad_()
-    x1, x2, _ = (view.flatten(1) for view in given.views)
-    loss = loss_of(x1, x2, P, H)
-    loss.backward()
-    return loss.detach(), [w.grad for w in (P, H) if w.grad is not None]
-
-
-def assert_by_hand(name, loss_of, **options):
-    ran, (loss, grads) = run_linear(name, **options), by_hand(loss_of)
-    close(ran.loss, loss)
-    for ours, want in zip(ran.grads, grads, strict=True):
-        close(ours, want)
 
 
 def test_sce_with_eta_0_and_without_column_0_is_ressl():
@@ -358,10 +363,7 @@ def test_nnclr_predicts_known_rows_without_a_gradient_through_the_look_up():
         logits = F.unit(x1 @ P @ H) @ F.unit(near).T / 0.2
         return (cross_entropy(logits, torch.arange(B)) + cross_entropy(logits.T, torch.arange(B))) / 2
 
-    loss, grads = by_hand(keys_are_constants)
-    close(ran.loss, loss)
-    for ours, want in zip(ran.grads, grads, strict=True):
-        close(ours, want)
+    assert_same_step(ran, *by_hand(keys_are_constants))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -377,10 +379,7 @@ def test_only_a_teacher_is_shuffled(name):
 def test_cmsf_whose_auxiliary_view_and_support_set_are_the_first_is_msf():
     given = inputs()
     same = given._replace(views=(*given.views[:2], given.views[1]), rings=(given.rings[0], given.rings[0]))
-    ours, want = run_linear("cmsf", same, symmetric=False), run_linear("msf", symmetric=False)
-    close(ours.loss, want.loss)
-    for grad, other in zip(ours.grads, want.grads, strict=True):
-        close(grad, other)
+    assert_same_step(run_linear("cmsf", same, symmetric=False), *run_linear("msf", symmetric=False)[:2])
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -429,10 +428,8 @@ WHOLE = {  # draws with which m is x2, or x2 reversed, throughout
 def test_unmix_of_unmixed_images_is_twice_its_base(base, whole):
     given = inputs()
     given = given._replace(draws=given.draws | WHOLE[whole])
-    ours, want = run_linear("unmix", given, base=base), run_linear(base, given)
-    close(ours.loss, 2 * want.loss)
-    for grad, other in zip(ours.grads, want.grads, strict=True):
-        close(grad, 2 * other)
+    want = run_linear(base, given)
+    assert_same_step(run_linear("unmix", given, base=base), 2 * want.loss, [2 * grad for grad in want.grads])
 
 
 def test_unmix_of_unmixed_images_is_twice_byol_with_a_resnet_too():
