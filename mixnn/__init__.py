@@ -13,16 +13,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mixnn.benchmark import bench as bench
+    from mixnn.classifying import classify as classify
     from mixnn.config import Config as Config
     from mixnn.config import UserError as UserError
     from mixnn.embedding import embed as embed
     from mixnn.embedding import load as load
     from mixnn.evaluation import evaluate as evaluate
+    from mixnn.exploring import explore as explore
     from mixnn.exporting import export as export
     from mixnn.plotting import figures as figures
     from mixnn.reporting import report as report
     from mixnn.reproduction import reproduce as reproduce
     from mixnn.runs import Run as Run
+    from mixnn.searching import search as search
     from mixnn.showcase import demo as demo
     from mixnn.training import pretrain as pretrain
     from mixnn.training.diagnosis import diagnose as diagnose
@@ -32,16 +35,19 @@ _HOMES = {
     "UserError": "mixnn.config",
     "Run": "mixnn.runs",
     "bench": "mixnn.benchmark",
+    "classify": "mixnn.classifying",
     "demo": "mixnn.showcase",
     "diagnose": "mixnn.training.diagnosis",
     "embed": "mixnn.embedding",
     "evaluate": "mixnn.evaluation",
+    "explore": "mixnn.exploring",
     "export": "mixnn.exporting",
     "figures": "mixnn.plotting",
     "load": "mixnn.embedding",
     "pretrain": "mixnn.training",
     "report": "mixnn.reporting",
     "reproduce": "mixnn.reproduction",
+    "search": "mixnn.searching",
 }
 __all__ = sorted([*_HOMES])
 

@@ -42,6 +42,17 @@ FLAGS = {
     "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
     "figures": {"--data", "--results", "--run", "--out", "--quiet"},
     "report": {"--out", "--images", "--device", "--data-dir", "--quiet"},
+    "search": {
+        "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out", "--device",
+        "--data-dir", "--quiet",
+    },
+    "classify": {
+        "--source", "--apply", "--suggest", "--model", "--out", "--seed", "--device", "--data-dir", "--quiet",
+    },
+    "explore": {
+        "--out", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images", "--seed",
+        "--device", "--data-dir", "--quiet",
+    },
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",

@@ -55,3 +55,10 @@ def number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:
     if value > high:
         raise UserError(f"--{name} {text}: {name} must be at most {high}")
     return value
+
+
+def real(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--{name} {text}: {name} takes a number") from None

@@ -1,0 +1,101 @@
+"""What classify found, in a table and sentences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mixnn.classifying.models import MODELS
+from mixnn.progress import print_table
+
+SHOWN = 25  # classes in the table, the worst ones where there are more
+FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print it: tables of classes, classifiers and numbers of labels, then what they say and where the files are."""
+    if "classifier" in found:
+        _show_classes(found)
+        _show_curve(found["curve"])
+    for sentence in sentences(found):
+        print(sentence)
+
+
+def sentences(found: dict[str, Any]) -> list[str]:
+    """One fact a line."""
+    lines = []
+    if "classifier" in found:
+        kept, rest = found["classifier"], found["images"] - found["labelled"]
+        lines += _accuracy(found)
+        why = ", for its lower log loss, which counts confidence too" if kept["cv_log_loss"] is not None else ""
+        lines.append(f"kept: {MODELS[kept['model']]} ({kept['setting']}){why}")
+        lines += _predicted(found["predicted"], "other") if rest else []
+    lines += _predicted(found["applied"], "new") if "applied" in found else []
+    if "suggested" in found:
+        how = {"typical": "typical images of regions without a label", "uncertain": "images that it hesitates over"}
+        lines.append(f"worth labelling next: {len(found['suggested'])} {how[found['suggested_by']]}")
+        lines.append(f"fill in the labels in {found['files']['suggestions']} and give that file as --labels")
+    named = {"predictions": "predictions", "applied": "predictions for the new images", "classifier": "classifier"}
+    return lines + [f"{title}: {found['files'][name]}" for name, title in named.items() if name in found["files"]]
+
+
+def _predicted(tally: dict[str, Any], which: str) -> list[str]:
+    images, sure = f"{tally['images']:,} {which} images", f"{tally['sure']:,} of them with confidence 0.9 or more"
+    return [
+        f"{images} have a predicted label, {sure}; "
+        f"mean confidence {tally['mean_confidence']:.1f}%, a rough estimate of the accuracy among them"
+    ]
+
+
+def _accuracy(found: dict[str, Any]) -> list[str]:
+    held = found["held_out"]
+    if not held:
+        return found["notes"]
+    lines = [
+        f"accuracy {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
+        f"on {held['images']:,} labelled images, each held out once; always saying {held['commonest']!r} "
+        f"would be right in {held['commonest_share']:.1f}%",
+        *found["notes"],
+    ]
+    if held["confusions"]:
+        pairs = [f"{c['label']!r} taken for {c['taken_for']!r} ({c['images']})" for c in held["confusions"][:3]]
+        lines.append(f"most confused: {', '.join(pairs)}")
+    if held["doubtful"]:
+        files = [f"{d['file']} ({d['label']!r}, looks like {d['predicted']!r})" for d in held["doubtful"][:3]]
+        lines.append(f"labels worth a second look: {', '.join(files)}")
+    return lines
+
+
+def _show_classes(found: dict[str, Any]) -> None:
+    held, predicted = found["held_out"], found["predicted"]["by_class"]
+    right = held["per_class"] if held else {}
+    order = sorted(found["classes"], key=lambda c: right.get(c, {"accuracy": 101})["accuracy"])
+    shown = [c for c in found["classes"] if c in set(order[:SHOWN])]
+    rows = []
+    for c in shown:
+        cell = f"{right[c]['accuracy']:.0f}% of {right[c]['images']}" if c in right else "-"
+        rows.append((c, str(found["classes"][c]), cell, str(predicted.get(c, 0))))
+    print_table(("class", "labelled", "right when held out", "predicted among the others"), rows)
+    if len(order) > len(shown):
+        print(f"... and {len(order) - len(shown)} classes with fewer mistakes")
+    if held and len(held["models"]) > 1:
+        print()
+        both = [(MODELS[model], *_cells(share)) for model, share in held["models"].items()]
+        print_table(("classifier", "accuracy", "95% interval"), both)
+    print()
+
+
+def _show_curve(points: list[dict[str, Any]]) -> None:
+    if not points:
+        return
+    rows = [(str(point["labels_per_class"]), *_cells(point)) for point in points]
+    print_table(("labels a class", "accuracy", "nine of ten draws"), rows)
+    if len(points) > 1:
+        before, last = points[-2], points[-1]
+        gain = last["accuracy"] - before["accuracy"]
+        outlook = "more labels should help" if gain >= FLAT else "more labels may help little"
+        print(f"{last['labels_per_class']} in place of {before['labels_per_class']}: {gain:+.1f} points; {outlook}")
+    print()
+
+
+def _cells(found: dict[str, Any]) -> tuple[str, str]:
+    return f"{found['accuracy']:.1f}%", f"{found['low']:.1f} to {found['high']:.1f}"

@@ -1,0 +1,191 @@
+"""explore: a map of images in the browser, with neighbors, false neighbors, and groups to export as labels."""
+
+from __future__ import annotations
+
+import warnings
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mixnn import data
+from mixnn.config import UserError
+from mixnn.data.labels import from_csv, from_folders
+from mixnn.data.listing import list_splits, natural_key
+from mixnn.device import pick_device
+from mixnn.embedding import Embeddings, collect
+from mixnn.embedding.source import Source, open_source
+from mixnn.exploring import layout as layouts
+from mixnn.exploring import page
+from mixnn.exploring.neighbors import nearest, purity
+from mixnn.exploring.page import Atlas
+from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
+from mixnn.exploring.server import Server
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import write_atomically
+
+__all__ = ["explore"]
+
+SPLIT = "train"  # of a data set
+WHOLE = "mixnn explore with --serve shows the images themselves."
+
+
+def explore(
+    run: str | Path | Run,
+    source: str | Path | Sequence[str | Path] = "",
+    *,
+    out: str | Path = "",
+    serve: bool = False,
+    port: int = 0,
+    labels: str | Path = "",
+    layout: str = "auto",
+    neighbors: int = 10,
+    max_images: int = 50_000,
+    thumb: int = 0,
+    seed: int = 0,
+    open_browser: bool = False,
+    device: str = "auto",
+    data_dir: str = "",
+    reporter: Reporter | None = None,
+) -> Path | None:
+    """One HTML file with a map of all images (default: RUN/explore.html), or the same on a local address until Ctrl-C.
+
+    labels: "folders", a CSV of file,label, "none", or empty for those the run was given (a data set has its own).
+    layout: auto (t-SNE; above 4,000 images, of as many, and the others by their neighbors), tsne (of all) or pca.
+    thumb: side of the thumbnails in the file; 0 is the largest with which it stays under 60 MB.
+    """
+    say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    target = Path(out) if str(out) else None
+    _check(target, serve, port, layout, neighbors, max_images, thumb)
+    images = open_source(source or run.config.data, data_dir or run.config.data_dir, SPLIT)
+    label_of = _labels(run, source, labels, images, data_dir)
+    found = collect(run, source, device=device, data_dir=data_dir, split=SPLIT, reporter=say)
+    shown = _shown(found, max_images, seed)
+    atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
+    atlas.title = f"{run.path.resolve().name}: {_short(images.title)}"
+    if len(shown) < len(found):
+        atlas.notes.append(f"{len(shown):,} of {len(found):,} images, drawn at random, are on this map.")
+    pictures = Pictures.of(images, shown.names)
+    if serve:
+        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open_browser, say)
+        return None
+    return _write(atlas, pictures, target or run.path / "explore.html", thumb, open_browser, say)
+
+
+def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int) -> None:
+    """Before anything is read."""
+    layouts.check(layout)
+    if out and serve:
+        raise UserError("--out writes a file and --serve needs none: leave one of them out")
+    if out and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{out} would be a web page: let its name end in .html")
+    if out and out.is_dir():
+        raise UserError(f"{out} is a folder: name a file in it")
+    if neighbors < 1 or max_images < 2:
+        raise UserError("neighbors must be at least 1, and max_images at least 2")
+    if thumb and not SMALLEST <= thumb <= LARGEST:
+        raise UserError(f"thumb={thumb}: a thumbnail has from {SMALLEST} to {LARGEST} pixels a side, or 0 to choose")
+    if not 0 <= port < 2**16:
+        raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
+
+
+def _labels(
+    run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source, data_dir: str
+) -> dict[str, str]:
+    """Name -> label, of those images that have one."""
+    given = source or run.config.data
+    own = not source or str(source) == run.config.data
+    labels = str(labels) or (run.config.labels if own else "")
+    if labels == "none":
+        return {}
+    if labels and labels != "folders":
+        return from_csv(Path(labels), images.names)
+    if isinstance(given, str) and given in data.DATASETS:
+        if labels:
+            raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
+        root = Path(data_dir or run.config.data_dir).expanduser() if data_dir or run.config.data_dir else None
+        known = data.load(given, SPLIT, root)
+        pairs = zip(images.names, known.labels.tolist(), strict=True)
+        return {name: known.classes[label] for name, label in pairs if label >= 0}
+    if not labels:
+        return {}
+    if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
+        raise UserError("labels from folders need a folder of images: give a CSV of file,label")
+    return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
+
+
+def _short(title: str) -> str:
+    """A source without the folders it lies in: the page may be shown to others."""
+    return ", ".join(Path(part).name for part in title.split(", "))
+
+
+def _shown(found: Embeddings, max_images: int, seed: int) -> Embeddings:
+    """At most so many images, drawn at random and kept in their order."""
+    if not np.isfinite(found.vectors).all():
+        raise UserError("this encoder's vectors are not all finite numbers: its training has failed")
+    if len(found) <= max_images:
+        return found
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(found))[:max_images])
+    return Embeddings([found.names[i] for i in chosen], found.vectors[chosen], found.skipped, found.about)
+
+
+def chart(
+    shown: Embeddings,
+    label_of: dict[str, str],
+    *,
+    layout: str = "auto",
+    neighbors: int = 10,
+    seed: int = 0,
+    device: str = "auto",
+    say: Reporter | None = None,
+) -> Atlas:
+    """Neighbors, layout, clusters and labels of embedded images."""
+    say, where = say or Reporter(), pick_device(device)
+    vectors = shown.unit()
+    with say.bar("neighbors", len(shown)) as advance:
+        index, cosine = nearest(vectors, vectors, neighbors, where, own=True, advance=advance)
+    say.say("laying out the map")
+    points, words = layouts.lay_out(vectors, layout, seed, where)
+    classes = sorted({label_of[name] for name in shown.names if name in label_of}, key=natural_key)
+    rank = {label: i for i, label in enumerate(classes)}
+    numbered = np.array([rank[label_of[name]] if name in label_of else -1 for name in shown.names])
+    clusters = layouts.cluster(vectors, layouts.num_clusters(len(shown), len(classes)), seed)
+    if classes:
+        say.say(f"{purity(index, numbered):.1f}% of the {index.shape[1]} nearest neighbors have the image's own label")
+    return Atlas(shown.names, points, index, cosine, numbered, classes, clusters, layout=words, skipped=shown.skipped)
+
+
+def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser: bool, say: Reporter) -> Path:
+    room = (page.LIMIT - len(page.write(atlas))) * 3 / 4  # base64 takes four letters for three bytes
+    side = thumb or pictures.fitting_side(room)
+    if not side:
+        atlas.notes.append(f"Thumbnails are left out, as they would make this page too large for a browser. {WHOLE}")
+    elif not thumb and side < min(pictures.native_side, SIDES[0]):
+        atlas.notes.append(f"Thumbnails are shrunk to {side} x {side} pixels, to keep this page under 60 MB. {WHOLE}")
+    order = along_the_map(atlas.points)
+    with say.bar("thumbnails", len(atlas)) as advance:
+        sheets = pictures.sheets(order, side, advance) if side else ()
+        text = page.write(atlas, side, order, sheets)
+    write_atomically(out, text)
+    size = f"{len(text) / 1e6:.1f} MB"
+    if len(text) > page.LIMIT * 1.05:
+        say.warn(f"{out} has {size}, and browsers may be slow with it: leave --thumb out, or use --serve")
+    say.say(f"{len(atlas):,} images in {out}, {size}: open it in a browser")
+    if open_browser:
+        webbrowser.open(out.resolve().as_uri())
+    return out
+
+
+def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open_browser: bool, say: Reporter) -> None:
+    with Server(page.write(atlas, side, served=True), pictures, port, side) as server:
+        say.say(f"{len(atlas):,} images at {server.url} on this machine only; Ctrl-C ends it")
+        if open_browser:
+            webbrowser.open(server.url)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of odd metadata: the images were embedded in spite of it
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                say.say("stopped")

@@ -1,0 +1,177 @@
+"""search: the images most like a given one, near-duplicates, and outliers, by the vectors of a run's encoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixnn.config import UserError, unknown
+from mixnn.data import DATASETS
+from mixnn.data.listing import printable
+from mixnn.embedding import collect
+from mixnn.embedding.source import Source, open_source
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import write_atomically
+from mixnn.searching import page, queries, similar, text
+from mixnn.searching.index import ENGINES, check_faiss, nearest, to_unit
+from mixnn.searching.originals import Originals
+from mixnn.searching.queries import Asked, Query
+
+__all__ = ["search"]
+
+FORMS = ("terminal", "json", "html")
+METHODS = ("auto", *ENGINES)
+DIGITS = 6  # of similarities: float32 holds no more
+COLLAPSED = 0.9999  # a threshold beyond this finds little but identical images
+
+
+def search(
+    run: str | Path | Run,
+    query: Query = "",
+    *,
+    source: str | Path | Sequence[str | Path] = "",
+    topk: int = 10,
+    duplicates: bool = False,
+    outliers: bool = False,
+    threshold: float | None = None,
+    method: str = "auto",
+    form: str = "terminal",
+    out: str | Path = "",
+    device: str = "auto",
+    data_dir: str = "",
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """The `topk` images of `source` (default: what the run was trained on) most like each query, by cosine.
+
+    A query is an image file, several, a folder, or the name of an image in the source; it is not among its own results.
+    Instead of a query, `duplicates` finds groups of images alike by `threshold` or more, `outliers` the `topk` images
+    least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
+    """
+    kind = _kind(query, duplicates, outliers)
+    _check(kind, topk, threshold, method, form, out)
+    run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
+    images = _open(run, source, data_dir)
+    if kind == "nearest":
+        queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
+    if kind != "duplicates":
+        _check_topk(topk, len(images))
+    embeddings = collect(run, source, device=device, data_dir=data_dir, reporter=say)
+    names, bank = embeddings.names, to_unit(embeddings.vectors)
+    if kind != "nearest" and len(names) < 2:
+        raise UserError(f"{kind} need at least two images, and {images.title} has one that can be read")
+    asked: list[Asked] = []
+    if kind == "nearest":
+        asked, vectors = queries.encode(queries.find(query, images, embeddings), bank, run, device, say)
+        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method)
+    elif kind == "duplicates":
+        found = _duplicates(names, bank, threshold, Originals(images), say)
+    else:
+        found = _outliers(names, bank, topk, say)
+    about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
+    result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
+    _deliver(result, form, out, images, asked)
+    return result
+
+
+def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
+    given = isinstance(query, Path) or len(query) > 0
+    kinds = [k for k, on in (("nearest", given), ("duplicates", duplicates), ("outliers", outliers)) if on]
+    if len(kinds) != 1:
+        raise UserError("search for what? give an image or a folder, or --duplicates, or --outliers: one of the three")
+    return kinds[0]
+
+
+def _check(kind: str, topk: int, threshold: float | None, method: str, form: str, out: str | Path) -> None:
+    if form not in FORMS:
+        raise unknown("format", form, FORMS)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if method == "faiss":
+        if kind != "nearest":
+            raise UserError(f"--method faiss is for the images nearest to a query, not for --{kind}")
+        check_faiss()
+    if topk < 1:
+        raise UserError(f"topk={topk}: topk must be at least 1")
+    if threshold is not None and kind != "duplicates":
+        raise UserError("--threshold is for --duplicates")
+    if threshold is not None and not 0 < threshold <= 1:
+        raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
+    if out and not Path(out).absolute().parent.is_dir():
+        raise UserError(f"{Path(out).parent} is no folder, so {out} cannot be written there")
+    if out and Path(out).is_dir():
+        raise UserError(f"{out} is a folder: type the name of a file")
+
+
+def _check_topk(topk: int, available: int, what: str = "images") -> None:
+    if topk > available:
+        raise UserError(f"topk={topk}, but there are only {available} {what}: type --topk {max(1, available)} or less")
+
+
+def _open(run: Run, source: str | Path | Sequence[str | Path], data_dir: str) -> Source:
+    own = run.config.data
+    if not source and own not in DATASETS and not Path(own).expanduser().is_dir():
+        raise UserError(f"{own}, which {run.path} was trained on, is no folder here: type --source FOLDER")
+    return open_source(source or own, data_dir or run.config.data_dir)
+
+
+def _nearest(
+    names: list[str], bank: np.ndarray, asked: list[Asked], vectors: np.ndarray, topk: int, method: str
+) -> dict[str, Any]:
+    own = [query.own for query in asked]
+    _check_topk(topk, len(names) - max(map(len, own)), "images beside the one asked for" if any(own) else "images")
+    hits = nearest(bank, vectors, topk, own, method)
+    rows = [
+        {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
+        for query, found in zip(asked, hits, strict=True)
+    ]
+    return {"topk": topk, "method": method, "queries": rows}
+
+
+def _ranked(pairs: list[tuple[str, float]], what: str) -> list[dict[str, Any]]:
+    return [{"rank": rank, "name": name, what: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
+
+
+def _duplicates(
+    names: list[str], bank: np.ndarray, threshold: float | None, originals: Originals, say: Reporter
+) -> dict[str, Any]:
+    why = "as asked for"
+    if threshold is None:
+        threshold, why = similar.chosen_threshold(bank)
+        if threshold > COLLAPSED:
+            say.warn("half of the images are all but the same as ten others: copies, or an encoder that has collapsed")
+    with say.bar("comparing", similar.num_blocks(len(bank))) as advance:
+        found = similar.near_duplicates(bank, threshold, advance)
+    same = originals.first_with_same_content([names[i] for group in found for i, _ in group])
+    groups = [
+        [
+            {"name": names[i], "similarity": round(cos, DIGITS), "same_content_as": same.get(names[i])}
+            for i, cos in group
+        ]
+        for group in found
+    ]
+    return {"threshold": threshold, "threshold_is": why, "groups": groups}
+
+
+def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> dict[str, Any]:
+    k = min(similar.NEIGHBORS, len(names) - 1)
+    _check_topk(topk, len(names))
+    with say.bar("comparing", len(bank)) as advance:
+        score = similar.unusual(bank, k, advance)
+    least = np.argsort(score, kind="stable")[:topk]
+    return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in least], "score")}
+
+
+def _deliver(result: dict[str, Any], form: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
+    """To stdout, or to a file whose name then goes there; a page always is a file."""
+    if form == "html":
+        made, out = page.render(result, images, asked), out or f"{result['kind']}.html"
+    else:
+        made = json.dumps(result, indent=1) if form == "json" else text.render(result)
+    if out:
+        write_atomically(Path(out), (made + "\n").encode())
+    print(out or made)

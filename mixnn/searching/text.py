@@ -1,0 +1,65 @@
+"""Results on a terminal: names come last and whole, so that no width cuts them."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+LINKED = "Similarity is to the group's first image; one below the threshold is linked to it by others"
+
+
+def render(result: dict[str, Any]) -> str:
+    lines = {"nearest": _nearest, "duplicates": _duplicates, "outliers": _outliers}[result["kind"]](result)
+    return "\n".join(lines)
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """What was found, in a sentence or two; the page says it too."""
+    among = f"among {plural(result['images'], 'image')}"
+    if result["kind"] == "nearest":
+        count = len(result["queries"])
+        return [f"the {result['topk']} nearest {among} by cosine similarity" + f", for {count:,} queries" * (count > 1)]
+    if result["kind"] == "outliers":
+        k = result["neighbors"]
+        return [
+            f"the {len(result['outliers']):,} most unusual {among}, by mean cosine to their {k} nearest (the score)"
+        ]
+    groups, bound = result["groups"], f"threshold: cosine {result['threshold']:g}, {result['threshold_is']}"
+    if not groups:
+        return [f"no near-duplicates {among}", bound]
+    members = plural(sum(map(len, groups)), "image")
+    return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{bound}. {LINKED}"]
+
+
+def _nearest(result: dict[str, Any]) -> list[str]:
+    lines = summary(result)
+    for row in result["queries"]:
+        lines += ["", f"nearest to {shown(row['query'])}", "rank  similarity  image"]
+        lines += [f"{hit['rank']:4}  {hit['similarity']:10.4f}  {shown(hit['name'])}" for hit in row["nearest"]]
+    return lines
+
+
+def _outliers(result: dict[str, Any]) -> list[str]:
+    rows = [f"{row['rank']:4}  {row['score']:6.4f}  {shown(row['name'])}" for row in result["outliers"]]
+    return [*summary(result), "", "rank   score  image", *rows]
+
+
+def _duplicates(result: dict[str, Any]) -> list[str]:
+    lines = summary(result)
+    for number, group in enumerate(result["groups"], 1):
+        lines += ["", f"group {number}, {len(group)} images", "similarity  image"]
+        for i, image in enumerate(group):
+            same, cos = image["same_content_as"], f"{image['similarity']:.4f}" if i else "first"
+            note = f"  (identical to {shown(same)})" if same else ""
+            lines.append(f"{cos:>10}  {shown(image['name'])}{note}")
+    return lines
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def shown(name: str) -> str:
+    """The name, but for characters that would move the cursor or change colors, or that no terminal can print."""
+    escaped = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in name)
