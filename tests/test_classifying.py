@@ -195,7 +195,7 @@ def test_wilsons_interval_covers_the_share(count):
 
 
 def test_the_interval_covers_the_accuracy_on_fresh_images():
-    """40 simulated sets of 30 labels; 96% seen over 200 (the count is fixed, as are the seeds)."""
+    """40 simulated sets of 30 labels; 95.5% seen over 200 (the seeds are fixed)."""
     covered, trials = 0, 40
     for seed in range(trials):
         vectors, y = blobs(210, 3, 0.7, seed)
@@ -447,7 +447,7 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
 
 LABELS = "file,label\n0.png,cat\n25.png,dog\n"
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
-    ("", {"labels": ""}, "classify needs --labels"),
+    ("", {"labels": ""}, "classify needs labels"),
     (LABELS, {"model": "svm"}, "unknown model 'svm'\nvalid: auto, logistic, knn"),
     (LABELS, {"suggest": -1}, "suggest=-1"),
     (LABELS, {"seed": -1}, "seed=-1"),

@@ -47,7 +47,7 @@ FLAGS = {
         "--data-dir", "--quiet",
     },
     "classify": {
-        "--source", "--apply", "--suggest", "--model", "--out", "--seed", "--device", "--data-dir", "--quiet",
+        "--source", "--apply", "--suggest", "--model", "--out", "--seed", "--json", "--device", "--data-dir", "--quiet",
     },
     "explore": {
         "--out", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images", "--seed",

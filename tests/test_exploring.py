@@ -589,16 +589,21 @@ def catch_export(tab: Page) -> str:
     return tab.run("window.caught.text()")
 
 
-def test_hover_shows_the_image_and_its_name(tab: Page):
+def test_hover_shows_the_image_and_its_name(tab: Page, folder: Path):
     i = lonely(tab)
     assert tab.run("document.getElementById('card').hidden")
     tab.mouse("mouseMoved", *place(tab, i))
     tab.wait("!document.getElementById('card').hidden")
     name = tab.run(f"explore.names[{i}]")
-    assert text(tab, "#card b") == name
+    assert text(tab, "#card b") == name.split("/")[1]
     assert f"label: {name.split('/')[0]}" in text(tab, "#card")
-    inked = "new Set(document.querySelector('#card canvas').getContext('2d').getImageData(0, 0, 96, 96).data).size"
-    tab.wait(f"{inked} > 3")
+    middle = (
+        "Array.from({ length: 64 }, (_, p) => (12 * (p >> 3) + 6) * 96 + 12 * (p % 8) + 6)"  # of each of 8 x 8 blocks
+    )
+    drawn = "document.querySelector('#card canvas').getContext('2d').getImageData(0, 0, 96, 96).data"
+    tab.wait(f"{drawn}[3] === 255")
+    shown = tab.run(f"{middle}.map(at => {drawn}[4 * at])")
+    assert shown == np.asarray(Image.open(folder / name)).ravel().tolist()
     tab.mouse("mouseMoved", 5, 5)
     tab.wait("document.getElementById('card').hidden")
 
@@ -610,7 +615,8 @@ def test_a_click_shows_the_exact_neighbors_with_false_ones_marked_in_words(tab: 
     index = numbers(found, "neighbors", "<u2").reshape(150, 10)[i]
     cosines = numbers(found, "cosines", "<u2").reshape(150, 10)[i] / 65535 * 2 - 1
     names = json.loads(found["data-names"])
-    shown = tab.run("[...document.querySelectorAll('#neighbors button')].map(b => [b.title, b.innerText, b.ariaLabel])")
+    facts = "b => [b.title.split('\\n')[0], b.innerText, b.ariaLabel]"
+    shown = tab.run(f"[...document.querySelectorAll('#neighbors button')].map({facts})")
     assert [title for title, _, _ in shown] == [names[j] for j in index]
     for k, (title, words, said) in enumerate(shown):
         false = title.split("/")[0] != names[i].split("/")[0]
@@ -668,11 +674,9 @@ def test_lasso_name_undo_and_export_make_a_csv_that_labels_take(tab: Page, folde
     tab.key("Escape")
     tab.drag(circle(x, y, 120), modifiers=8)  # Shift and drag, without the tool
     many = set(tab.wait("explore.selection().length > 1 && explore.selection()"))
-    inside = tab.run(
-        f"explore.names.map((_, j) => j).filter(j => {{ const p = explore.where(j), q = explore.where({i});"
-        " return Math.hypot(p[0] - q[0], p[1] - q[1]) < 110; })"
-    )
-    assert set(inside) <= many
+    x, y = tab.run(f"explore.where({i})")
+    away = [float(np.hypot(u - x, v - y)) for u, v in tab.run("explore.names.map((_, j) => explore.where(j))")]
+    assert {j for j, far in enumerate(away) if far < 110} <= many <= {j for j, far in enumerate(away) if far < 121}
     tab.click_on("#name")
     tab.type('second "2"')
     tab.click_on("#name-form .primary")
@@ -808,6 +812,18 @@ def test_on_a_phone_all_is_within_reach_and_a_tap_picks(tab: Page, made: Path):
     c, d = tab.run("explore.where(0)"), tab.run("explore.where(149)")
     grown = np.hypot(c[0] - d[0], c[1] - d[1]) / np.hypot(a[0] - b[0], a[1] - b[1])
     assert grown == pytest.approx(2, rel=0.05), "a pinch zooms by as much as the fingers part"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_map_of_one_or_two_images_works(browser: Browser, tmp_path: Path, count: int):
+    path = tmp_path / "few.html"
+    path.write_bytes(page.write(toy(count)))
+    tab = browser.open(path.as_uri())
+    tab.click(*place(tab, 0))
+    assert text(tab, "#picked-name") == "0.png"
+    assert text(tab, "#picked-summary").startswith(["There is no other image", "The 1 nearest image,"][count - 1])
+    assert tab.problems == []
+    tab.close()
 
 
 def test_a_served_page_fetches_images_by_number_and_nothing_else(browser: Browser, folder: Path, run: Run):

@@ -98,7 +98,7 @@ def _apply(run: Run, apply: str | Path, folder: Path, where: dict[str, Any]) -> 
     places = [folder / saving.FILE, run.path / "classifier" / saving.FILE]
     saved = next((path for path in places if path.is_file()), None)
     if saved is None:
-        raise UserError(f"there is no {places[0]}: classify with --labels first, which makes it")
+        raise UserError(f"there is no {places[0]}: classify with a CSV of labels first, which makes it")
     classifier, about = saving.load(saved)
     saving.check_encoder(saved, about, saving.encoder_of(run))
     embeddings = _finite(collect(run, apply, **where))
@@ -115,7 +115,7 @@ def _check(
     """What can be refused before anything is read."""
     if not (str(labels) or str(apply) or suggest):
         raise UserError(
-            "classify needs --labels (a CSV of file,label), --suggest (how many images to name that are worth "
+            "classify needs labels (a CSV of file,label), --suggest (how many images to name that are worth "
             "labelling), or --apply (new images, for a classifier made before)"
         )
     if str(apply) and str(source) and not (str(labels) or suggest):

@@ -5,7 +5,7 @@ has at least one image wherever a classifier is fitted.
 
 Nearest neighbors are those of each class: the class wins whose k nearest labelled images are most similar, by the
 weight exp(cos / 0.1) of the usual vote. With k = 1 that is the nearest neighbor's class, as ever; but where the vote
-says all or nothing, here the runners-up have a score too, and held-out log loss is half (handwritten digits, MNN).
+says all or nothing, here the runners-up have a score too: for k = 1 held-out log loss is half (digits, MNN).
 
 Shapes: M images, F features, Y classes, n labelled images.
 """

@@ -58,7 +58,7 @@ def load(path: Path) -> tuple[Classifier, dict[str, Any]]:
             about = json.loads(archive.read("about.json"))
         if about["format"] != FORMAT:
             raise UserError(
-                f"{path} is of format {about['format']}, this version reads {FORMAT}: classify with --labels anew"
+                f"{path} is of format {about['format']}, this version reads {FORMAT}: classify with the labels anew"
             )
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name != "about.json"}
@@ -68,7 +68,7 @@ def load(path: Path) -> tuple[Classifier, dict[str, Any]]:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged ({error}): classify with --labels anew") from None
+        raise UserError(f"{path} is damaged ({error}): classify with the labels anew") from None
 
 
 def check_encoder(path: Path, about: dict[str, Any], now: dict[str, str]) -> None:
@@ -77,5 +77,5 @@ def check_encoder(path: Path, about: dict[str, Any], now: dict[str, str]) -> Non
     if then["sha256"] != now["sha256"]:
         raise UserError(
             f"the encoder has changed since {path} was made ({then['checkpoint']} then, {now['checkpoint']} now), "
-            "so its classes lie elsewhere\nclassify with --labels anew"
+            "so its classes lie elsewhere\nclassify with the labels anew"
         )

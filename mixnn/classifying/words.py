@@ -33,7 +33,7 @@ def sentences(found: dict[str, Any]) -> list[str]:
     if "suggested" in found:
         how = {"typical": "typical images of regions without a label", "uncertain": "images that it hesitates over"}
         lines.append(f"worth labelling next: {len(found['suggested'])} {how[found['suggested_by']]}")
-        lines.append(f"fill in the labels in {found['files']['suggestions']} and give that file as --labels")
+        lines.append(f"fill in the labels in {found['files']['suggestions']} and give that file as the labels")
     named = {"predictions": "predictions", "applied": "predictions for the new images", "classifier": "classifier"}
     return lines + [f"{title}: {found['files'][name]}" for name, title in named.items() if name in found["files"]]
 

@@ -87,17 +87,20 @@ def classify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suggest", default="0", metavar="INT", help="name so many images that are most worth labelling"
     )
-    parser.add_argument("--model", default="auto", metavar="{auto,linear,knn}", help="[auto: by cross-validation]")
+    parser.add_argument("--model", default="auto", metavar="{auto,logistic,knn}", help="[auto: by cross-validation]")
     parser.add_argument("--out", default="", metavar="FOLDER", help="where all files go [RUN/classifier]")
     parser.add_argument("--seed", default="0", metavar="INT", help="of folds and draws [0]")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     _common_arguments(parser)
 
 
 def classify(args: argparse.Namespace) -> int:
     """a classifier from a handful of labels: accuracy, predictions, and which images to label next"""
-    from mixnn.classifying import classify
+    import json
 
-    classify(
+    from mixnn.classifying import classify, show
+
+    found = classify(
         labels=args.labels,
         source=args.source,
         apply=args.apply,
@@ -107,6 +110,7 @@ def classify(args: argparse.Namespace) -> int:
         seed=words.number(args.seed, "seed", 0),
         **_common(args),
     )
+    print(json.dumps(found, indent=1)) if args.json else show(found)
     return 0
 
 

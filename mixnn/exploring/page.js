@@ -201,7 +201,7 @@ function pick(i, back = false) {
   if (meta.served) byId("picked-open").href = `/image/${i}`;
   byId("neighbors").replaceChildren(...Array.from({ length: K }, (_, k) => neighborItem(i, k)));
   const wrong = Array.from({ length: K }, (_, k) => isFalse(i, neighbors[i * K + k])).filter(Boolean).length;
-  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${K} nearest images, with their cosines.`
+  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine" : "their cosines"}.`
     : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "is" : "are"} false: ${wrong === 1 ? "it has" : "they have"} another label (✗).` : `All labelled neighbors share its label.`;
   byId("picked-summary").textContent = text;
   say(`${names[i]}. ${facts(i)}. ${text}`);
@@ -227,7 +227,7 @@ function neighborItem(i, k) {
   canvas.width = canvas.height = 128;
   thumbs.show(canvas, j);
   button.type = "button";
-  button.title = names[j];
+  button.title = names[j] + (labelOf(j) === "" ? "" : `\nlabel: ${labelOf(j)}`);
   const label = labelOf(j), text = label === "" ? "" : wrong ? `✗ ${label}` : label;
   button.append(canvas, make("span", "rank", `${k + 1}. `), make("span", "", cosine(i, k).toFixed(3)));
   if (hasLabels) button.append(make("span", "label", text || "no label"));
@@ -257,8 +257,9 @@ function mark(i, withCard = true) {
   card.hidden = i < 0 || !withCard;
   if (card.hidden) return;
   thumbs.show(card.querySelector("canvas"), i);
-  card.querySelector("b").textContent = names[i];
-  card.querySelector("span").textContent = facts(i).replaceAll(" · ", "\n");
+  const cut = names[i].lastIndexOf("/") + 1; // the end of a long name tells most
+  card.querySelector("b").textContent = names[i].slice(cut);
+  card.querySelector("span").textContent = [...names[i].slice(0, cut) ? [`in ${names[i].slice(0, cut)}`] : [], ...facts(i).split(" · ")].join("\n");
   const [x, y] = map.where(i), [width, height] = map.size(), box = card.getBoundingClientRect();
   const left = x + 14 + box.width <= width ? x + 14 : Math.max(0, x - 14 - box.width);
   const top = Math.min(Math.max(0, y - box.height / 2), Math.max(0, height - box.height));
