@@ -126,6 +126,8 @@ class Page:
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.problems.append(str([argument.get("value") for argument in params["args"]]))
+        elif method == "Log.entryAdded" and params["entry"]["text"].startswith("Canvas2D: Multiple readback"):
+            pass  # advice about the tests' own reading of pixels
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.problems.append(params["entry"]["text"])
         elif method == "Page.javascriptDialogOpening":
