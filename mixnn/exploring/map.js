@@ -103,6 +103,7 @@ const map = (() => {
     pen.clearRect(0, 0, width, height);
     framed.clear();
     if (lost()) note("no images here: the button with the frame shows the whole map");
+    if (marks.picked >= 0) paintLines(marks.picked);
     if (marks.pictured && thumbs.there) paintThumbs();
     if (marks.picked >= 0) paintNeighbors(marks.picked);
     paintTags();
@@ -158,26 +159,41 @@ const map = (() => {
     pen.globalAlpha = 1;
   }
 
-  /** Lines to the nearest neighbors: whole to those of the same label, dashed and crossed to false ones. */
-  function paintNeighbors(i) {
-    const [x, y] = where(i);
+  /** Lines from an image to its nearest neighbors, dashed to false ones. */
+  function paintLines(i) {
     pen.lineWidth = 1.5;
     for (let k = 0; k < K; k++) {
-      const j = neighbors[i * K + k], wrong = isFalse(i, j), [to, down] = where(j);
+      const j = neighbors[i * K + k], wrong = isFalse(i, j);
       pen.strokeStyle = wrong ? theme.warn : theme.ink;
       pen.setLineDash(wrong ? [4, 4] : []);
       pen.beginPath();
-      pen.moveTo(x, y);
-      pen.lineTo(to, down);
-      if (wrong) {
-        pen.moveTo(to - 5, down - 5); pen.lineTo(to + 5, down + 5);
-        pen.moveTo(to + 5, down - 5); pen.lineTo(to - 5, down + 5);
-      }
+      pen.moveTo(...where(i));
+      pen.lineTo(...where(j));
       pen.stroke();
-      pen.setLineDash([]);
-      if (!wrong) ring(j, radius() + 2, theme.ink, 1.5);
+    }
+    pen.setLineDash([]);
+  }
+
+  /** A ring around each neighbor, a cross on false ones; at the corner where there is a thumbnail to be seen. */
+  function paintNeighbors(i) {
+    for (let k = 0; k < K; k++) {
+      const j = neighbors[i * K + k], wrong = isFalse(i, j), half = framed.get(j) || 0;
+      if (!wrong || half) ring(j, radius() + 2, wrong ? theme.warn : theme.ink, 1.5);
+      if (wrong) cross(j, half);
     }
     ring(i, radius() + 5, theme.accent, 3);
+  }
+
+  function cross(i, half) {
+    const [x, y] = where(i), left = x + half, top = y - half;
+    pen.beginPath();
+    pen.moveTo(left - 5, top - 5); pen.lineTo(left + 5, top + 5);
+    pen.moveTo(left + 5, top - 5); pen.lineTo(left - 5, top + 5);
+    for (const [color, thick] of [[theme.map, 5], [theme.warn, 2.5]]) {
+      pen.strokeStyle = color;
+      pen.lineWidth = thick;
+      pen.stroke();
+    }
   }
 
   function ring(i, r, color, thick) {
@@ -321,8 +337,7 @@ const map = (() => {
   thumbs.onLoad(() => schedule(false));
   new ResizeObserver(() => { dirty = true; resize(); }).observe(box);
   return {
-    over, marks, schedule, pan, zoom, fly, reveal, hit, beside, inside, where, toMap, setColors, setSelected, css, land, paintPoints, paint,
-    resize: () => { dirty = true; resize(); }, home: () => fly(whole), size: () => [width, height], chosen: () => selected,
-    isTouched: () => view !== whole,
+    over, marks, schedule, paint, pan, zoom, land, reveal, hit, beside, inside, where, toMap, setColors, setSelected, css,
+    resize: () => { dirty = true; resize(); }, home: () => fly(whole), size: () => [width, height],
   };
 })();
