@@ -719,7 +719,9 @@ def test_groups_are_there_again_after_a_reload(tab: Page, made: Path):
     tab.click_on("#name")
     tab.type("twos")
     tab.key("Enter")
+    tab.wait("document.getElementById('group-list').textContent.startsWith('twos')")
     tab.goto(made.as_uri())
+    tab.wait("window.explore")
     assert text(tab, "#group-list").startswith("twos")
     assert tab.run("explore.groups.members(0).every(i => explore.names[i].startsWith('2/'))")
 
