@@ -24,8 +24,8 @@ CARD_VERSION = 1  # changes when files written before can no longer be read
 class Encoder(nn.Module):
     """The student's backbone in eval mode, with the normalisation it was trained with.
 
-    encoder(images) takes uint8 (B, 3, H, W), best at `size` x `size`, and gives (B, F); `read(paths)` makes such images
-    from files.
+    encoder(images) takes uint8 (B, 3, H, W), best at `size` x `size`, and gives (B, F); `data.decode.decode_all`
+    makes such images from files.
     """
 
     mean: Tensor
