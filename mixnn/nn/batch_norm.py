@@ -41,10 +41,9 @@ def batch_norm_backward(
     dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and of the residual, and sums (2, views * groups, C) of the slope and of slope * x_hat.
+    """Gradients of x and of the residual, and (2, C) those of bias and weight.
 
-    The slope is dy where the ReLU let through. y is given, and the residual's gradient made, only where there was a
-    residual.
+    y is given, and the residual's gradient made, only where there was a residual.
     """
     dy = dy.contiguous(memory_format=memory_format(x))
     return _implementation(x).backward(dy, x, y, stats, weight, bias, views, groups, eps, relu)
@@ -57,19 +56,19 @@ def _(x: Tensor, _residual: Any, weight: Tensor, _bias: Tensor, views: int, grou
 
 @batch_norm_backward.register_fake
 def _(_dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), x.new_empty(0) if y is None else torch.empty_like(x), torch.empty_like(stats)
+    return torch.empty_like(x), x.new_empty(0) if y is None else torch.empty_like(x), stats.new_empty((2, x.shape[1]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, residual, weight, bias, *ctx.rest = inputs
     y, stats = output
+    ctx.set_materialize_grads(False)  # nothing is asked of the moments' gradient, so no zeros need be written for it
     ctx.save_for_backward(x, None if residual is None else y, stats, weight, bias)
 
 
-def _gradients(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
     x, y, stats, weight, bias = ctx.saved_tensors
-    dx, to_residual, sums = batch_norm_backward(dy, x, y, stats, weight, bias, *ctx.rest)
-    to_bias, to_weight = sums.sum(1)
+    dx, to_residual, (to_bias, to_weight) = batch_norm_backward(dy, x, y, stats, weight, bias, *ctx.rest)
     return dx, None if y is None else to_residual, to_weight, to_bias, None, None, None, None
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 ROWS, WARPS = 128, 8
 SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4
 SUM_PROGRAMS = 512  # enough to fill a GPU; more makes more partial sums
+TOTAL_CHUNKS, TOTAL_COLS = 128, 16  # partial sums added in one go: one wait for memory, in most layers
 # Integers for which no kernel of its own is compiled; `channels` is not here, for its divisibility makes loads wide.
 PLAIN = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups", "chunks", "count")
 
@@ -83,14 +84,16 @@ def bn_sum_kernel(
 
 
 @_kernel
-def bn_total_kernel(sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, COLS: tl.constexpr):
+def bn_total_kernel(
+    sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr
+):
     """Both sums over all chunks of a group; with MOMENTS, those of x and x^2 become mean and variance."""
     group = tl.program_id(0)
     channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    first = tl.zeros((16, COLS), tl.float32)
-    second = tl.zeros((16, COLS), tl.float32)
-    for start in range(0, chunks, 16):
-        chunk = start + tl.arange(0, 16)
+    first = tl.zeros((CHUNKS, COLS), tl.float32)
+    second = tl.zeros((CHUNKS, COLS), tl.float32)
+    for start in range(0, chunks, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
         at = (group * chunks + chunk)[:, None] * channels + channel[None, :]
         first += tl.load(sums + at, mask=(chunk < chunks)[:, None], other=0.0)
         second += tl.load(sums + num_groups * chunks * channels + at, mask=(chunk < chunks)[:, None], other=0.0)
@@ -160,10 +163,13 @@ def bn_sum_slope_kernel(
 
 @_kernel
 def bn_backward_kernel(
-    dy, x, weight, bias, stats, sums, dx, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    dy, x, weight, bias, stats, sums, dx, to_both, eps, groups, per_view, pixels, rows, channels, num_groups,
+    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat))."""
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
+
+    The first program of a block of channels adds the groups' sums up as well: the gradients of bias and weight.
+    """
     group = tl.program_id(0)
     at, mask, channel = _tile(
         group, tl.program_id(1), tl.program_id(2), groups, per_view, pixels, rows, channels, ROWS, COLS
@@ -175,6 +181,13 @@ def bn_backward_kernel(
     scale = inverse_std * tl.load(weight + channel)
     out = scale[None, :] * (slope - a[None, :] - x_hat * b[None, :])
     tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
+    if (group == 0) & (tl.program_id(1) == 0):
+        each = tl.arange(0, GROUPS)
+        of_group = sums + each[:, None] * channels + channel[None, :]
+        exists = (each < num_groups)[:, None]
+        tl.store(to_both + channel, tl.sum(tl.load(of_group, mask=exists, other=0.0), 0))
+        second = tl.load(of_group + num_groups * channels, mask=exists, other=0.0)
+        tl.store(to_both + channels + channel, tl.sum(second, 0))
 
 
 class _Layout:
@@ -202,8 +215,10 @@ class _Layout:
 
     def total(self, partial: Tensor, moments: bool) -> Tensor:
         out = partial.new_empty((2, self.num_groups, self.channels))
-        numbers = (self.chunks, self.rows, self.channels, self.num_groups)
-        bn_total_kernel[(self.num_groups, self.blocks)](partial, out, *numbers, MOMENTS=moments, COLS=self.cols)
+        bn_total_kernel[(self.num_groups, self.channels // TOTAL_COLS)](
+            partial, out, self.chunks, self.rows, self.channels, self.num_groups,
+            MOMENTS=moments, CHUNKS=TOTAL_CHUNKS, COLS=TOTAL_COLS,
+        )  # fmt: skip
         return out
 
 
@@ -239,12 +254,12 @@ def backward(
         dy, x, y if saved else x, weight, bias, stats, partial, slopes, eps, layout.per_program, *layout.numbers,
         SAVED=saved, RELU=relu, **layout.sum_sizes,
     )  # fmt: skip
-    sums = layout.total(partial, moments=False)
+    sums, to_both = layout.total(partial, moments=False), partial.new_empty((2, layout.channels))
     bn_backward_kernel[layout.apply_grid](
-        slopes if saved else dy, x, weight, bias, stats, sums, dx, eps, *layout.numbers,
-        RELU=relu and not saved, **layout.sizes,
+        slopes if saved else dy, x, weight, bias, stats, sums, dx, to_both, eps, *layout.numbers,
+        RELU=relu and not saved, GROUPS=triton.next_power_of_2(layout.num_groups), **layout.sizes,
     )  # fmt: skip
-    return dx, slopes, sums
+    return dx, slopes, to_both
 
 
 @_kernel

@@ -42,7 +42,7 @@ def backward(
     count = x.numel() // mean.numel()
     dx = inverse_std * _per_channel(weight, split) * (slope - (sums[0] + x_hat * sums[1]) / count)
     to_residual = x.new_empty(0) if y is None else torch.empty_like(x).copy_(slope.view(x.shape))
-    both = torch.stack([s.view(views * groups, -1) for s in sums])
+    both = torch.stack([s.view(views * groups, -1).sum(0) for s in sums])
     return torch.empty_like(x).copy_(dx.view(x.shape)), to_residual, both
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.functional import at_least_float32
+from mixnn.nn.precision import through
 from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
 
 
@@ -40,11 +41,9 @@ class Student(nn.Module):
         set_views(self, views)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
-        x = torch.cat(views)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            q = self.g(self.f(x))
-            p = q if self.h is None else self.h(q)
-        return at_least_float32(q), at_least_float32(p)
+        parts = [self.f, self.g] if self.h is None else [self.f, self.g, self.h]
+        outs = through(parts, torch.cat(views), self.compute_dtype)
+        return at_least_float32(outs[1]), at_least_float32(outs[-1])
 
 
 class Teacher(nn.Module):
@@ -65,10 +64,9 @@ class Teacher(nn.Module):
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
         order = shuffle.argsort(dim=1)  # (V, B)
         x = torch.cat([view[o] for view, o in zip(views, order, strict=True)])
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16):
-            z = self.g(self.f(x))
-        back = order.argsort(dim=1)
-        return at_least_float32(torch.cat([part[b] for part, b in zip(z.chunk(len(views)), back, strict=True)]))
+        z = at_least_float32(through([self.f, self.g], x, self.compute_dtype)[-1])
+        shuffled = z.unflatten(0, order.shape)
+        return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
 
     @torch.no_grad()
     def update(self, student: Student, momentum: float) -> None:

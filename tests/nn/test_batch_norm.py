@@ -45,6 +45,7 @@ def more_than_one_tile_a_program(monkeypatch):
     monkeypatch.setattr(kernels, "ROWS", 16)
     monkeypatch.setattr(kernels, "SUM_ROWS", 16)
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
+    monkeypatch.setattr(kernels, "TOTAL_CHUNKS", 2)
 
 
 def close(ours, want, dtype=torch.float32):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mixnn.nn.encoder import Student, Teacher, mlp, set_compute_dtype
+from mixnn.nn.precision import through
 from mixnn.nn.resnet import ResNet
 from mixnn.nn.split_batch_norm import set_views
 
@@ -109,6 +110,24 @@ def test_networks_return_float32_when_they_compute_in_bf16(monkeypatch):
         assert a.dtype == b.dtype == torch.float32
         assert 1e-4 < (a - b).norm() / b.norm() < 0.1  # bf16 was at work, and only that
     assert all(p.dtype == torch.float32 for p in both.parameters())
+
+
+def test_weights_cast_together_are_those_of_autocast_and_so_are_their_gradients(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    student, _ = networks(dtype=torch.float32)
+    plain, x = copy.deepcopy(student), torch.cat(views(dtype=torch.float32))
+    _, q, p = through([student.f, student.g, student.h], x, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        want_q = plain.g(plain.f(x))
+        want_p = plain.h(want_q)
+    assert q.dtype == torch.bfloat16
+    assert torch.equal(q, want_q)
+    assert torch.equal(p, want_p)
+    p.float().square().sum().backward()
+    want_p.float().square().sum().backward()
+    for (name, mine), theirs in zip(student.named_parameters(), plain.parameters(), strict=True):
+        assert mine.grad.dtype == torch.float32
+        assert torch.equal(mine.grad, theirs.grad), name
 
 
 # Teacher

@@ -1,0 +1,58 @@
+"""Networks in bf16 on fp32 weights: autocast, but with all weights cast in one launch.
+
+Autocast casts them one by one, and their gradients back one by one: some 75 launches a step that move little.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+def through(parts: list[nn.Module], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """What each part makes of what the one before it made, computed in this type."""
+    outs, bf16 = [], dtype == torch.bfloat16
+    together = bf16 and not torch.compiler.is_compiling()  # a compiler fuses the casts by itself
+    weights = _cast_weights(parts, dtype) if together else [{} for _ in parts]
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        for part, cast in zip(parts, weights, strict=True):
+            x = functional_call(part, cast, (x,)) if cast else part(x)
+            outs.append(x)
+    return outs
+
+
+def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+    """The parameters that autocast would cast, cast, by name."""
+    wide = [
+        {
+            f"{path}.{name}".lstrip("."): parameter
+            for path, layer in part.named_modules()
+            if isinstance(layer, nn.Conv2d | nn.Linear)
+            for name, parameter in layer.named_parameters()
+        }
+        for part in parts
+    ]
+    cast = iter(CastTogether.apply(dtype, *(p for of_part in wide for p in of_part.values())))
+    return [{name: next(cast) for name in of_part} for of_part in wide]
+
+
+class CastTogether(torch.autograd.Function):
+    """Tensors in another type, and their gradients back in their own, each way in one go."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        return _cast(tensors, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_cast(gradients, ctx.dtype)
+
+
+def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    out = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch._foreach_copy_(out, list(tensors))
+    return tuple(out)
