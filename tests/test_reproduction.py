@@ -14,6 +14,7 @@ import mixnn
 from mixnn import methods, reproduction
 from mixnn.progress import Reporter
 from mixnn.reproduction import planning, rendering, tables
+from mixnn.reproduction.claims import claim
 from mixnn.reproduction.tables import TABLES, Row, Table
 from mixnn.training.setup import configure
 
@@ -236,3 +237,17 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys)
     assert "and more" not in str(error.value)
     assert len(list((tmp_path / "results").glob("*.json"))) == 1
     assert "sound" in capsys.readouterr().out
+
+
+def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    again = {"data": "digits", **where, "protocol": "knn", "reporter": QUIET, **SMALL}
+    theirs, ours = planning.plan([TABLES["mine"]], "digits", [0], SMALL)
+    with claim(tmp_path / "runs" / ".claims" / theirs.name) as mine:
+        assert mine
+        mixnn.reproduce("mine", **again)
+        assert [path.stem for path in (tmp_path / "results").glob("*.json")] == [ours.name]
+        assert not (tmp_path / "runs" / theirs.name).exists()
+    mixnn.reproduce("mine", **again)
+    assert {path.stem for path in (tmp_path / "results").glob("*.json")} == {ours.name, theirs.name}

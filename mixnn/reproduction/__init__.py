@@ -1,7 +1,8 @@
 """reproduce: a table of the paper, from the runs it needs to our numbers beside the paper's.
 
 Finished runs lie as one small JSON each in the results folder. What is missing is trained and evaluated, an
-interrupted run is resumed, and one that fails does not stop the others.
+interrupted run is resumed, and one that fails does not stop the others. Several processes may do it together: each run
+belongs to the one that claims it first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from mixnn import methods
 from mixnn.config import Interrupted, UserError, unknown
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.progress import Reporter, print_table
+from mixnn.reproduction.claims import claim
 from mixnn.reproduction.planning import Planned, finished, plan
 from mixnn.reproduction.rendering import FORMATS, cells, render
 from mixnn.reproduction.tables import TABLES, Table, find
@@ -92,7 +94,13 @@ def _carry_out(
         say.say(f"[{i + 1}/{len(missing)}] {planned.name}" + (f", about {_duration(sum(left))} left" if left else ""))
         start = time.perf_counter()
         try:
-            _one(planned, results, runs, protocol, probe_epochs, say)
+            with claim(runs / ".claims" / planned.name) as mine:
+                if not mine:
+                    say.say("  another process is at it")
+                    continue
+                if (planned.fingerprint, planned.seed) in finished(results):  # by now
+                    continue
+                _one(planned, results, runs, protocol, probe_epochs, say)
             spent = (time.perf_counter() - start) / max(_cost(planned), 1)
             pace = spent if not pace else (pace + spent) / 2
         except Interrupted as error:
