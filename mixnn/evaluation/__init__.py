@@ -102,4 +102,11 @@ def check_writable(file: str | Path) -> None:
 def save_summary(run: str | Path, file: str | Path) -> None:
     """The run's configuration, command, environment, curves and results as one small JSON file."""
     check_writable(file)
-    write_atomically(Path(file), (json.dumps(Run.open(run).summary(), separators=(",", ":")) + "\n").encode())
+    summary = Run.open(run).summary()
+    summary["metrics"] = [_short(record) for record in summary["metrics"]]
+    write_atomically(Path(file), (json.dumps(summary, separators=(",", ":")) + "\n").encode())
+
+
+def _short(record: dict[str, Any]) -> dict[str, Any]:
+    """Six digits are more than a curve shows; the run folder keeps them all."""
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in record.items()}

@@ -140,13 +140,13 @@ def _cost(planned: Planned) -> float:
 
 
 def _pace(done: Mapping[tuple[str, int], Any], data: str) -> float:
-    """Seconds for one unit of cost, from the runs on these data that are there; 0 if there is none."""
+    """Seconds for one unit of cost in the fastest run on these data (others may have shared a device); 0 if none."""
     paces = []
     for summary in (s for s in done.values() if s["config"]["data"] == data):
         seconds = summary["metrics"][-1]["seconds"] if summary["metrics"] else 0.0
         students, teachers = methods.passes(summary["config"]["method"], summary["config"]["options"])
         paces.append(seconds / max(1, (3 * students + teachers) * summary["config"]["epochs"]))
-    return sum(paces) / len(paces) if paces else 0.0
+    return min(paces, default=0.0)
 
 
 def _show(needed: list[Planned], missing: list[Planned], done: Mapping[tuple[str, int], Any]) -> None:
@@ -160,9 +160,7 @@ def _show(needed: list[Planned], missing: list[Planned], done: Mapping[tuple[str
         for p in needed
     ]
     print_table(("run", "options other than the method's own", "time"), rows)
-    total = (
-        f", about {_duration(sum(_cost(p) for p in missing) * pace)} at the pace of the finished ones" if pace else ""
-    )
+    total = f", about {_duration(sum(_cost(p) for p in missing) * pace)} at the fastest pace so far" if pace else ""
     print(f"{len(missing)} of {len(needed)} runs to do{total if missing else ''}")
 
 
