@@ -64,10 +64,13 @@ def bench(
     method="all" times every method instead, beside what its encoder passes let expect at MNN's rate.
     """
     say, where = reporter or Reporter(), pick_device(device)
-    names = list(methods.METHODS) if method == "all" else [method]
-    configs = [_config(name, set or {}, backbone, image_size, batch_size, device, mode) for name in names]
+    given = {name: (name, set or {}) for name in (methods.METHODS if method == "all" else [method])}
+    if method == "all":  # half the images a pass: what the methods of one direction are to be compared with
+        given["mnn, one direction"] = ("mnn", (set or {}) | {"symmetric": False})
+    rest = (backbone, image_size, batch_size, device, mode)
+    configs = {label: _config(name, options, *rest) for label, (name, options) in given.items()}
     images = random_images(image_size)
-    for config in configs:
+    for config in configs.values():
         check_device(config)
         check_backbone(config.backbone)
         check_images(config, images)
@@ -77,7 +80,7 @@ def bench(
     if method == "all":
         result = _all_methods(configs, images, steps, where, say)
     else:
-        result = _one_method(configs[0], images, steps, where, baseline, say)
+        result = _one_method(configs[method], images, steps, where, baseline, say)
     if json:
         write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
     return result
@@ -145,19 +148,18 @@ def _one_method(
 
 
 def _all_methods(
-    configs: list[Config], images: ImageSet, steps: int, where: torch.device, say: Reporter
+    configs: dict[str, Config], images: ImageSet, steps: int, where: torch.device, say: Reporter
 ) -> dict[str, Any]:
     """Each method beside MNN's time, scaled by passes: a student's, with its backward, is three of a teacher's."""
     measured = {}
-    for config in configs:
+    for label, config in configs.items():
         students, teachers = methods.passes(config.method, config.options)
-        row = {"passes": [students, teachers], **_measure(config, images, steps, where, say)[0]}
-        measured[config.method] = row
+        measured[label] = {"passes": [students, teachers], **_measure(config, images, steps, where, say)[0]}
     rate = measured["mnn"]["ms_per_step"] / _cost(*measured["mnn"]["passes"])
     for row in measured.values():
         row["expected_ms"] = round(rate * _cost(*row["passes"]), 3)
         row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
-    about = {k: getattr(configs[0], k) for k in ("backbone", "image_size", "batch_size")}
+    about = {k: getattr(configs["mnn"], k) for k in ("backbone", "image_size", "batch_size")}
     result = {"config": about, "environment": environment(where), "methods": measured}
     print_table(
         ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step"),
@@ -175,7 +177,7 @@ def _all_methods(
             for name, row in measured.items()
         ],
     )
-    print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs[0].backbone}")
+    print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs['mnn'].backbone}")
     return result
 
 

@@ -41,3 +41,13 @@ def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
         mixnn.bench(**(TINY | {"batch_size": 512}))
     with pytest.raises(mixnn.UserError, match="smaller than batch_size"):
         mixnn.bench(set={"support_size": 8}, **TINY)
+
+
+def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
+    result = mixnn.bench("all", **TINY)["methods"]
+    assert set(result) == {*mixnn.methods.METHODS, "mnn, one direction"}
+    assert result["mnn, one direction"]["passes"] == result["ressl"]["passes"] == [1, 1]
+    rate = result["mnn"]["ms_per_step"] / 8  # two students' passes of three, two teachers' of one
+    assert result["nnclr"]["expected_ms"] == pytest.approx(6 * rate, abs=0.01)
+    assert result["cmsf"]["over_expected"] == pytest.approx(result["cmsf"]["ms_per_step"] / (9 * rate), abs=0.01)
+    assert "mnn, one direction" in capsys.readouterr().out

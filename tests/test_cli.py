@@ -40,7 +40,7 @@ FLAGS = {
     "data": {"--data-dir"},
     "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
     "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
-    "figures": {"--data", "--results", "--run", "--out", "--quiet"},
+    "figures": {"--data", "--results", "--run", "--out", "--setting", "--quiet"},
     "report": {"--out", "--images", "--device", "--data-dir", "--quiet"},
     "search": {
         "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out", "--device",

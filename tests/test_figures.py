@@ -140,6 +140,16 @@ def test_purity_curves_are_the_logged_ones(material: Material, name: str, shown:
     assert ends == set(shown), "each curve is named at its end"
 
 
+def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Material, tmp_path: Path):
+    (ax,) = draw("methods", material).figure.axes
+    shown = lines(ax)
+    assert set(shown) == {row.name for row in TABLES["main"].rows}
+    np.testing.assert_allclose(shown["SCE"], logged("main", "SCE", "knn"))
+    save(tmp_path, summary(row_of("main", "BYOL")))
+    alone = Material.gather(tmp_path, (), "cifar10", EPOCHS)
+    assert set(lines(draw("methods", alone).figure.axes[0])) == {"BYOL"}
+
+
 def test_attention_shows_inconsistency_entropy_and_purity(material: Material):
     orders, entropies, purity, closer = draw("attention", material).figure.axes
     seeds = {"CAS": (0, 1), "WSE, mixture (MNN)": (0, 1)}
@@ -317,7 +327,15 @@ def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path
 
 
 def test_every_line_of_every_figure_is_a_row_of_a_table():
-    named = [*curves.MIXTURE, curves.REWEIGHTED, curves.CAS, curves.MNN, *curves.OTHER_WEIGHTS, *points.ENOUGH]
+    named = [
+        *curves.METHODS,
+        *curves.MIXTURE,
+        curves.REWEIGHTED,
+        curves.CAS,
+        curves.MNN,
+        *curves.OTHER_WEIGHTS,
+        *points.ENOUGH,
+    ]
     named += [line for figure in curves.PURITY.values() for line in figure.lines]
     named += [line for family in points.FAMILIES for line in family.lines]
     for line in named:

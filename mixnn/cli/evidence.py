@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 from mixnn.cli import words
 
@@ -54,6 +55,11 @@ def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="how runs are evaluated [all]")
     parser.add_argument("--probe-epochs", default="100", metavar="INT", help="of the linear probe [100]")
+    _setting_argument(parser)
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def _setting_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--setting",
         action="append",
@@ -61,7 +67,10 @@ def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="of every run, as `mixnn pretrain --help` lists them: epochs=20",
     )
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    return dict(words.pair(text, "--setting epochs=20") for text in args.setting)
 
 
 def reproduce(args: argparse.Namespace) -> int:
@@ -73,7 +82,7 @@ def reproduce(args: argparse.Namespace) -> int:
         rows = [(name, table.title, str(len(table.rows))) for name, table in reproduction.TABLES.items()]
         print_table(("table", "what it compares", "rows"), rows)
         return 0
-    settings = dict(words.pair(text, "--setting epochs=20") for text in args.setting)
+    settings = _settings(args)
     if os.environ.get("MIXNN_DATA"):
         settings.setdefault("data_dir", os.environ["MIXNN_DATA"])
     reproduction.reproduce(
@@ -102,6 +111,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", action="append", default=[], metavar="RUN", help="a run folder, for t-SNE; may be repeated"
     )
     parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
+    _setting_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
 
@@ -110,8 +120,16 @@ def figures(args: argparse.Namespace) -> int:
     from mixnn.plotting import figures
     from mixnn.progress import Reporter
 
-    say = Reporter(args.quiet)
-    for path in figures(args.names, results=args.results, out=args.out, data=args.data, runs=args.run, reporter=say):
+    written = figures(
+        args.names,
+        results=args.results,
+        out=args.out,
+        data=args.data,
+        runs=args.run,
+        reporter=Reporter(args.quiet),
+        **_settings(args),
+    )
+    for path in written:
         print(path)
     return 0
 

@@ -26,6 +26,7 @@ FIGURES: dict[str, Callable[[Material], Drawing]] = {
     "ranks": curves.ranks,
     "loss": curves.loss,
     "accuracy": curves.accuracy,
+    "methods": curves.methods,
     "share": points.share,
     "main": points.main,
     "tsne": tsne,

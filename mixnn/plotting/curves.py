@@ -1,4 +1,4 @@
-"""Figures over epochs: purity, attention (CAS), purity by rank, and what mixing does to loss and accuracy."""
+"""Figures over epochs: kNN of every method, purity, attention (CAS), purity by rank, what mixing does to the loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from mixnn.plotting.material import Curve, Drawing, Line, Material, Summary, caption, curve, mean_and_std
+from mixnn.plotting.material import Curve, Drawing, Lacking, Line, Material, Summary, caption, curve, mean_and_std
 from mixnn.plotting.style import (
     BLACK,
     BLUE,
@@ -101,6 +101,36 @@ PURITY = {
         zoom=False,
     ),
 }
+
+METHODS = tuple(
+    Line("main", name, look)
+    for name, look in {
+        "MNN": Look(BLUE),
+        "MSF": Look(SKY, DASHED, "s"),
+        "CMSF": Look(SKY, DOTTED, "^", filled=False),
+        "BYOL": Look(GREEN, DASHED, "D"),
+        "UnMix": Look(GREEN, DOTTED, "v", filled=False),
+        "SimCLR": Look(RED, DASHED, "s"),
+        "NNCLR": Look(RED, DOTTED, "^", filled=False),
+        "SNCLR": Look(RED, DASHDOT, "o"),
+        "MoCo v2": Look(ORANGE, DASHED, "D"),
+        "SCE": Look(ORANGE, DOTTED, "v", filled=False),
+        "Supervised": Look(BLACK, SOLID, "x"),
+    }.items()
+)
+
+
+def methods(material: Material) -> Drawing:
+    """kNN readings of all methods, of as many as there are."""
+    runs = material.optional(METHODS, ["knn"])
+    if not runs:
+        raise Lacking(f"{METHODS[0].name} or any other row (`mixnn reproduce main`)")
+    figure, (ax,) = canvas(PAGE, 3.6)
+    draw_column(ax, runs, "knn")
+    ax.set(xlabel="epoch", ylabel="kNN accuracy (%)")
+    label_ends(ax)
+    return Drawing(figure, caption("kNN accuracy, read during training.", material.name, named(runs)))
+
 
 CAS = Line("weights", "CAS", SECOND)
 OTHER_WEIGHTS = (Line("weights", "WSE", FIRST), Line("weights", "MSE (MSF)", THIRD))
