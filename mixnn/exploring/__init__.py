@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mixnn import data
 from mixnn.config import UserError
@@ -15,10 +16,10 @@ from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
 from mixnn.device import pick_device
 from mixnn.embedding import Embeddings, collect
+from mixnn.embedding.neighbors import nearest
 from mixnn.embedding.source import Source, open_source
 from mixnn.exploring import layout as layouts
 from mixnn.exploring import page
-from mixnn.exploring.neighbors import nearest, purity
 from mixnn.exploring.page import Atlas
 from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
 from mixnn.exploring.server import Server
@@ -144,8 +145,10 @@ def chart(
     """Neighbors, layout, clusters and labels of embedded images."""
     say, where = say or Reporter(), pick_device(device)
     vectors = shown.unit()
+    bank = torch.from_numpy(vectors).to(where)
     with say.bar("neighbors", len(shown)) as advance:
-        index, cosine = nearest(vectors, vectors, neighbors, where, own=True, advance=advance)
+        found = nearest(bank, bank, neighbors, torch.arange(len(bank)), advance)
+    cosine, index = (t.cpu().numpy() for t in found)
     say.say("laying out the map")
     points, words = layouts.lay_out(vectors, layout, seed, where)
     classes = sorted({label_of[name] for name in shown.names if name in label_of}, key=natural_key)
@@ -155,6 +158,13 @@ def chart(
     if classes:
         say.say(f"{purity(index, numbered):.1f}% of the {index.shape[1]} nearest neighbors have the image's own label")
     return Atlas(shown.names, points, index, cosine, numbered, classes, clusters, layout=words, skipped=shown.skipped)
+
+
+def purity(index: np.ndarray, labels: np.ndarray) -> float:
+    """Percent of all neighbors whose label is that of the image; pairs with an unlabelled image (-1) do not count."""
+    pairs = (labels[:, None] >= 0) & (labels[index] >= 0)
+    same = pairs & (labels[index] == labels[:, None])
+    return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
 def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser: bool, say: Reporter) -> Path:

@@ -18,14 +18,13 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.searching import page, queries, similar, text
-from mixnn.searching.index import ENGINES, check_faiss, nearest, to_unit
+from mixnn.searching.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.searching.originals import Originals
 from mixnn.searching.queries import Asked, Query
 
 __all__ = ["search"]
 
 FORMS = ("terminal", "json", "html")
-METHODS = ("auto", *ENGINES)
 DIGITS = 6  # of similarities: float32 holds no more
 COLLAPSED = 0.9999  # a threshold beyond this finds little but identical images
 
@@ -89,8 +88,8 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
 def _check(kind: str, topk: int, threshold: float | None, method: str, form: str, out: str | Path) -> None:
     if form not in FORMS:
         raise unknown("format", form, FORMS)
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    if method not in ("auto", *METHODS):
+        raise unknown("method", method, ("auto", *METHODS))
     if method == "faiss":
         if kind != "nearest":
             raise UserError(f"--method faiss is for the images nearest to a query, not for --{kind}")
@@ -124,7 +123,7 @@ def _nearest(
 ) -> dict[str, Any]:
     own = [query.own for query in asked]
     _check_topk(topk, len(names) - max(map(len, own)), "images beside the one asked for" if any(own) else "images")
-    hits = nearest(bank, vectors, topk, own, method)
+    hits = nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
         for query, found in zip(asked, hits, strict=True)
