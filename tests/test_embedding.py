@@ -11,7 +11,7 @@ import mixnn
 from mixnn import embedding
 from mixnn.data.decode import decode
 from mixnn.embedding import collect, store
-from mixnn.embedding.source import open_source
+from mixnn.embedding.source import open_source, to_image
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs.encoder import load_backbone
@@ -110,6 +110,15 @@ def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_p
     digits = store.read(mixnn.embed(run, "digits", tmp_path / "d.npz", split="test", device="cpu", reporter=QUIET))
     assert len(digits) == 500
     assert digits.names[7] == "digits/test/7"
+
+
+def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_path):
+    """Digits have 8 x 8 pixels and this encoder 16 x 16: whichever way an image comes, it is resized alike."""
+    digits = open_source("digits")
+    for i in range(3):
+        to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
+    known, files = (collect(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))
+    np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
 
 
 def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):

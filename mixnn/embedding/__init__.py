@@ -96,4 +96,5 @@ def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter)
 
 def _about(run: Run, images: Source) -> dict[str, Any]:
     newest = found(run.path / "checkpoints")
-    return {"run": run.path.name, "checkpoint": newest[0].name if newest else "", "source": images.title}
+    checkpoint, size = newest[0].name if newest else "", run.config.image_size
+    return {"run": run.path.name, "checkpoint": checkpoint, "source": images.title, "image_size": size}
