@@ -35,9 +35,10 @@ def embed(
     data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> Path:
-    """Vectors of all images of a folder, a file, or a data set (default: what the run was trained on), into one file.
+    """Vectors of all images of a folder, a file, or a data set's split, into one file.
 
-    Memory does not grow with the number of images. Files that cannot be read are named, and left out.
+    Without a source, of the data that the run was trained on, whole: its `limit` is for training. Memory does not grow
+    with the number of images. Files that cannot be read are named, and left out.
     """
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out)
@@ -53,14 +54,15 @@ def embed(
 
 
 def collect(
-    run: Run, source: str | Path | Sequence[str | Path] = "", *, device: str = "auto", data_dir: str = "",
-    split: str = "train", reporter: Reporter | None = None,
+    run: Run, source: str | Path | Sequence[str | Path] | Source = "", *, device: str = "auto", data_dir: str = "",
+    reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
     say = reporter or Reporter()
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
-    about = _about(run, images)
-    key = hashlib.sha256(json.dumps([about, images.signature()]).encode()).hexdigest()[:16]
+    if not isinstance(source, Source):
+        source = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    about = _about(run, source)
+    key = hashlib.sha256(json.dumps([about, _written(run), source.signature()]).encode()).hexdigest()[:16]
     kept = run.path / "embeddings" / f"{key}.npz"
     if kept.is_file():
         return store.read(kept)
@@ -70,7 +72,7 @@ def collect(
         raise UserError(f"cannot write {kept.parent}: {error.strerror}") from None
     encoder = load(run, device)
     with store.writing(kept, encoder.num_features) as writer:
-        _fill(writer, encoder, images, say)
+        _fill(writer, encoder, source, say)
         writer.about = about
     return store.read(kept)
 
@@ -98,3 +100,8 @@ def _about(run: Run, images: Source) -> dict[str, Any]:
     newest = found(run.path / "checkpoints")
     checkpoint, size = newest[0].name if newest else "", run.config.image_size
     return {"run": run.path.name, "checkpoint": checkpoint, "source": images.title, "image_size": size}
+
+
+def _written(run: Run) -> list[int]:
+    """Size and time of the newest checkpoint: a run that had to go back to an earlier one writes its name anew."""
+    return [n for path in found(run.path / "checkpoints")[:1] for n in (path.stat().st_size, path.stat().st_mtime_ns)]

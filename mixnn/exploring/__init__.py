@@ -62,7 +62,7 @@ def explore(
     _check(target, serve, port, layout, neighbors, max_images, thumb)
     images = open_source(source or run.config.data, data_dir or run.config.data_dir, SPLIT)
     label_of = _labels(run, source, labels, images, data_dir)
-    found = collect(run, source, device=device, data_dir=data_dir, split=SPLIT, reporter=say)
+    found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)
     atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
     atlas.title = f"{run.path.resolve().name}: {_short(images.title)}"

@@ -45,7 +45,7 @@ def search(
     data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """The `topk` images of `source` (default: what the run was trained on) most like each query, by cosine.
+    """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
 
     A query is an image file, several, a folder, or the name of an image in the source; it is not among its own results.
     Instead of a query, `duplicates` finds groups of images alike by `threshold` or more, `outliers` the `topk` images
@@ -59,7 +59,7 @@ def search(
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
     if kind != "duplicates":
         _check_topk(topk, len(images))
-    embeddings = collect(run, source, device=device, data_dir=data_dir, reporter=say)
+    embeddings = collect(run, images, device=device, reporter=say)
     names, bank = embeddings.names, to_unit(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
         raise UserError(f"{kind} need at least two images, and {images.title} has one that can be read")
