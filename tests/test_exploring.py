@@ -696,6 +696,18 @@ def test_lasso_name_undo_and_export_make_a_csv_that_labels_take(tab: Page, folde
     assert "rest" in text(tab, "#group-list")
 
 
+def test_the_facts_of_the_picked_image_follow_its_group(tab: Page):
+    tab.click(*place(tab, lonely(tab)))
+    before = text(tab, "#picked-facts")
+    assert "group" not in before
+    tab.click_on("#picked-select")
+    tab.type("mine")
+    tab.key("Enter")
+    assert text(tab, "#picked-facts") == f"{before} · group: mine"
+    tab.click_on("#undo")
+    assert text(tab, "#picked-facts") == before
+
+
 def test_groups_are_there_again_after_a_reload(tab: Page, made: Path):
     tab.click_on("#legend li:nth-child(3) button")
     tab.click_on("#name")
