@@ -23,6 +23,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixnn
+from mixnn import webpage
 from mixnn.config import UserError
 from mixnn.data.labels import from_csv
 from mixnn.embedding.neighbors import nearest
@@ -189,7 +190,7 @@ def test_the_policy_names_the_only_script_and_style_and_allows_no_connection():
     assert policy[1].startswith("default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'sha256-")
     assert policy[1].endswith("; img-src data:")
     assert "unsafe" not in policy[1]
-    assert page.digest(Blocks(text).found["program"]) in policy[1]
+    assert webpage.digest(Blocks(text).found["program"]) in policy[1]
     assert not re.search(r"https?://", text.replace("http://www.w3.org", ""))
 
 

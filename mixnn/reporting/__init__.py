@@ -18,7 +18,7 @@ from mixnn.device import pick_device
 from mixnn.progress import Reporter
 from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
-from mixnn.reporting.page import fill
+from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
 from mixnn.runs.checkpoint import write_atomically
 
@@ -80,7 +80,7 @@ def report(
         "rules": RULES,
         "galleries": galleries,
     }
-    write_atomically(Path(out), fill(values))
+    write_atomically(Path(out), render(values))
     say.say(f"{len(read)} run{'s' * (len(read) > 1)} reported in {out}")
     return Path(out)
 
