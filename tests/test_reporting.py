@@ -17,6 +17,7 @@ from PIL import Image
 
 import mixnn
 from mixnn import diagnostics
+from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.reporting import pictures, report, spelled_out
@@ -339,6 +340,18 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(place, tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("own, typed, taken", [("here", [], ""), ("", [], "there"), ("here", ["--data-dir", "x"], "x")])
+def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
+    given = []
+    monkeypatch.setenv("MIXNN_DATA", "there")
+    monkeypatch.setattr("mixnn.reporting.report", lambda *_, data_dir, **__: given.append(data_dir))
+    runs = shutil.copytree(place / "mnn", tmp_path / "own"), place / "msf"
+    config = runs[0] / "config.yaml"
+    config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))
+    assert main(["report", *map(str, runs), *typed]) == 0
+    assert given == [taken]
 
 
 # The page as text

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import mixnn
 from mixnn import diagnostics
 from mixnn.config import UserError
@@ -139,7 +141,7 @@ def spelled_out(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _look(
-    read: list[Facts], data_dir: str | Path, images: int, where: Any, say: Reporter
+    read: list[Facts], data_dir: str | Path, images: int, where: torch.device, say: Reporter
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
     """Maps and neighbors: one gallery for each data set, one look for each run (by its number) that can have one."""
     shown: dict[Any, pictures.Shown] = {}
