@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import found
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "encode", "load"]
 
 BATCH = 256
 
@@ -78,15 +78,22 @@ def collect(
 
 
 @torch.no_grad()
+def encode(encoder: Encoder, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+    """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
+    for batch in images.batches(BATCH, encoder.size):
+        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
+        vectors = encoder(u8).cpu().numpy() if batch.names else np.empty((0, encoder.num_features), np.float32)
+        yield batch.names, vectors, batch.skipped
+
+
 def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
     skipped, count = list(images.skipped), 0
     with say.bar("embedding", len(images)) as advance:
-        for batch in images.batches(BATCH, encoder.size):
-            if batch.names:
-                u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-                writer.add(batch.names, encoder(u8).cpu().numpy())
-            skipped += batch.skipped
-            count += len(batch.names)
+        for names, vectors, unreadable in encode(encoder, images):
+            if names:
+                writer.add(names, vectors)
+            skipped += unreadable
+            count += len(names)
             advance(count + len(skipped) - len(images.skipped))
     for name, why in skipped:
         say.warn(f"skipped {name}: {why}")

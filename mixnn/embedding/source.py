@@ -38,6 +38,7 @@ class Source:
     names: list[str]
     paths: list[Path] = field(default_factory=list)
     arrays: np.ndarray | None = None  # a data set's images, as they are
+    labels: dict[str, str] = field(default_factory=dict)  # by name; a data set's own
     skipped: list[tuple[str, str]] = field(default_factory=list)  # found unreadable while listing
 
     def __len__(self) -> int:
@@ -89,7 +90,8 @@ def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", sp
     if str(given) in data.DATASETS:
         images = data.load(str(given), split, Path(data_dir).expanduser() if data_dir else None)
         names = images.names or [f"{given}/{split}/{i}" for i in range(len(images))]
-        return Source(f"{given}, {split}", names, arrays=images.images.numpy())
+        labels = {n: images.classes[y] for n, y in zip(names, images.labels.tolist(), strict=True) if y >= 0}
+        return Source(f"{given}, {split}", names, arrays=images.images.numpy(), labels=labels)
     path = Path(given).expanduser()
     if path.is_file():
         return _files([path])

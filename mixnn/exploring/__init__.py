@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mixnn import data
 from mixnn.config import UserError
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
@@ -29,7 +28,6 @@ from mixnn.runs.checkpoint import write_atomically
 
 __all__ = ["explore"]
 
-SPLIT = "train"  # of a data set
 WHOLE = "mixnn explore with --serve shows the images themselves."
 
 
@@ -60,8 +58,8 @@ def explore(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out) if str(out) else None
     _check(target, serve, port, layout, neighbors, max_images, thumb)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, SPLIT)
-    label_of = _labels(run, source, labels, images, data_dir)
+    images = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)
     atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
@@ -92,9 +90,7 @@ def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int
         raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
 
 
-def _labels(
-    run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source, data_dir: str
-) -> dict[str, str]:
+def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source) -> dict[str, str]:
     """Name -> label, of those images that have one."""
     given = source or run.config.data
     own = not source or str(source) == run.config.data
@@ -103,15 +99,10 @@ def _labels(
         return {}
     if labels and labels != "folders":
         return from_csv(Path(labels), images.names)
-    if isinstance(given, str) and given in data.DATASETS:
-        if labels:
-            raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
-        root = Path(data_dir or run.config.data_dir).expanduser() if data_dir or run.config.data_dir else None
-        known = data.load(given, SPLIT, root)
-        pairs = zip(images.names, known.labels.tolist(), strict=True)
-        return {name: known.classes[label] for name, label in pairs if label >= 0}
     if not labels:
-        return {}
+        return images.labels
+    if images.labels:
+        raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
     if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
         raise UserError("labels from folders need a folder of images: give a CSV of file,label")
     return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
@@ -181,7 +172,7 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser
     write_atomically(out, text)
     size = f"{len(text) / 1e6:.1f} MB"
     if len(text) > page.LIMIT * 1.05:
-        say.warn(f"{out} has {size}, and browsers may be slow with it: leave --thumb out, or use --serve")
+        say.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
     say.say(f"{len(atlas):,} images in {out}, {size}: open it in a browser")
     if open_browser:
         webbrowser.open(out.resolve().as_uri())

@@ -14,6 +14,7 @@ from mixnn.data import DATASETS
 from mixnn.data.listing import printable
 from mixnn.embedding import collect
 from mixnn.embedding.source import Source, open_source
+from mixnn.evaluation import check_writable
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
@@ -100,8 +101,8 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
         raise UserError("--threshold is for --duplicates")
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
-    if out and not Path(out).absolute().parent.is_dir():
-        raise UserError(f"{Path(out).parent} is no folder, so {out} cannot be written there")
+    if out:
+        check_writable(out)
     if out and Path(out).is_dir():
         raise UserError(f"{out} is a folder: type the name of a file")
 
