@@ -6,6 +6,7 @@ import functools
 import html.parser
 import io
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ import mixnn
 from mixnn.config import UserError
 from mixnn.embedding import neighbors
 from mixnn.progress import Reporter
-from mixnn.searching import index, originals, page, search, similar, text
+from mixnn.searching import index, originals, page, search, similar, speed, text
 
 QUIET = Reporter(quiet=True)
 SIDE = 128  # of the files; the network sees 16 x 16, so a shift by one pixel is one by an eighth
@@ -484,3 +485,12 @@ def test_without_faiss_the_way_out_is_named(given, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
         quietly(given.run, "4.png", method="faiss")
+
+
+def test_the_speed_of_a_query_can_be_measured(capsys, monkeypatch):
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    speed.measure([150])
+    printed = capsys.readouterr().out
+    assert re.search(r"150 +1 +exact +[\d.]+ +[\d.]+", printed)
+    assert re.search(r"150 +100 +exact", printed)
+    assert "512 numbers a vector" in printed
