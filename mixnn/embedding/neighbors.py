@@ -31,7 +31,7 @@ def nearest(
     at_once = max(1, min(QUERIES, len(queries_BF), BLOCK // max(1, k)))
     block_BR = queries_BF.new_empty(at_once, min(len(bank_MF), max(1, k, BLOCK // at_once)))
     cosines_BK = queries_BF.new_empty(len(queries_BF), k)
-    index_BK = cosines_BK.long()
+    index_BK = torch.empty_like(cosines_BK, dtype=torch.long)
     for start in range(0, len(queries_BF), at_once):
         part = slice(start, start + at_once)
         own = None if own_B is None else own_B[part].to(bank_MF.device)
