@@ -15,15 +15,15 @@ class Reporter:
     """`quiet` says nothing but warnings."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = _console(stderr=True)
         self.quiet = quiet
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, markup=False)
+            self.console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"mixnn: {text}", style="yellow", markup=False)
+        self.console.print(f"mixnn: {text}", style="yellow", soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -62,6 +62,11 @@ class Reporter:
             yield advance
 
 
+def _console(stderr: bool = False) -> Console:
+    """One that prints text as it is: a file may be named [red] or :cat:."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True) -> None:
     """A plain table on stdout; 120 columns wide where stdout is no terminal. The first column is never wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
@@ -69,6 +74,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: boo
         table.add_column(column, no_wrap=i == 0 or not wrap)
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False, markup=False)
+    console = _console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)

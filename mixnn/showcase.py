@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet, load
+from mixnn.embedding.neighbors import nearest
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import knn
 from mixnn.functional import unit
@@ -102,7 +103,7 @@ def linear_accuracy(
 
 def false_neighbors(bank: Tensor, queries: Tensor, train: ImageSet, test: ImageSet, k: int) -> tuple[Tensor, Tensor]:
     """The k nearest training images of each test image, and which of them are of another class; both (500, k)."""
-    index = (queries @ bank.T).topk(k, dim=1).indices
+    index = nearest(queries, bank, k)[1]
     return index, train.labels[index] != test.labels[:, None]
 
 

@@ -1,6 +1,8 @@
 """embed and load: vectors are those of the network, each under its file's name, whatever the container."""
 
 import csv
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ import mixnn
 from mixnn import embedding
 from mixnn.data.decode import decode
 from mixnn.embedding import collect, store
-from mixnn.embedding.source import open_source
+from mixnn.embedding.source import open_source, to_image
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs import Run
+from mixnn.runs.encoder import STUDENT, load_backbone
 
 QUIET = Reporter(quiet=True)
 SIZE = 16
@@ -112,6 +115,15 @@ def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_p
     assert digits.names[7] == "digits/test/7"
 
 
+def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_path):
+    """Digits have 8 x 8 pixels and this encoder 16 x 16: whichever way an image comes, it is resized alike."""
+    digits = open_source("digits")
+    for i in range(3):
+        to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
+    known, files = (collect(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))
+    np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
+
+
 def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
     first = collect(run, folder, device="cpu", reporter=QUIET)
     same(first.names, first.vectors, expected)
@@ -124,6 +136,23 @@ def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folde
     changed = collect(run, folder, device="cpu", reporter=QUIET)
     at = first.names.index("19.png")
     assert not np.allclose(changed.vectors[at], first.vectors[at])
+
+
+def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    first = collect(copy, folder, device="cpu", reporter=QUIET)
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    bias = next(name for name in tensors if name.startswith(STUDENT) and name.endswith("bn1.bias"))
+    before = copy.save_checkpoint(state["step"], tensors | {bias: tensors[bias] + 1}, state)
+    assert [path.name for path in before.parent.iterdir()] == [before.name]
+    again = collect(copy, folder, device="cpu", reporter=QUIET)
+    assert not np.allclose(again.vectors, first.vectors)
+
+
+def test_a_runs_limit_is_for_its_training(run, expected, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    limited = Run(copy.path, replace(copy.config, limit=8))
+    assert collect(limited, device="cpu", reporter=QUIET).names == list(expected)
 
 
 @pytest.mark.parametrize(

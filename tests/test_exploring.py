@@ -23,13 +23,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixnn
+from mixnn import webpage
 from mixnn.config import UserError
 from mixnn.data.labels import from_csv
+from mixnn.embedding.neighbors import nearest
 from mixnn.embedding.source import Source, open_source
-from mixnn.exploring import explore, layout, neighbors, page, pictures
+from mixnn.exploring import explore, layout, page, pictures, purity
 from mixnn.exploring.page import Atlas
 from mixnn.exploring.pictures import Pictures
 from mixnn.exploring.server import Server
+from mixnn.functional import unit
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from tests.browser import Browser, Page, find_browser
@@ -130,8 +133,8 @@ def numbers(found: dict[str, str], name: str, kind: str) -> np.ndarray:
 def toy(count: int = 30, k: int = 4, **changes: Any) -> Atlas:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(count, 6)).astype(np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    index, cosine = neighbors.nearest(vectors, vectors, k, CPU, own=True)
+    bank = unit(torch.from_numpy(vectors))
+    cosine, index = (t.numpy() for t in nearest(bank, bank, k, torch.arange(count)))
     values: dict[str, Any] = {
         "names": [f"{i}.png" for i in range(count)],
         "points": layout.framed(vectors[:, :2]),
@@ -187,37 +190,17 @@ def test_the_policy_names_the_only_script_and_style_and_allows_no_connection():
     assert policy[1].startswith("default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'sha256-")
     assert policy[1].endswith("; img-src data:")
     assert "unsafe" not in policy[1]
-    assert page.digest(Blocks(text).found["program"]) in policy[1]
+    assert webpage.digest(Blocks(text).found["program"]) in policy[1]
     assert not re.search(r"https?://", text.replace("http://www.w3.org", ""))
 
 
 # Neighbors, layout, clusters
 
 
-def test_neighbors_are_those_of_brute_force_and_never_the_image_itself(monkeypatch: pytest.MonkeyPatch):
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(70, 9)).astype(np.float32)
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    monkeypatch.setattr(neighbors, "PIECE", 70 * 16)  # five pieces, the last one shorter
-    index, cosine = neighbors.nearest(x, x, 5, CPU, own=True)
-    for i in range(70):
-        sims = [(float(x[i] @ x[j]), j) for j in range(70) if j != i]
-        expected = sorted(sims, reverse=True)[:5]
-        assert index[i].tolist() == [j for _, j in expected]
-        np.testing.assert_allclose(cosine[i], [s for s, _ in expected], atol=1e-6)
-
-
-def test_an_image_has_at_most_all_others_as_neighbors():
-    x = np.eye(3, dtype=np.float32)
-    assert neighbors.nearest(x, x, 10, CPU, own=True)[0].shape == (3, 2)
-    assert neighbors.nearest(x[:1], x[:1], 10, CPU, own=True)[0].shape == (1, 0)
-    assert neighbors.nearest(x[:2], x, 10, CPU)[0].shape == (2, 3)
-
-
 def test_purity_leaves_out_pairs_with_an_unlabelled_image():
     index, labels = np.array([[1, 2], [0, 3], [3, 0], [0, 1]]), np.array([0, 0, 1, -1])
-    assert neighbors.purity(index, labels) == pytest.approx(100 * 2 / 4)  # 0-1, 0-2, 1-0, 2-0
-    assert neighbors.purity(index, np.full(4, -1)) == 0
+    assert purity(index, labels) == pytest.approx(100 * 2 / 4)  # 0-1, 0-2, 1-0, 2-0
+    assert purity(index, np.full(4, -1)) == 0
 
 
 def blobs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -712,6 +695,18 @@ def test_lasso_name_undo_and_export_make_a_csv_that_labels_take(tab: Page, folde
     assert tab.run("document.getElementById('export').disabled")
     tab.key("z", modifiers=2)
     assert "rest" in text(tab, "#group-list")
+
+
+def test_the_facts_of_the_picked_image_follow_its_group(tab: Page):
+    tab.click(*place(tab, lonely(tab)))
+    before = text(tab, "#picked-facts")
+    assert "group" not in before
+    tab.click_on("#picked-select")
+    tab.type("mine")
+    tab.key("Enter")
+    assert text(tab, "#picked-facts") == f"{before} · group: mine"
+    tab.click_on("#undo")
+    assert text(tab, "#picked-facts") == before
 
 
 def test_groups_are_there_again_after_a_reload(tab: Page, made: Path):

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1] / "mixnn"
 ORDER = [
     *("config", "device", "progress", "functional", "augment", "data", "nn", "methods", "diagnostics", "runs"),
     *("embedding", "evaluation", "training", "baseline", "benchmark", "showcase", "reproduction", "plotting"),
-    *("reporting", "searching", "classifying", "exploring", "exporting", "cli"),
+    *("webpage", "reporting", "searching", "classifying", "exploring", "exporting", "cli"),
 ]
 DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere
 FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}

@@ -17,10 +17,10 @@ from PIL import Image
 
 import mixnn
 from mixnn import diagnostics
+from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.reporting import pictures, report, spelled_out
-from mixnn.reporting.page import as_json
 from mixnn.reporting.verdict import RULES, TITLES, judge, slope
 from tests.browser import NAMES, Browser, Page, find_browser
 
@@ -342,6 +342,18 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(place, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("own, typed, taken", [("here", [], ""), ("", [], "there"), ("here", ["--data-dir", "x"], "x")])
+def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
+    given = []
+    monkeypatch.setenv("MIXNN_DATA", "there")
+    monkeypatch.setattr("mixnn.reporting.report", lambda *_, data_dir, **__: given.append(data_dir))
+    runs = shutil.copytree(place / "mnn", tmp_path / "own"), place / "msf"
+    config = runs[0] / "config.yaml"
+    config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))
+    assert main(["report", *map(str, runs), *typed]) == 0
+    assert given == [taken]
+
+
 # The page as text
 
 
@@ -359,10 +371,6 @@ def test_no_text_of_the_data_can_leave_its_place(pages):
     for name, page in pages.items():
         text = page.read_text()
         assert not any(part in text for part in (EVIL, *CLASSES, "</script><script>", "<script>alert")), name
-    assert json.loads(as_json({"a": "</script><!--\u2028&"})) == {"a": "</script><!--\u2028&"}
-    assert not set(as_json(["<", ">", "&", "\u2028", "{{script}}"])) & set("<>&\u2028")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        as_json(float("nan"))
 
 
 def test_the_parts_of_the_page_are_packaged():

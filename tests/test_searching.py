@@ -6,6 +6,7 @@ import functools
 import html.parser
 import io
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,8 +20,9 @@ from sklearn.datasets import load_digits
 
 import mixnn
 from mixnn.config import UserError
+from mixnn.embedding import neighbors
 from mixnn.progress import Reporter
-from mixnn.searching import index, originals, page, search, similar, text
+from mixnn.searching import index, originals, page, search, similar, speed, text
 
 QUIET = Reporter(quiet=True)
 SIDE = 128  # of the files; the network sees 16 x 16, so a shift by one pixel is one by an eighth
@@ -87,13 +89,13 @@ def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list
 @pytest.mark.parametrize("block", [1, 7, 64, 333, 2**22])
 @pytest.mark.parametrize("num_queries", [1, 5])
 def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num_queries):
-    monkeypatch.setattr(index, "BLOCK", block)
-    monkeypatch.setattr(index, "QUERIES", 3)
+    monkeypatch.setattr(neighbors, "BLOCK", block)
+    monkeypatch.setattr(neighbors, "QUERIES", 3)
     monkeypatch.setattr(index, "RANKED", 100)
     bank = random_unit(333, 24)
     queries = random_unit(num_queries, 24, seed=1)
     own = [[] for _ in range(num_queries)]
-    hits = index.nearest(bank, queries, 12, own)
+    hits = index.nearest(queries, bank, 12, own)
     assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 12, own)
     for query, row in zip(queries, hits, strict=True):
         assert [cos for _, cos in row] == pytest.approx(
@@ -103,12 +105,12 @@ def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num
 
 @pytest.mark.parametrize("block", [1, 13, 2**22])
 def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
-    monkeypatch.setattr(index, "BLOCK", block)
+    monkeypatch.setattr(neighbors, "BLOCK", block)
     bank = random_unit(60, 16)
     bank[[7, 20, 21, 45, 59]] = bank[3]
     own = [[3], [20], [21, 45], []]
     queries = np.stack([bank[3]] * 4)
-    hits = index.nearest(bank, queries, 6, own)
+    hits = index.nearest(queries, bank, 6, own)
     assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 6, own)
     assert [i for i, _ in hits[0]][:5] == [7, 20, 21, 45, 59]
     assert hits[0][0][1] == pytest.approx(1, abs=1e-6)
@@ -116,17 +118,16 @@ def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own
 
 def test_all_images_can_be_asked_for():
     bank = random_unit(9, 4)
-    (hits,) = index.nearest(bank, bank[:1], 8, [[0]])
+    (hits,) = index.nearest(bank[:1], bank, 8, [[0]])
     assert sorted(i for i, _ in hits) == list(range(1, 9))
 
 
-def test_faiss_finds_the_same(monkeypatch):
+def test_faiss_finds_the_same():
     pytest.importorskip("faiss")
-    monkeypatch.setattr(index, "QUERIES", 4)
     bank = random_unit(500, 32)
     bank[[100, 400]] = bank[5]
     own = [[i] for i in range(10)]
-    assert index.nearest(bank, bank[:10], 15, own, "faiss") == index.nearest(bank, bank[:10], 15, own, "exact")
+    assert index.nearest(bank[:10], bank, 15, own, "faiss") == index.nearest(bank[:10], bank, 15, own, "exact")
 
 
 def test_rows_become_unit_in_place_and_a_zero_row_stays_zero(monkeypatch):
@@ -138,20 +139,6 @@ def test_rows_become_unit_in_place_and_a_zero_row_stays_zero(monkeypatch):
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), [1] * 9 + [0], atol=1e-6)
     with pytest.raises(UserError, match="not finite"):
         index.to_unit(np.array([[np.nan, 1]], np.float32))
-
-
-def test_memory_of_a_search_stays_below_one_block_of_similarities(monkeypatch):
-    monkeypatch.setattr(index, "BLOCK", 1000)
-    seen = []
-    real = torch.Tensor.topk
-
-    def topk(self, *args, **options):
-        seen.append(self.numel())
-        return real(self, *args, **options)
-
-    monkeypatch.setattr(torch.Tensor, "topk", topk)
-    index.nearest(random_unit(5000, 8), random_unit(10, 8, seed=1), 5, [[] for _ in range(10)])
-    assert max(seen) <= 1000
 
 
 # Near-duplicates and outliers, of vectors
@@ -194,11 +181,9 @@ def test_the_threshold_is_ten_times_nearer_than_the_tenth_neighbor_and_ignores_c
     assert similar.chosen_threshold(bank[:2])[0] < 1
 
 
-@pytest.mark.parametrize("queries", [1, 7, 1024])
-def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others(monkeypatch, queries):
-    monkeypatch.setattr(similar, "QUERIES", queries)
+def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
     bank = random_unit(50, 6)
-    bank[10:20] = bank[10]  # more copies than neighbors, so that an image may not find itself
+    bank[10:20] = bank[10]  # more copies than neighbors: an image may not be among its nearest
     cos = bank.astype(np.float64) @ bank.T
     np.fill_diagonal(cos, -2)
     naive = np.sort(cos, axis=1)[:, -3:].mean(axis=1)
@@ -500,3 +485,12 @@ def test_without_faiss_the_way_out_is_named(given, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
         quietly(given.run, "4.png", method="faiss")
+
+
+def test_the_speed_of_a_query_can_be_measured(capsys, monkeypatch):
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    speed.measure([150])
+    printed = capsys.readouterr().out
+    assert re.search(r"150 +1 +exact +[\d.]+ +[\d.]+", printed)
+    assert re.search(r"150 +100 +exact", printed)
+    assert "512 numbers a vector" in printed

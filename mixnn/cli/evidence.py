@@ -147,12 +147,14 @@ def report(args: argparse.Namespace) -> int:
     """one HTML file: what was run, results, curves, a map of images, neighbors, and a verdict in words"""
     from mixnn.progress import Reporter
     from mixnn.reporting import report
+    from mixnn.runs import Run
 
+    known = next(filter(None, (Run.open(run).config.data_dir for run in args.runs)), "")
     path = report(
         args.runs,
         args.out,
         device=args.device,
-        data_dir=args.data_dir or os.environ.get("MIXNN_DATA", ""),
+        data_dir=words.data_dir(args.data_dir, known),
         images=words.number(args.images, "images", 0),
         reporter=Reporter(args.quiet),
     )

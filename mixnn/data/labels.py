@@ -30,7 +30,9 @@ def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
     for number, row in rows[1:] if header else rows:
         if len(row) <= max(file_column, label_column):
             raise wrong_row(path, number, row, "a column is missing, expected file,label")
-        name = PurePosixPath(row[file_column].strip()).as_posix()
+        name = PurePosixPath(row[file_column]).as_posix()
+        if name not in known:  # else the spaces around it are part of it
+            name = PurePosixPath(name.strip()).as_posix()
         if name not in known:
             raise wrong_row(path, number, row, f"no image {name!r} in the folder; names are relative to it")
         if name in seen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import found
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "encode", "load"]
 
 BATCH = 256
 
@@ -35,9 +35,10 @@ def embed(
     data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> Path:
-    """Vectors of all images of a folder, a file, or a data set (default: what the run was trained on), into one file.
+    """Vectors of all images of a folder, a file, or a data set's split, into one file.
 
-    Memory does not grow with the number of images. Files that cannot be read are named, and left out.
+    Without a source, of the data that the run was trained on, whole: its `limit` is for training. Memory does not grow
+    with the number of images. Files that cannot be read are named, and left out.
     """
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out)
@@ -53,14 +54,15 @@ def embed(
 
 
 def collect(
-    run: Run, source: str | Path | Sequence[str | Path] = "", *, device: str = "auto", data_dir: str = "",
-    split: str = "train", reporter: Reporter | None = None,
+    run: Run, source: str | Path | Sequence[str | Path] | Source = "", *, device: str = "auto", data_dir: str = "",
+    reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
     say = reporter or Reporter()
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
-    about = _about(run, images)
-    key = hashlib.sha256(json.dumps([about, images.signature()]).encode()).hexdigest()[:16]
+    if not isinstance(source, Source):
+        source = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    about = _about(run, source)
+    key = hashlib.sha256(json.dumps([about, _written(run), source.signature()]).encode()).hexdigest()[:16]
     kept = run.path / "embeddings" / f"{key}.npz"
     if kept.is_file():
         return store.read(kept)
@@ -70,21 +72,28 @@ def collect(
         raise UserError(f"cannot write {kept.parent}: {error.strerror}") from None
     encoder = load(run, device)
     with store.writing(kept, encoder.num_features) as writer:
-        _fill(writer, encoder, images, say)
+        _fill(writer, encoder, source, say)
         writer.about = about
     return store.read(kept)
 
 
 @torch.no_grad()
+def encode(encoder: Encoder, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+    """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
+    for batch in images.batches(BATCH, encoder.size):
+        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
+        vectors = encoder(u8).cpu().numpy() if batch.names else np.empty((0, encoder.num_features), np.float32)
+        yield batch.names, vectors, batch.skipped
+
+
 def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
     skipped, count = list(images.skipped), 0
     with say.bar("embedding", len(images)) as advance:
-        for batch in images.batches(BATCH, encoder.size):
-            if batch.names:
-                u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-                writer.add(batch.names, encoder(u8).cpu().numpy())
-            skipped += batch.skipped
-            count += len(batch.names)
+        for names, vectors, unreadable in encode(encoder, images):
+            if names:
+                writer.add(names, vectors)
+            skipped += unreadable
+            count += len(names)
             advance(count + len(skipped) - len(images.skipped))
     for name, why in skipped:
         say.warn(f"skipped {name}: {why}")
@@ -96,4 +105,10 @@ def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter)
 
 def _about(run: Run, images: Source) -> dict[str, Any]:
     newest = found(run.path / "checkpoints")
-    return {"run": run.path.name, "checkpoint": newest[0].name if newest else "", "source": images.title}
+    checkpoint, size = newest[0].name if newest else "", run.config.image_size
+    return {"run": run.path.name, "checkpoint": checkpoint, "source": images.title, "image_size": size}
+
+
+def _written(run: Run) -> list[int]:
+    """Size and time of the newest checkpoint: a run that had to go back to an earlier one writes its name anew."""
+    return [n for path in found(run.path / "checkpoints")[:1] for n in (path.stat().st_size, path.stat().st_mtime_ns)]

@@ -1,4 +1,9 @@
-"""Where images to embed come from: a folder, single files, or a data set; decoded in batches, the next one ahead."""
+"""Where images to embed come from: a folder, single files, or a data set; decoded in batches, the next one ahead.
+
+Every image comes at the size asked for, which is the encoder's own, a data set's too: STL-10's images of 96 x 96 pixels
+and a file are then both seen at 64 x 64, the size of the training views, and like is compared with like. (The paper
+tests STL-10 at 96, and so does `evaluate`.)
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from mixnn import data
 from mixnn.config import UserError
@@ -32,6 +38,7 @@ class Source:
     names: list[str]
     paths: list[Path] = field(default_factory=list)
     arrays: np.ndarray | None = None  # a data set's images, as they are
+    labels: dict[str, str] = field(default_factory=dict)  # by name; a data set's own
     skipped: list[tuple[str, str]] = field(default_factory=list)  # found unreadable while listing
 
     def __len__(self) -> int:
@@ -51,7 +58,7 @@ class Source:
     def _read(self, start: int, count: int, size: int) -> Images:
         names = self.names[start : start + count]
         if self.arrays is not None:
-            return Images(names, self.arrays[start : start + count], [])
+            return Images(names, resized(self.arrays[start : start + count], size), [])
         images, reasons = decode_all(self.paths[start : start + count], size)
         kept = [i for i in range(len(names)) if i not in reasons]
         return Images([names[i] for i in kept], images[kept], [(names[i], why) for i, why in reasons.items()])
@@ -64,6 +71,18 @@ class Source:
         return [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
 
 
+def resized(images_u8: np.ndarray, size: int) -> np.ndarray:
+    """(n, 3, H, W), H = W, as files of these pixels would be decoded."""
+    if images_u8.shape[2:] == (size, size):
+        return images_u8
+    images = [to_image(u8).resize((size, size), Image.Resampling.BILINEAR) for u8 in images_u8]
+    return np.stack([np.asarray(image).transpose(2, 0, 1) for image in images])
+
+
+def to_image(image_u8: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(image_u8.transpose(1, 2, 0)))
+
+
 def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", split: str = "train") -> Source:
     """A folder (recursively), a file, several files, or a data set's name (`split` of it)."""
     if not isinstance(given, str | Path):
@@ -71,7 +90,8 @@ def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", sp
     if str(given) in data.DATASETS:
         images = data.load(str(given), split, Path(data_dir).expanduser() if data_dir else None)
         names = images.names or [f"{given}/{split}/{i}" for i in range(len(images))]
-        return Source(f"{given}, {split}", names, arrays=images.images.numpy())
+        labels = {n: images.classes[y] for n, y in zip(names, images.labels.tolist(), strict=True) if y >= 0}
+        return Source(f"{given}, {split}", names, arrays=images.images.numpy(), labels=labels)
     path = Path(given).expanduser()
     if path.is_file():
         return _files([path])

@@ -28,7 +28,7 @@ class Embeddings:
     names: list[str]
     vectors: np.ndarray
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    about: dict[str, Any] = field(default_factory=dict)  # run, checkpoint, source
+    about: dict[str, Any] = field(default_factory=dict)  # run, checkpoint, source, image_size
 
     def __len__(self) -> int:
         return len(self.names)

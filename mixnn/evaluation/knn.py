@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mixnn.embedding.neighbors import nearest
 from mixnn.functional import unit
-
-CHUNK = 1000  # queries at a time; the similarities to a bank of 50,000 then take 200 MB
 
 
 def default_k(num_images: int, num_classes: int) -> int:
@@ -26,11 +25,10 @@ def knn(
     bank_MF: Tensor, bank_labels: Tensor, queries_F: Tensor, labels: Tensor, num_classes: int, k: int = 0
 ) -> dict[str, float]:
     """Accuracy in percent by either vote; k = 0 stands for `default_k`, a bank smaller than k is used whole."""
-    bank_MF, k = unit(bank_MF), min(k or default_k(len(bank_MF), num_classes), len(bank_MF))
-    correct = {"weighted": torch.zeros((), device=labels.device), "majority": torch.zeros((), device=labels.device)}
-    for query, truth in zip(queries_F.split(CHUNK), labels.split(CHUNK), strict=True):
-        similarity, index = (unit(query) @ bank_MF.T).topk(k, dim=1)
-        for vote, count in correct.items():
-            guess = votes(similarity, bank_labels[index], num_classes, vote).argmax(1)
-            count += (guess == truth).sum()
-    return {vote: round(100 * count.item() / len(labels), 4) for vote, count in correct.items()}
+    k = min(k or default_k(len(bank_MF), num_classes), len(bank_MF))
+    similarity, index = nearest(unit(queries_F), unit(bank_MF), k)
+    accuracy = {}
+    for vote in ("weighted", "majority"):
+        guess = votes(similarity, bank_labels[index], num_classes, vote).argmax(1)
+        accuracy[vote] = round(100 * int((guess == labels).sum()) / len(labels), 4)
+    return accuracy

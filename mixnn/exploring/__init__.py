@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from mixnn import data
 from mixnn.config import UserError
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
 from mixnn.device import pick_device
 from mixnn.embedding import Embeddings, collect
+from mixnn.embedding.neighbors import nearest
 from mixnn.embedding.source import Source, open_source
 from mixnn.exploring import layout as layouts
 from mixnn.exploring import page
-from mixnn.exploring.neighbors import nearest, purity
 from mixnn.exploring.page import Atlas
 from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
 from mixnn.exploring.server import Server
@@ -28,7 +28,6 @@ from mixnn.runs.checkpoint import write_atomically
 
 __all__ = ["explore"]
 
-SPLIT = "train"  # of a data set
 WHOLE = "mixnn explore with --serve shows the images themselves."
 
 
@@ -59,9 +58,9 @@ def explore(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out) if str(out) else None
     _check(target, serve, port, layout, neighbors, max_images, thumb)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, SPLIT)
-    label_of = _labels(run, source, labels, images, data_dir)
-    found = collect(run, source, device=device, data_dir=data_dir, split=SPLIT, reporter=say)
+    images = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    label_of = _labels(run, source, labels, images)
+    found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)
     atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
     atlas.title = f"{run.path.resolve().name}: {_short(images.title)}"
@@ -91,9 +90,7 @@ def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int
         raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
 
 
-def _labels(
-    run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source, data_dir: str
-) -> dict[str, str]:
+def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source) -> dict[str, str]:
     """Name -> label, of those images that have one."""
     given = source or run.config.data
     own = not source or str(source) == run.config.data
@@ -102,15 +99,10 @@ def _labels(
         return {}
     if labels and labels != "folders":
         return from_csv(Path(labels), images.names)
-    if isinstance(given, str) and given in data.DATASETS:
-        if labels:
-            raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
-        root = Path(data_dir or run.config.data_dir).expanduser() if data_dir or run.config.data_dir else None
-        known = data.load(given, SPLIT, root)
-        pairs = zip(images.names, known.labels.tolist(), strict=True)
-        return {name: known.classes[label] for name, label in pairs if label >= 0}
     if not labels:
-        return {}
+        return images.labels
+    if images.labels:
+        raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
     if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
         raise UserError("labels from folders need a folder of images: give a CSV of file,label")
     return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
@@ -144,8 +136,10 @@ def chart(
     """Neighbors, layout, clusters and labels of embedded images."""
     say, where = say or Reporter(), pick_device(device)
     vectors = shown.unit()
+    bank = torch.from_numpy(vectors).to(where)
     with say.bar("neighbors", len(shown)) as advance:
-        index, cosine = nearest(vectors, vectors, neighbors, where, own=True, advance=advance)
+        found = nearest(bank, bank, neighbors, torch.arange(len(bank)), advance)
+    cosine, index = (t.cpu().numpy() for t in found)
     say.say("laying out the map")
     points, words = layouts.lay_out(vectors, layout, seed, where)
     classes = sorted({label_of[name] for name in shown.names if name in label_of}, key=natural_key)
@@ -155,6 +149,13 @@ def chart(
     if classes:
         say.say(f"{purity(index, numbered):.1f}% of the {index.shape[1]} nearest neighbors have the image's own label")
     return Atlas(shown.names, points, index, cosine, numbered, classes, clusters, layout=words, skipped=shown.skipped)
+
+
+def purity(index: np.ndarray, labels: np.ndarray) -> float:
+    """Percent of all neighbors whose label is that of the image; pairs with an unlabelled image (-1) do not count."""
+    pairs = (labels[:, None] >= 0) & (labels[index] >= 0)
+    same = pairs & (labels[index] == labels[:, None])
+    return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
 def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser: bool, say: Reporter) -> Path:
@@ -171,7 +172,7 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser
     write_atomically(out, text)
     size = f"{len(text) / 1e6:.1f} MB"
     if len(text) > page.LIMIT * 1.05:
-        say.warn(f"{out} has {size}, and browsers may be slow with it: leave --thumb out, or use --serve")
+        say.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
     say.say(f"{len(atlas):,} images in {out}, {size}: open it in a browser")
     if open_browser:
         webbrowser.open(out.resolve().as_uri())

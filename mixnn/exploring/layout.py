@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mixnn.config import unknown
-from mixnn.exploring.neighbors import nearest
+from mixnn.embedding.neighbors import nearest
 
 LAYOUTS = ("auto", "tsne", "pca")
 MAX_TSNE = 4000  # images that `auto` gives to t-SNE
@@ -81,7 +81,8 @@ def placed(vectors: np.ndarray, chosen: np.ndarray, points: np.ndarray, seed: in
     from sklearn.neighbors import NearestNeighbors
 
     gap = float(np.median(NearestNeighbors(n_neighbors=1).fit(points).kneighbors()[0]))
-    index, cosine = nearest(vectors, vectors[chosen], PLACED_BY, device)
+    everyone = torch.from_numpy(vectors).to(device)
+    cosine, index = (t.cpu().numpy() for t in nearest(everyone, everyone[chosen], PLACED_BY))
     beside = np.linalg.norm(points[index] - points[index[:, :1]], axis=2) <= REACH * gap
     weight = beside * np.exp(SHARPNESS * (cosine - cosine[:, :1]))
     everywhere = (weight[:, :, None] * points[index]).sum(1) / weight.sum(1)[:, None]

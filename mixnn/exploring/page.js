@@ -165,6 +165,7 @@ function drawGroups() {
 groups.onChange(() => {
   if (!modeChosen && groups.titles().length) mode = byId("color").value = "group";
   drawGroups();
+  if (map.marks.picked >= 0) byId("picked-facts").textContent = facts(map.marks.picked);
   if (mode === "group") recolor();
 });
 byId("name-form").addEventListener("submit", (event) => {

@@ -1,22 +1,17 @@
-"""The page: arrays, names and thumbnails in one HTML file that asks the network for nothing.
-
-Arrays travel as base64 of little-endian numbers, names as JSON in which nothing can end a script element. The script
-and the style are named by their hashes in a content security policy, so that no other script could run.
-"""
+"""The page: arrays, names and thumbnails in one HTML file. Arrays travel as base64 of little-endian numbers."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
+
+from mixnn import webpage
 
 SCRIPTS = ("data.js", "thumbs.js", "map.js", "groups.js", "page.js", "hands.js")
 NO_LABEL = 2**16 - 1
@@ -82,10 +77,11 @@ def write(
         f'<script type="text/plain" id="sheet{i}" data-type="{kind}">{base64.b64encode(data).decode()}</script>'
         for i, (data, kind) in enumerate(sheets)
     ]
-    style, script = part("page.css"), '"use strict";\n{\n' + "\n".join(part(name) for name in SCRIPTS) + "\n}"
-    return fill(
-        part("page.html"),
-        policy=policy(style, script, served),
+    template, style, *scripts = (webpage.read("mixnn.exploring", name) for name in ("page.html", "page.css", *SCRIPTS))
+    script = '"use strict";\n{\n' + "\n".join(scripts) + "\n}"
+    return webpage.fill(
+        template,
+        policy=webpage.policy(style, script, served),
         title=html.escape(atlas.title),
         style=style,
         script=script,
@@ -94,35 +90,8 @@ def write(
     ).encode(errors="backslashreplace")
 
 
-def part(name: str) -> str:
-    return files("mixnn.exploring").joinpath(name).read_text(encoding="utf-8")
-
-
-def fill(template: str, **values: str) -> str:
-    """{{name}} -> its value, in one pass: what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
-
-
-def policy(style: str, script: str, served: bool) -> str:
-    """Nothing may be loaded but the page's own style, script and, from its server, images."""
-    own = [f"script-src {digest(script)}", f"style-src {digest(style)}", "img-src data:" + " 'self'" * served]
-    return "; ".join(["default-src 'none'", "base-uri 'none'", "form-action 'none'", *own])
-
-
-def digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def escaped(value: Any) -> str:
-    """JSON that may stand inside a script element: no tag, comment or entity can begin in it."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
 def text_block(name: str, value: Any) -> str:
-    return f'<script type="application/json" id="data-{name}">{escaped(value)}</script>'
+    return f'<script type="application/json" id="data-{name}">{webpage.as_json(value)}</script>'
 
 
 def array_block(name: str, values: np.ndarray, kind: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from mixnn.data.decode import MAX_PIXELS, decode, to_rgb, upright
-from mixnn.embedding.source import Source
+from mixnn.embedding.source import Source, resized, to_image
 
 SIDES = (128, 96, 64, 48, 32, 16)  # of thumbnails; multiples of JPEG's blocks, which keep neighbors on a sheet apart
 SMALLEST, LARGEST = 8, 256
@@ -45,7 +45,7 @@ class Pictures:
     def open(self, i: int) -> Image.Image:
         """One image whole, upright, RGB; raises if it cannot be read."""
         if self.source.arrays is not None:
-            return Image.fromarray(np.ascontiguousarray(self.source.arrays[i].transpose(1, 2, 0)))
+            return to_image(self.source.arrays[i])
         with Image.open(self.source.paths[i]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError("too large")
@@ -61,7 +61,7 @@ class Pictures:
     def thumb(self, i: int, side: int) -> tuple[bytes, str]:
         """The centre of an image, side x side, as the encoder saw it."""
         arrays = self.source.arrays
-        image = decode(self.source.paths[i], side) if arrays is None else resized(arrays[i], side)
+        image = decode(self.source.paths[i], side) if arrays is None else resized(arrays[i : i + 1], side)[0]
         return encode(to_image(image), self.kind)
 
     @property
@@ -92,7 +92,7 @@ class Pictures:
         row = {name: k for k, name in enumerate(part.names)}
         for batch in part.batches(max(1, len(index)), side):
             for name, image in zip(batch.names, batch.u8, strict=True):
-                squares[row[name]] = resized(image, side)
+                squares[row[name]] = image
         return squares[[row[name] for name in part.names]]  # a file may have been given twice
 
     def sheets(
@@ -118,16 +118,6 @@ class Pictures:
             if side <= enough and self.bytes_an_image(side) * len(self) <= budget:
                 return side
         return 0
-
-
-def to_image(image_u8: np.ndarray) -> Image.Image:
-    return Image.fromarray(np.ascontiguousarray(image_u8.transpose(1, 2, 0)))
-
-
-def resized(image_u8: np.ndarray, side: int) -> np.ndarray:
-    if image_u8.shape[1:] == (side, side):
-        return image_u8
-    return np.asarray(to_image(image_u8).resize((side, side), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
 
 
 def sheet(squares: np.ndarray, across: int, kind: str) -> tuple[bytes, str]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import mixnn
 from mixnn import diagnostics
 from mixnn.config import UserError
@@ -18,7 +20,7 @@ from mixnn.device import pick_device
 from mixnn.progress import Reporter
 from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
-from mixnn.reporting.page import fill
+from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
 from mixnn.runs.checkpoint import write_atomically
 
@@ -80,7 +82,7 @@ def report(
         "rules": RULES,
         "galleries": galleries,
     }
-    write_atomically(Path(out), fill(values))
+    write_atomically(Path(out), render(values))
     say.say(f"{len(read)} run{'s' * (len(read) > 1)} reported in {out}")
     return Path(out)
 
@@ -139,7 +141,7 @@ def spelled_out(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _look(
-    read: list[Facts], data_dir: str | Path, images: int, where: Any, say: Reporter
+    read: list[Facts], data_dir: str | Path, images: int, where: torch.device, say: Reporter
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
     """Maps and neighbors: one gallery for each data set, one look for each run (by its number) that can have one."""
     shown: dict[Any, pictures.Shown] = {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mixnn.reporting.facts import NAMES_OF_RESULTS, Facts, code, is_number, meaning, settings, text
+from mixnn.reporting.facts import NAMES_OF_RESULTS, Facts, code, meaning, settings, text
+from mixnn.reporting.verdict import is_number
 
 # Of a result's protocol, what belongs to the run and not to the way it was measured.
 OF_THE_RUN = ("checkpoint_step", "trained_epochs", "train_seed")

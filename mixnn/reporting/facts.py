@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError
 from mixnn.data import DATASETS
+from mixnn.reporting.verdict import is_number
 from mixnn.runs import Run
 from mixnn.runs.images import has_test_split
 
@@ -117,10 +117,6 @@ def text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " and ".join(text(v) for v in value)
     return "none" if value is None or value == "" else str(value)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # What was run

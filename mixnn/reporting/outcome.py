@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mixnn.reporting.facts import Facts, is_number, text
+from mixnn.reporting.facts import Facts, text
+from mixnn.reporting.verdict import is_number
 
 NOT_CURVES = ("epoch", "step", "seconds", "knn_k")
 RESULTS = (  # (of which result, key of its number, name)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mixnn.config import Config, UserError
 from mixnn.data import DATASETS, ImageSet
 from mixnn.data.listing import list_splits
+from mixnn.embedding.neighbors import nearest
 from mixnn.evaluation.features import features
 from mixnn.functional import unit
 from mixnn.runs import Run, checkpoint
@@ -34,7 +35,6 @@ NEAR = 5  # of an image among those on the map
 DRAWN, HARD = 10, 4  # rows of the grid
 THUMBNAIL = 48  # pixels, at most
 MIN_MAPPED = 5
-CHUNK = 500  # queries at a time
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,11 @@ def look(backbone: nn.Module, step: int, shown: Shown, device: torch.device) -> 
     q, bank = (unit(features(backbone, images, bf16=False)) for images in (shown.queries, shown.bank))
     if not (q.isfinite().all() and bank.isfinite().all()):
         raise UserError("the encoder's features are not finite")
-    near_cos, near = nearest(q, q, NEAR, torch.arange(len(q)))
-    cos, index = nearest(q, bank, NEIGHBORS, shown.own_B)
+    near_cos, near = (t.cpu() for t in nearest(q, q, NEAR, torch.arange(len(q))))
+    cos, index = (t.cpu() for t in nearest(q, bank, NEIGHBORS, shown.own_B))
     theirs, labels = shown.bank.labels[index], shown.queries.labels[:, None]
     judged = (theirs >= 0) & (labels >= 0)
     return Look(step, tsne(q.cpu().numpy()), near, near_cos, index, cos, judged & (theirs != labels), judged)
-
-
-def nearest(q: Tensor, bank: Tensor, k: int, own_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cosines and positions of the k nearest unit rows, (B, K) on the CPU, the query's own row left out."""
-    cosines, positions = [], []
-    k = min(k, len(bank) - (own_B is not None))
-    for start in range(0, len(q), CHUNK):
-        sim = q[start : start + CHUNK] @ bank.T
-        if own_B is not None:
-            sim.scatter_(1, own_B[start : start + CHUNK, None].to(sim.device), -torch.inf)
-        top = sim.topk(k, dim=1)
-        cosines.append(top.values.cpu())
-        positions.append(top.indices.cpu())
-    return torch.cat(cosines), torch.cat(positions)
 
 
 def tsne(q: np.ndarray) -> np.ndarray | None:

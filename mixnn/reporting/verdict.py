@@ -107,7 +107,7 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 def points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
     """The finite readings of one number."""
-    return [(record["epoch"], float(record[name])) for record in records if _is_finite(record.get(name))]
+    return [(record["epoch"], float(record[name])) for record in records if is_number(record.get(name))]
 
 
 def has_gained(curve: Points, top: float) -> bool:
@@ -118,9 +118,9 @@ def has_gained(curve: Points, top: float) -> bool:
 def divergence(records: Sequence[Mapping[str, Any]]) -> str:
     """Why the loss is out of bounds, or nothing."""
     first, last = records[0].get("loss"), records[-1].get("loss")
-    if not _is_finite(last):
+    if not is_number(last):
         return f"The loss of epoch {records[-1]['epoch']} is no number."
-    if _is_finite(first) and last > MAX_GROWTH * first > 0:
+    if is_number(first) and last > MAX_GROWTH * first > 0:
         return f"The loss grew from {first:.3g} to {last:.3g}."
     return ""
 
@@ -128,13 +128,13 @@ def divergence(records: Sequence[Mapping[str, Any]]) -> str:
 def collapse(last: Mapping[str, Any], rose: bool) -> str:
     """Why the embeddings are all alike, or nothing; `rose` says that kNN or purity did."""
     spread, rank, distance = (last.get(name) for name in ("spread", "rank", "d_positive"))
-    if _is_finite(spread) and spread < MIN_SPREAD:
+    if is_number(spread) and spread < MIN_SPREAD:
         return f"Spread is {spread:.2g}: all images have nearly the same embedding."
     if rose:
         return ""
-    if _is_finite(rank) and rank < MIN_RANK:
+    if is_number(rank) and rank < MIN_RANK:
         return f"Rank is {rank:.2f}: the embeddings differ along one direction only."
-    if _is_finite(distance) and distance < MIN_DISTANCE and not (_is_finite(spread) and spread >= HEALTHY_SPREAD):
+    if is_number(distance) and distance < MIN_DISTANCE and not (is_number(spread) and spread >= HEALTHY_SPREAD):
         return f"The loss is at its trivial minimum: d(p, z) is {distance:.2g}, as it is when all embeddings are one."
     return ""
 
@@ -165,7 +165,7 @@ def _health(records: Sequence[Mapping[str, Any]]) -> list[str]:
     loss, last = points(records, "loss"), records[-1]
     told = [f"Loss from {loss[0][1]:.3g} to {loss[-1][1]:.3g}."] if len(loss) > 1 else []
     meanings = (("spread", "1 fills the sphere, 0 is collapse"), ("rank", "effective dimensions; 1 is collapse"))
-    return told + [f"{n.capitalize()} {last[n]:.2f} ({text})." for n, text in meanings if _is_finite(last.get(n))]
+    return told + [f"{n.capitalize()} {last[n]:.2f} ({text})." for n, text in meanings if is_number(last.get(n))]
 
 
 def _told(name: str, curve: Points) -> str:
@@ -181,5 +181,6 @@ def _count(n: int, thing: str) -> str:
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
-def _is_finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and math.isfinite(value)
+def is_number(value: Any) -> TypeGuard[float]:
+    """Finite, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

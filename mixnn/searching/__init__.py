@@ -14,18 +14,18 @@ from mixnn.data import DATASETS
 from mixnn.data.listing import printable
 from mixnn.embedding import collect
 from mixnn.embedding.source import Source, open_source
+from mixnn.evaluation import check_writable
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.searching import page, queries, similar, text
-from mixnn.searching.index import ENGINES, check_faiss, nearest, to_unit
+from mixnn.searching.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.searching.originals import Originals
 from mixnn.searching.queries import Asked, Query
 
 __all__ = ["search"]
 
 FORMS = ("terminal", "json", "html")
-METHODS = ("auto", *ENGINES)
 DIGITS = 6  # of similarities: float32 holds no more
 COLLAPSED = 0.9999  # a threshold beyond this finds little but identical images
 
@@ -46,7 +46,7 @@ def search(
     data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """The `topk` images of `source` (default: what the run was trained on) most like each query, by cosine.
+    """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
 
     A query is an image file, several, a folder, or the name of an image in the source; it is not among its own results.
     Instead of a query, `duplicates` finds groups of images alike by `threshold` or more, `outliers` the `topk` images
@@ -60,7 +60,7 @@ def search(
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
     if kind != "duplicates":
         _check_topk(topk, len(images))
-    embeddings = collect(run, source, device=device, data_dir=data_dir, reporter=say)
+    embeddings = collect(run, images, device=device, reporter=say)
     names, bank = embeddings.names, to_unit(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
         raise UserError(f"{kind} need at least two images, and {images.title} has one that can be read")
@@ -89,8 +89,8 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
 def _check(kind: str, topk: int, threshold: float | None, method: str, form: str, out: str | Path) -> None:
     if form not in FORMS:
         raise unknown("format", form, FORMS)
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    if method not in ("auto", *METHODS):
+        raise unknown("method", method, ("auto", *METHODS))
     if method == "faiss":
         if kind != "nearest":
             raise UserError(f"--method faiss is for the images nearest to a query, not for --{kind}")
@@ -101,8 +101,8 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
         raise UserError("--threshold is for --duplicates")
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
-    if out and not Path(out).absolute().parent.is_dir():
-        raise UserError(f"{Path(out).parent} is no folder, so {out} cannot be written there")
+    if out:
+        check_writable(out)
     if out and Path(out).is_dir():
         raise UserError(f"{out} is a folder: type the name of a file")
 
@@ -124,7 +124,7 @@ def _nearest(
 ) -> dict[str, Any]:
     own = [query.own for query in asked]
     _check_topk(topk, len(names) - max(map(len, own)), "images beside the one asked for" if any(own) else "images")
-    hits = nearest(bank, vectors, topk, own, method)
+    hits = nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
         for query, found in zip(asked, hits, strict=True)

@@ -1,23 +1,22 @@
-"""Nearest vectors by cosine, exactly, in bounded memory: a block of similarities at a time and a running top k.
+"""Images of an index by the cosine of their vectors: the nearest found in float32, and ranked anew in float64.
 
 M images, F features, B queries, K neighbors. Vectors are float32 rows of length 1, made so by `to_unit`.
 
-Measured on two cores (`python -m mixnn.searching.speed`), faiss's flat search is slower than these matrix products at
-every size, so it is there for those who ask for it and never chosen.
+Measured on two cores (`python -m mixnn.searching.speed`), faiss's flat search is slower than matrix products at every
+size, so it is there for those who ask for it and never chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mixnn.config import UserError
+from mixnn.embedding import neighbors
 
-QUERIES = 1024  # at a time, at most
-BLOCK = 2**22  # similarities at a time: 16 MB
+METHODS = ("exact", "faiss")
 ROWS = 2**14  # vectors made unit at a time
 SLACK = 10  # more than asked for are ranked anew in float64, where float32 cannot tell which of two is nearer
 RANKED = 2**21  # float64 numbers at a time: 16 MB
@@ -37,20 +36,27 @@ def to_unit(vectors_MF: np.ndarray) -> np.ndarray:
 
 
 def nearest(
-    bank_MF: np.ndarray, queries_BF: np.ndarray, topk: int, own: Sequence[Collection[int]], method: str = "exact"
+    queries_BF: np.ndarray, bank_MF: np.ndarray, topk: int, own: Sequence[Collection[int]], method: str = "exact"
 ) -> list[Hits]:
     """The topk rows of largest cosine for each query, without its `own`; of equal ones, the first in the bank."""
     count = min(len(bank_MF), topk + max(map(len, own), default=0) + SLACK)
-    found: list[Hits] = []
-    for index_BK in ENGINES[method](torch.from_numpy(bank_MF), torch.from_numpy(queries_BF), count):
-        query_BF = queries_BF[len(found) : len(found) + len(index_BK)]
-        for hits in _ranked(bank_MF, query_BF, index_BK.numpy()):
-            mine = own[len(found)]
-            found.append([hit for hit in hits if hit[0] not in mine][:topk])
-    return found
+    find = _with_faiss if method == "faiss" else _exactly
+    ranked = _ranked(queries_BF, bank_MF, find(queries_BF, bank_MF, count))
+    return [[hit for hit in hits if hit[0] not in mine][:topk] for hits, mine in zip(ranked, own, strict=True)]
 
 
-def _ranked(bank_MF: np.ndarray, queries_BF: np.ndarray, index_BK: np.ndarray) -> Iterator[Hits]:
+def _exactly(queries_BF: np.ndarray, bank_MF: np.ndarray, k: int) -> np.ndarray:
+    return neighbors.nearest(torch.from_numpy(queries_BF), torch.from_numpy(bank_MF), k)[1].numpy()
+
+
+def _with_faiss(queries_BF: np.ndarray, bank_MF: np.ndarray, k: int) -> np.ndarray:
+    """faiss's flat search (IndexFlatIP) without the index's copy of the vectors."""
+    import faiss
+
+    return faiss.knn(queries_BF, bank_MF, k, faiss.METRIC_INNER_PRODUCT)[1]
+
+
+def _ranked(queries_BF: np.ndarray, bank_MF: np.ndarray, index_BK: np.ndarray) -> Iterator[Hits]:
     """Cosines in float64, summed alike for every row so that equal rows tie; ties in the order of the bank."""
     step = max(1, RANKED // (index_BK.shape[1] * bank_MF.shape[1]))
     for start in range(0, len(queries_BF), step):
@@ -61,43 +67,8 @@ def _ranked(bank_MF: np.ndarray, queries_BF: np.ndarray, index_BK: np.ndarray) -
             yield list(zip(i[at].tolist(), np.minimum(c[at], 1.0).tolist(), strict=True))
 
 
-def top(bank_MF: Tensor, queries_BF: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Cosines and positions of the k nearest, (B, K), by matrix products in float32."""
-    value_BK, index_BK = torch.empty(len(queries_BF), 0), torch.empty(len(queries_BF), 0, dtype=torch.long)
-    rows = max(k, BLOCK // len(queries_BF))
-    for start in range(0, len(bank_MF), rows):
-        block_RF = bank_MF[start : start + rows]
-        sim_BR = (block_RF @ queries_BF[0])[None] if len(queries_BF) == 1 else queries_BF @ block_RF.T
-        value, index = sim_BR.topk(min(k, len(block_RF)), dim=1)
-        value_BK, index_BK = torch.cat([value_BK, value], dim=1), torch.cat([index_BK, index + start], dim=1)
-        value_BK, at = value_BK.topk(min(k, value_BK.shape[1]), dim=1)
-        index_BK = index_BK.gather(1, at)
-    return value_BK, index_BK
-
-
-def _batches(queries_BF: Tensor, k: int) -> Iterable[Tensor]:
-    """As many queries at a time as leave room for their results."""
-    return queries_BF.split(max(1, min(QUERIES, BLOCK // k)))
-
-
-def exact(bank_MF: Tensor, queries_BF: Tensor, k: int) -> Iterator[Tensor]:
-    for queries in _batches(queries_BF, k):
-        yield top(bank_MF, queries, k)[1]
-
-
-def with_faiss(bank_MF: Tensor, queries_BF: Tensor, k: int) -> Iterator[Tensor]:
-    """faiss's flat search (IndexFlatIP) without the index's copy of the vectors."""
-    import faiss
-
-    for queries in _batches(queries_BF, k):
-        yield torch.from_numpy(faiss.knn(queries.numpy(), bank_MF.numpy(), k, faiss.METRIC_INNER_PRODUCT)[1])
-
-
 def check_faiss() -> None:
     try:
         import faiss  # noqa: F401
     except ImportError:
         raise UserError("faiss is not installed: type pip install faiss-cpu, or --method exact") from None
-
-
-ENGINES: dict[str, Callable[[Tensor, Tensor, int], Iterator[Tensor]]] = {"exact": exact, "faiss": with_faiss}

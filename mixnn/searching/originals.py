@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image
 
 from mixnn.data.decode import MAX_PIXELS, to_rgb, upright
-from mixnn.embedding.source import Source
+from mixnn.embedding.source import Source, to_image
 
 THUMBNAIL = 192  # pixels, at most: twice the side at which the page shows them
 TINY = 64  # up to this side images stay as they are, and PNG keeps every pixel
@@ -33,7 +33,7 @@ class Originals:
         """A data URI, and whether the image is so small that its pixels should be seen; "" if it cannot be read."""
         i = self.position[name]
         if self.source.arrays is not None:
-            return small(Image.fromarray(self.source.arrays[i].transpose(1, 2, 0)))
+            return small(to_image(self.source.arrays[i]))
         return small_file(self.source.paths[i])
 
     def first_with_same_content(self, names: Sequence[str]) -> dict[str, str]:

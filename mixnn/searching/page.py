@@ -1,12 +1,7 @@
-"""Results as one HTML file: thumbnails inside, no script, no request; light and dark, wide and narrow.
-
-A content security policy allows the page's own style and embedded images, and nothing else.
-"""
+"""Results as one HTML file: thumbnails inside, no script, no request; light and dark, wide and narrow."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable
 from html import escape
 from typing import Any
@@ -15,6 +10,7 @@ from mixnn.embedding.source import Source
 from mixnn.searching.originals import Originals, small_file
 from mixnn.searching.queries import Asked
 from mixnn.searching.text import plural, shown, summary
+from mixnn.webpage import policy
 
 MAX_TILES = 1000  # on a page; at some 6 KB each it stays a page that opens
 MAX_IN_GROUP = 60
@@ -51,14 +47,13 @@ figcaption bdi, figcaption span { color: var(--soft); display: block; }
 
 def render(result: dict[str, Any], images: Source, asked: list[Asked]) -> str:
     title = {"nearest": "Nearest images", "duplicates": "Near-duplicates", "outliers": "Outliers"}[result["kind"]]
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(STYLE)}; base-uri 'none'; form-action 'none'"
     where = f"Run {result['run']}, images of {result['source']}."
     if result["skipped"]:
         where += f" {plural(len(result['skipped']), 'file')} could not be read."
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(STYLE)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title>\n<style>{STYLE}</style>",
             f"<h1>{title}</h1>\n{_paragraphs([*summary(result), where])}",
@@ -140,7 +135,3 @@ def _name(name: str) -> str:
 
 def _paragraphs(texts: list[str]) -> str:
     return "\n".join(f"<p>{_text(text[:1].upper() + text[1:].rstrip('.'))}.</p>" for text in texts)
-
-
-def _hash(text: str) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from mixnn import embedding
 from mixnn.config import UserError
 from mixnn.data.listing import EXTENSIONS, list_images, printable
-from mixnn.embedding import Embeddings, load
+from mixnn.embedding import Embeddings
 from mixnn.embedding.source import Source
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.searching.index import to_unit
 from mixnn.searching.originals import file_id, same_files
-
-BATCH = 256
 
 Query = str | Path | Sequence[str | Path]
 
@@ -90,16 +88,13 @@ def encode(
     return [asked[i] for i in kept], np.stack(vectors)
 
 
-@torch.no_grad()
 def _fresh(paths: dict[int, Path], run: Run, device: str) -> tuple[dict[int, np.ndarray], dict[int, str]]:
     """Unit vectors of files, and why others cannot be read."""
     vectors: dict[int, np.ndarray] = {}
     unreadable: dict[int, str] = {}
     if paths:
-        encoder = load(run, device)
-        for batch in Source("", [str(i) for i in paths], list(paths.values())).batches(BATCH, encoder.size):
-            unreadable |= {int(i): why for i, why in batch.skipped}
-            if batch.names:
-                images = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-                vectors |= zip(map(int, batch.names), to_unit(encoder(images).cpu().numpy()), strict=True)
+        files = Source("", [str(i) for i in paths], list(paths.values()))
+        for names, found, skipped in embedding.encode(embedding.load(run, device), files):
+            vectors |= zip(map(int, names), to_unit(found), strict=True)
+            unreadable |= {int(i): why for i, why in skipped}
     return vectors, unreadable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from mixnn.searching.index import QUERIES, top
+from mixnn.embedding.neighbors import nearest
 
 SIDE = 2048  # of a block of similarities: 16 MB, and some 200 MB of pairs if all of its images are alike
 NEIGHBORS = 10  # that an image is judged by
@@ -95,21 +95,14 @@ def chosen_threshold(bank_MF: np.ndarray) -> tuple[float, str]:
     duplicates after 40 epochs and 9 after one, this rule 3 and none, and both find every copy saved as JPEG or resized.
     """
     bank, k = torch.from_numpy(bank_MF), min(NEIGHBORS, len(bank_MF) - 1)
-    sample = bank[:: -(-len(bank) // SAMPLE)]
-    last = torch.cat([top(bank, queries, k + 1)[0][:, -1] for queries in sample.split(QUERIES)])
-    usual = min(float(last.median()), 1.0)
+    sample = torch.arange(0, len(bank), -(-len(bank) // SAMPLE))
+    cosines = nearest(bank[sample], bank, k, sample)[0]
+    usual = min(float(cosines[:, -1].median()), 1.0)
     threshold = round(1 - (1 - usual) / NEARER, 5)
     return threshold, f"{NEARER} times nearer than an image usually is to its neighbor number {k} ({usual:.4f})"
 
 
 def unusual(bank_MF: np.ndarray, k: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
     """Mean cosine of every image to its k nearest others, (M,)."""
-    bank, scores, done = torch.from_numpy(bank_MF), [], 0
-    for queries in bank.split(QUERIES):
-        value_BK, index_BK = top(bank, queries, k + 1)
-        own = index_BK == torch.arange(done, done + len(queries))[:, None]
-        own[:, -1] |= ~own.any(dim=1)  # more copies than k: the image itself may not be among them
-        scores.append(value_BK[~own].view(-1, k).mean(dim=1))
-        done += len(queries)
-        advance(done)
-    return torch.cat(scores).numpy()
+    bank = torch.from_numpy(bank_MF)
+    return nearest(bank, bank, k, torch.arange(len(bank)), advance)[0].mean(dim=1).numpy()

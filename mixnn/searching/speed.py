@@ -11,7 +11,7 @@ import torch
 
 from mixnn.config import UserError
 from mixnn.progress import print_table
-from mixnn.searching.index import ENGINES, ROWS, check_faiss, nearest, to_unit
+from mixnn.searching.index import METHODS, ROWS, check_faiss, nearest, to_unit
 
 WIDTH = 512  # ResNet-18's features
 REPEATS = 5
@@ -30,13 +30,13 @@ def seconds(bank: np.ndarray, num_queries: int, method: str) -> list[float]:
     for _ in range(REPEATS):
         own = [[int(i)] for i in rng.integers(0, len(bank), num_queries)]
         start = time.perf_counter()
-        nearest(bank, bank[[i for (i,) in own]], 10, own, method)
+        nearest(bank[[i for (i,) in own]], bank, 10, own, method)
         taken.append(time.perf_counter() - start)
     return sorted(taken)
 
 
 def measure(sizes: list[int]) -> None:
-    methods = list(ENGINES)
+    methods = list(METHODS)
     try:
         check_faiss()
     except UserError:

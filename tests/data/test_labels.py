@@ -44,6 +44,12 @@ def test_labels_may_contain_commas_and_unicode(tmp_path: Path):
     assert from_csv(write(tmp_path, '4.png,"Zürich, See"\n'), NAMES) == {"4.png": "Zürich, See"}
 
 
+def test_spaces_around_a_name_count_where_a_file_has_them(tmp_path: Path):
+    path = write(tmp_path, " a.png,one\na.png,two\nb.png ,three\n c.png ,four\n")
+    found = from_csv(path, ["a.png", " a.png", "b.png ", "c.png"])
+    assert found == {" a.png": "one", "a.png": "two", "b.png ": "three", "c.png": "four"}
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

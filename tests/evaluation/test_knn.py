@@ -1,13 +1,10 @@
 import math
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 from mixnn.evaluation.knn import default_k, knn, votes
-
-MODULE = sys.modules[knn.__module__]  # the package exports the function under the module's name
 
 
 def brute_force(bank: Tensor, bank_labels: list[int], queries: Tensor, k: int, classes: int, vote: str) -> list[int]:
@@ -87,15 +84,6 @@ def test_the_default_is_what_votes():
     query, truth = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
     assert knn(bank, labels, query, truth, 2)["majority"] == 100.0
     assert [knn(bank, labels, query, truth, 2, k)["majority"] for k in (199, 200, 201)] == [0.0, 100.0, 0.0]
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 50, 1000])
-def test_the_size_of_the_chunks_does_not_change_the_answer(monkeypatch: pytest.MonkeyPatch, chunk: int):
-    bank, labels, queries, truth = problem()
-    monkeypatch.setattr(MODULE, "CHUNK", 13)
-    expected = knn(bank, labels, queries, truth, 3, 7)
-    monkeypatch.setattr(MODULE, "CHUNK", chunk)
-    assert knn(bank, labels, queries, truth, 3, 7) == expected
 
 
 def test_lengths_of_features_do_not_matter():

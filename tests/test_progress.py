@@ -1,0 +1,25 @@
+"""What is said and shown is said and shown as it is."""
+
+import pytest
+
+from mixnn.progress import Reporter, print_table
+
+NAMES = ["[red]a[/red].png", ":cat:.png", "[bold]:smile:", "[/]", "\\[x]", "[link=x]y"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_look_like_markup_or_emoji_stay_text(name: str, capsys):
+    print_table((name, "b"), [(name, name)])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [[name, "b"], [name, name]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_and_warned_of_stays_text(name: str, capsys):
+    Reporter().say(f"reading {name}")
+    Reporter().warn(f"skipped {name}")
+    assert capsys.readouterr().err.splitlines() == [f"reading {name}", f"mixnn: skipped {name}"]
+
+
+def test_a_long_line_is_not_broken(capsys):
+    Reporter().say("word " * 60)
+    assert capsys.readouterr().err.count("\n") == 1
