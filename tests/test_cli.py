@@ -32,7 +32,7 @@ FLAGS = {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
-        "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
+        "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
     },
     "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
