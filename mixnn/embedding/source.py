@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,14 @@ class Source:
         images, reasons = decode_all(self.paths[start : start + count], size)
         kept = [i for i in range(len(names)) if i not in reasons]
         return Images([names[i] for i in kept], images[kept], [(names[i], why) for i, why in reasons.items()])
+
+    def only(self, names: Collection[str]) -> Source:
+        """Those of these names, in the order of the source."""
+        rows = [i for i, name in enumerate(self.names) if name in names]
+        paths = [self.paths[i] for i in rows] if self.paths else []
+        return Source(
+            self.title, [self.names[i] for i in rows], paths, None if self.arrays is None else self.arrays[rows]
+        )
 
     def signature(self) -> list[tuple[str, int, int]]:
         """What tells whether the images are still the same: names, and files' sizes and times."""
