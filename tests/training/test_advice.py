@@ -103,5 +103,6 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, ca
     assert "40 images, shorter side 20 to 22" in said
     assert "image_size 20: the shorter side is 21 pixels (median)" in said
     assert f"epochs {run.config.epochs}: a step takes" in said
+    assert f"lr 0.3: a larger rate for a run of {run.config.epochs * 4:,} steps" in said
     assert (run.config.image_size, run.config.backbone) == (20, "resnet8")
     assert len(run.metrics()) == run.config.epochs >= 1
