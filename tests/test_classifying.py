@@ -451,7 +451,7 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
         "worth labelling next: 2",
         "007",
         "untrained network",
-        "+30.0 points over the better of raw pixels and the untrained network\n",
+        "+30.0 points beside the better of raw pixels and the untrained network\n",
     ):
         assert words in said
     classifying.show(classify(run, suggest=2, reporter=QUIET))
@@ -469,7 +469,7 @@ def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, ca
         classifying, "without_training", lambda *_, **__: {"raw pixels": WITHOUT["raw pixels"] | {"accuracy": 100.0}}
     )
     classifying.show(classify(run, labels, model="knn", reporter=QUIET))
-    assert "+0.0 points over the better" in (said := capsys.readouterr().out)
+    assert "+0.0 points beside the better" in (said := capsys.readouterr().out)
     assert "training has not paid here yet; train for longer" in said
     monkeypatch.setattr(classifying, "COMPARED", 5)
     assert "without" not in classify(run, labels, model="knn", reporter=QUIET)
