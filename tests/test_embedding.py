@@ -1,6 +1,7 @@
 """embed and load: vectors are those of the network, each under its file's name, whatever the container."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -102,6 +103,21 @@ def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
     assert "skipped 5.png: empty file" in said
     assert "23 vectors" in said
     assert "could not be read: 2" in said
+
+
+def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(run, folder, tmp_path, capfd):
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(next(folder.rglob("*.png")), images / "a.png")
+    (images / "nowhere\x1b[31m.png").symlink_to("gone.png")
+    (images / "round.png").symlink_to("round.png")
+    (images / "loop").symlink_to(".")
+    found = collect(run, images, reporter=Reporter())
+    assert found.names == ["a.png"]
+    assert dict(found.skipped) == dict.fromkeys(["nowhere\x1b[31m.png", "round.png"], "a link that leads nowhere")
+    said = capfd.readouterr().err
+    assert "skipped nowhere\\x1b[31m.png: a link that leads nowhere" in said
+    assert "\x1b[31m" not in said
 
 
 def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mixnn.classifying.models import MODELS
-from mixnn.progress import print_table
+from mixnn.progress import print_table, shown
 
 SHOWN = 25  # classes in the table, the worst ones where there are more
 FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
@@ -18,7 +18,7 @@ def show(found: dict[str, Any]) -> None:
         _show_baselines(found)
         _show_curve(found["curve"])
     for sentence in sentences(found):
-        print(sentence)
+        print(shown(sentence))
 
 
 def sentences(found: dict[str, Any]) -> list[str]:

@@ -68,8 +68,16 @@ class Source:
         """What tells whether the images are still the same: names, and files' sizes and times."""
         if self.arrays is not None:
             return [(self.title, len(self), 0)]
-        stats = [(name, path.stat()) for name, path in zip(self.names, self.paths, strict=True)]
-        return [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
+        return [(name, *_size_and_time(path)) for name, path in zip(self.names, self.paths, strict=True)]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Zeros of a link that leads nowhere, or a file that is gone: reading it will say so."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", split: str = "train") -> Source:
