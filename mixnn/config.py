@@ -148,6 +148,11 @@ class Config(Checked):
     weak_flip: float = option(
         0.9, "flip probability of the weak view", "authors' code; the paper gives none", low=0, high=1
     )
+    mirror: str = option(
+        "yes",
+        "may views be flipped; no where a mirrored image means another thing, as text does",
+        choices=("yes", "no"),
+    )
     labels: str = option(
         "", "labels of a folder's images: folders (its subfolders), or a CSV of file,label; empty: none"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+
+def shown(text: str) -> str:
+    """The text, but for characters that would move the cursor or change colors, or that no terminal can print."""
+    escaped = ("Cc", "Cs", "Zl", "Zp")
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in text)
 
 
 class Reporter:
@@ -20,10 +27,10 @@ class Reporter:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, soft_wrap=True)
+            self.console.print(shown(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"mixnn: {text}", style="yellow", soft_wrap=True)
+        self.console.print(f"mixnn: {shown(text)}", style="yellow", soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -73,7 +80,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: boo
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0 or not wrap)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(shown, row))
     console = _console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)

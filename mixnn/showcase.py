@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.config import Config, Interrupted, UserError
+from mixnn.config import Interrupted, UserError
 from mixnn.data import ImageSet, load
 from mixnn.embedding.neighbors import nearest
 from mixnn.evaluation.features import features
@@ -23,7 +23,7 @@ from mixnn.evaluation.knn import knn
 from mixnn.functional import unit
 from mixnn.progress import Reporter, print_table
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_backbone, make_backbone
+from mixnn.runs.encoder import load_backbone, untrained
 from mixnn.training import pretrain
 
 COMMAND = "mixnn demo"  # what marks a run folder as a demo's own, to be replaced by the next
@@ -68,13 +68,6 @@ def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Ten
     spaces = {"raw pixels": tuple(images.images.flatten(1).float() for images in (train, test))}
     spaces |= {name: tuple(features(f, images) for images in (train, test)) for name, f in networks.items()}
     return {name: (unit(bank), unit(queries)) for name, (bank, queries) in spaces.items()}
-
-
-def untrained(config: Config) -> torch.nn.Module:
-    """The network as training found it."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return make_backbone(config).eval()
 
 
 def accuracies(bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> dict[str, float]:

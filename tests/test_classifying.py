@@ -14,18 +14,20 @@ from PIL import Image
 
 import mixnn
 from mixnn import classifying
-from mixnn.classifying import choosing, classify, saving, suggesting
+from mixnn.classifying import choosing, classify, learning, saving, suggesting, without
 from mixnn.classifying.choosing import Task, calibrate, choose, folds, held_out, log_loss, wilson
 from mixnn.classifying.curve import curve
 from mixnn.classifying.learning import WORTH, learn
 from mixnn.classifying.models import DEFAULTS, Frame, Setting, fit, logits, settings, softmax
 from mixnn.config import Config, UserError
+from mixnn.data.decode import decode_all
 from mixnn.embedding import Embeddings
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import found
 
 QUIET = Reporter(quiet=True)
+WITHOUT = {name: {"accuracy": 70.0, "low": 60.0, "high": 80.0} for name in ("raw pixels", "untrained network")}
 ODD_NAMES = ["a b/ä ö.png", "日本/1,2.png", "'quoted' \"twice\".png"]
 
 
@@ -72,6 +74,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
     """A run whose images are the separable ones, whichever folder is asked for."""
     embeddings, truth = separable()
     monkeypatch.setattr(classifying, "collect", lambda *_, **__: embeddings)
+    monkeypatch.setattr(classifying, "without_training", lambda *_, **__: WITHOUT)
     monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=1))
     monkeypatch.setattr(saving, "encoder_of", lambda _: {"sha256": "0", "checkpoint": "step-1"})
     return Run(tmp_path / "run", Config(data="images")), embeddings, truth
@@ -365,6 +368,16 @@ def test_suggested_labels_beat_random_ones_on_digits():
     assert min(gains) > 0.05, gains
 
 
+def test_linear_algebra_runs_on_one_thread_while_learning(monkeypatch):
+    from threadpoolctl import threadpool_info
+
+    embeddings, truth = separable()
+    seen = []
+    monkeypatch.setattr(learning, "curve", lambda *_: seen.extend(pool["num_threads"] for pool in threadpool_info()))
+    learn(embeddings, some(embeddings, truth, 3), model="logistic")
+    assert set(seen) == {1}
+
+
 # --- the verb ---
 
 
@@ -437,12 +450,29 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
         "30 other images",
         "worth labelling next: 2",
         "007",
+        "untrained network",
+        "+30.0 points beside the better of raw pixels and the untrained network\n",
     ):
         assert words in said
     classifying.show(classify(run, suggest=2, reporter=QUIET))
     few = write_labels(tmp_path / "few.csv", {"0.png": "cat", "25.png": "dog"})
     classifying.show(classify(run, few, reporter=QUIET))
-    assert "cannot be told yet" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cannot be told yet" in said
+    assert "raw pixels" not in said
+
+
+def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, capsys):
+    run, embeddings, truth = stub
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
+    monkeypatch.setattr(
+        classifying, "without_training", lambda *_, **__: {"raw pixels": WITHOUT["raw pixels"] | {"accuracy": 100.0}}
+    )
+    classifying.show(classify(run, labels, model="knn", reporter=QUIET))
+    assert "+0.0 points beside the better" in (said := capsys.readouterr().out)
+    assert "training has not paid here yet; train for longer" in said
+    monkeypatch.setattr(classifying, "COMPARED", 5)
+    assert "without" not in classify(run, labels, model="knn", reporter=QUIET)
 
 
 LABELS = "file,label\n0.png,cat\n25.png,dog\n"
@@ -541,6 +571,37 @@ def test_a_real_run_from_suggestion_to_new_images(real, tmp_path):
     assert all(same[row["file"]] == row for row in rows if not row["labelled"])
     halves = classify(run.path, "folders", out=tmp_path / "halves", model="knn", reporter=QUIET)
     assert set(halves["classes"]) == {"0 odd", "1 odd"}
+
+
+def test_the_baselines_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tmp_path):
+    run, folder, truth = real
+    given = dict(list(truth.items())[::3])
+    labels = write_labels(tmp_path / "l.csv", given)
+    found = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)["without"]
+    pixels = decode_all([folder / name for name in truth], 16)[0].reshape(len(truth), -1)
+    expected = learn(Embeddings(list(truth), pixels), given, model="knn", draws=1).results["held_out"]
+    keys = ("accuracy", "low", "high")
+    assert found["raw pixels"] == {key: expected[key] for key in keys}
+    settings = {name: getattr(run.config, name) for name in ("backbone", "image_size", "batch_size", "bn_groups")}
+    none = mixnn.pretrain(
+        folder, out=tmp_path / "none", epochs=0, warmup_epochs=0, device="cpu", reporter=QUIET, **settings,
+        set={"hidden": 64, "dim": 32, "support_size": 64},
+    )  # fmt: skip
+    nothing = classify(none, labels, model="knn", reporter=QUIET)
+    assert found["untrained network"] == nothing["without"]["untrained network"]
+    assert found["untrained network"] == {key: nothing["held_out"][key] for key in keys}
+
+
+def test_large_pixels_are_shrunk_and_a_data_sets_images_are_compared_too(real, monkeypatch):
+    run, *_ = real
+    monkeypatch.setattr(without, "SIDE", 4)
+    seen = {}
+    monkeypatch.setattr(without, "held_out_share", lambda e, *_, **__: seen.setdefault(e.vectors.shape[1], e.names))
+    digits = {f"digits/train/{i}": "01"[i % 2] for i in range(6)}
+    without.without_training(run, "digits", digits, "knn", 0, device="cpu")
+    assert list(seen) == [3 * 4 * 4, mixnn.load(run, "cpu").num_features]
+    assert set(digits) <= set(seen[48])
+    assert len(seen[48]) == len(set(seen[48])) <= 6 + without.UNLABELLED
 
 
 def test_a_classifier_of_another_encoder_is_refused(real, tmp_path):

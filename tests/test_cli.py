@@ -32,7 +32,7 @@ FLAGS = {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
-        "--image-size", "--crop-area", "--weak-flip", "--labels", "--on-error", "--limit", "--knn-every",
+        "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
     },
     "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
@@ -555,3 +555,9 @@ def test_getting_what_is_embedded_writes_nothing(ask: Ask, tmp_path: Path):
     assert answer.code == 0
     assert "nothing needs downloading" in answer.out + answer.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_cannot_steer_the_terminal(ask: Ask):
+    said = refused(ask, "embed", "none\x1b[31m\x07")
+    assert "\x1b" not in said
+    assert r"none\x1b[31m\x07 is no run folder" in said

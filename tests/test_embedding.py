@@ -107,6 +107,21 @@ def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
     assert "could not be read: 2" in said
 
 
+def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(run, folder, tmp_path, capfd):
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(next(folder.rglob("*.png")), images / "a.png")
+    (images / "nowhere\x1b[31m.png").symlink_to("gone.png")
+    (images / "round.png").symlink_to("round.png")
+    (images / "loop").symlink_to(".")
+    found = collect(run, images, reporter=Reporter())
+    assert found.names == ["a.png"]
+    assert dict(found.skipped) == dict.fromkeys(["nowhere\x1b[31m.png", "round.png"], "a link that leads nowhere")
+    said = capfd.readouterr().err
+    assert "skipped nowhere\\x1b[31m.png: a link that leads nowhere" in said
+    assert "\x1b[31m" not in said
+
+
 def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):
     one = store.read(mixnn.embed(run, folder / "3.png", tmp_path / "one.npz", device="cpu", reporter=QUIET))
     np.testing.assert_allclose(one.vectors[0], expected["3.png"], atol=1e-5)

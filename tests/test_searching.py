@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 import mixnn
 from mixnn.config import UserError
 from mixnn.embedding import neighbors
-from mixnn.progress import Reporter
-from mixnn.searching import index, originals, page, search, similar, speed, text
+from mixnn.progress import Reporter, shown
+from mixnn.searching import index, originals, page, search, similar, speed
 
 QUIET = Reporter(quiet=True)
 SIDE = 128  # of the files; the network sees 16 x 16, so a shift by one pixel is one by an eighth
@@ -230,12 +230,15 @@ def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, c
     digit(300).save(folder / "one.png")
     shutil.copy(given.folder / "7.png", folder / "two.png")  # a copy is another file
     (folder / "bad.png").write_text("no image")
+    (folder / "nowhere.png").symlink_to("gone.png")
     result, _ = quietly(given.run, folder, topk=2)
     assert [Path(row["query"]).name for row in result["queries"]] == ["one.png", "two.png"]
     first = result["queries"][1]["nearest"][0]
     assert first["name"] == "7.png"
     assert first["similarity"] == pytest.approx(1, abs=1e-5)
-    assert "bad.png" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "bad.png" in said
+    assert "nowhere.png: a link that leads nowhere" in said
 
 
 def test_a_data_sets_images_are_asked_for_by_name(given):
@@ -425,7 +428,7 @@ def test_results_go_to_the_file_asked_for_and_its_name_to_stdout(given, tmp_path
 
 
 def test_a_name_cannot_steer_the_terminal():
-    assert text.shown("a\x1b[31m\nb\u2028\udcff é 数 👩‍👧.png") == "a\\x1b[31m\\nb\\u2028\\udcff é 数 👩‍👧.png"
+    assert shown("a\x1b[31m\nb\u2028\udcff é 数 👩‍👧.png") == "a\\x1b[31m\\nb\\u2028\\udcff é 数 👩‍👧.png"
 
 
 # Bad input

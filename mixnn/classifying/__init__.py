@@ -10,6 +10,7 @@ import numpy as np
 from mixnn.classifying import saving, suggesting, tables
 from mixnn.classifying.learning import Learned, learn, tally
 from mixnn.classifying.models import MODELS
+from mixnn.classifying.without import without_training
 from mixnn.classifying.words import show
 from mixnn.config import UserError, unknown
 from mixnn.embedding import Embeddings, collect
@@ -17,6 +18,8 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 __all__ = ["classify", "show"]
+
+COMPARED = 2000  # labels up to which raw pixels and the untrained network are tried too; more would take minutes
 
 
 def classify(
@@ -58,6 +61,8 @@ def classify(
         if given:
             learned, files = _train(run, embeddings, given, folder, model, seed, say)
             found = found | learned.results | {"files": files}
+            if learned.results["held_out"] and len(given) <= COMPARED:
+                found["without"] = without_training(run, source, given, model, seed, device=device, data_dir=data_dir)
         if suggest:
             found |= suggest_next(embeddings, given, suggest, seed, learned.probabilities if learned else None)
             template = tables.write_suggestions(folder, found["suggested"], given, labels)

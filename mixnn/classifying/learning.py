@@ -11,7 +11,7 @@ import numpy as np
 
 from mixnn.classifying.choosing import Candidate, HeldOut, Task, choose, held_out, num_folds, wilson
 from mixnn.classifying.curve import DRAWS, curve
-from mixnn.classifying.models import Classifier, Frame, settings
+from mixnn.classifying.models import Classifier, Frame, one_thread, settings
 from mixnn.data.listing import natural_key
 from mixnn.embedding import Embeddings
 from mixnn.progress import Reporter
@@ -30,6 +30,7 @@ class Learned(NamedTuple):
     results: dict[str, Any]  # ready for JSON; accuracies in percent
 
 
+@one_thread()
 def learn(
     embeddings: Embeddings,
     given: dict[str, str],
@@ -45,13 +46,8 @@ def learn(
     `suggested`: images that were picked for labelling, and so tell less about the others.
     """
     reporter = reporter or Reporter(quiet=True)
-    rows = np.array([i for i, name in enumerate(embeddings.names) if name in given])
-    texts = [given[embeddings.names[i]] for i in rows]
-    classes = tuple(sorted(set(texts), key=natural_key))
-    number = {label: i for i, label in enumerate(classes)}
-    y = np.array([number[text] for text in texts])
-    task = Task(embeddings.vectors[rows], y, classes, Frame.of(embeddings.vectors))
-    options = settings(model)
+    rows, task = labelled(embeddings, given)
+    y, classes, options = task.y, task.classes, settings(model)
     with reporter.bar("cross-validation", num_folds(len(y))) as advance:
         held = held_out(task, options, np.random.default_rng([seed, 0]), advance)
     with reporter.bar("fewer labels, draws", draws) as advance:
@@ -71,6 +67,25 @@ def learn(
         "predicted": tally(np.delete(probabilities, rows, axis=0), classes),
     }
     return Learned(classifier, probabilities, results)
+
+
+def labelled(embeddings: Embeddings, given: dict[str, str]) -> tuple[np.ndarray, Task]:
+    """The rows that have a label, and what is to be learned from them."""
+    rows = np.array([i for i, name in enumerate(embeddings.names) if name in given])
+    texts = [given[embeddings.names[i]] for i in rows]
+    classes = tuple(sorted(set(texts), key=natural_key))
+    number = {label: i for i, label in enumerate(classes)}
+    y = np.array([number[text] for text in texts])
+    return rows, Task(embeddings.vectors[rows], y, classes, Frame.of(embeddings.vectors))
+
+
+@one_thread()
+def held_out_share(embeddings: Embeddings, given: dict[str, str], *, model: str, seed: int) -> dict[str, float]:
+    """Accuracy with its interval and nothing else, on the folds of `learn` with this seed."""
+    task = labelled(embeddings, given)[1]
+    held = held_out(task, settings(model), np.random.default_rng([seed, 0]))
+    assert held, "asked only where labels can be held out"
+    return _share(int((held.best.argmax(1) == task.y[held.rows]).sum()), len(held.rows))
 
 
 def tally(probabilities: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mixnn.classifying.models import MODELS
-from mixnn.progress import print_table
+from mixnn.progress import print_table, shown
 
 SHOWN = 25  # classes in the table, the worst ones where there are more
 FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
@@ -15,9 +15,10 @@ def show(found: dict[str, Any]) -> None:
     """Print it: tables of classes, classifiers and numbers of labels, then what they say and where the files are."""
     if "classifier" in found:
         _show_classes(found)
+        _show_baselines(found)
         _show_curve(found["curve"])
     for sentence in sentences(found):
-        print(sentence)
+        print(shown(sentence))
 
 
 def sentences(found: dict[str, Any]) -> list[str]:
@@ -56,6 +57,10 @@ def _accuracy(found: dict[str, Any]) -> list[str]:
         f"would be right in {held['commonest_share']:.1f}%",
         *found["notes"],
     ]
+    if "without" in found:
+        gain = held["accuracy"] - max(row["accuracy"] for row in found["without"].values())
+        why = "" if gain > 0 else ": training has not paid here yet; train for longer, or on more images"
+        lines.append(f"{gain:+.1f} points beside the better of raw pixels and the untrained network{why}")
     if held["confusions"]:
         pairs = [f"{c['label']!r} taken for {c['taken_for']!r} ({c['images']})" for c in held["confusions"][:3]]
         lines.append(f"most confused: {', '.join(pairs)}")
@@ -82,6 +87,13 @@ def _show_classes(found: dict[str, Any]) -> None:
         both = [(MODELS[model], *_cells(share)) for model, share in held["models"].items()]
         print_table(("classifier", "accuracy", "95% interval"), both)
     print()
+
+
+def _show_baselines(found: dict[str, Any]) -> None:
+    if "without" in found:
+        rows = {"this run": found["held_out"]} | found["without"]
+        print_table(("the same labels on", "accuracy", "95% interval"), [(t, *_cells(row)) for t, row in rows.items()])
+        print()
 
 
 def _show_curve(points: list[dict[str, Any]]) -> None:

@@ -93,7 +93,9 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         return VERBS[args.verb][0](args)
     except UserError as error:
-        print(f"mixnn: {error}", file=sys.stderr)
+        from mixnn.progress import shown
+
+        print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

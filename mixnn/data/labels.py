@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from mixnn.config import UserError
@@ -23,26 +23,38 @@ def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
 
 
 def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
-    """Name -> label for the files a CSV lists; every other file, and one with an empty label, stays unlabelled."""
+    """Name -> label for the files a CSV lists; every other file, and one with an empty label, stays unlabelled.
+
+    A file may be there twice, as when two such CSVs are put together, but not with two labels.
+    """
     rows = read_rows(path)
     header, file_column, label_column = columns(path, *rows[0])
     known, seen, found = set(names), dict[str, int](), dict[str, str]()
     for number, row in rows[1:] if header else rows:
         if len(row) <= max(file_column, label_column):
-            raise wrong_row(path, number, row, "a column is missing, expected file,label")
-        name = PurePosixPath(row[file_column]).as_posix()
+            raise wrong_row(path, number, row, "a column is missing, expected file,label with a comma between")
+        name, label = PurePosixPath(row[file_column]).as_posix(), row[label_column].strip()
         if name not in known:  # else the spaces around it are part of it
             name = PurePosixPath(name.strip()).as_posix()
         if name not in known:
-            raise wrong_row(path, number, row, f"no image {name!r} in the folder; names are relative to it")
-        if name in seen:
-            raise wrong_row(path, number, row, f"{name!r} is already in row {seen[name]}, keep one of them")
-        seen[name] = number
-        if label := row[label_column].strip():
-            found[name] = label
+            raise wrong_row(path, number, row, absent(name, known, may_be_header=not header and number == rows[0][0]))
+        if label and found.setdefault(name, label) != label:
+            said = f"{name!r} is already in row {seen[name]}, as {found[name]!r}: keep one of them"
+            raise wrong_row(path, number, row, said)
+        if label:
+            seen.setdefault(name, number)
     if not found:
         raise UserError(f"{path} holds no label\nwrite one line for each labelled image: file,label")
     return found
+
+
+def absent(name: str, known: Collection[str], may_be_header: bool) -> str:
+    """What to tell of a name that is no image's."""
+    parts = PurePosixPath(name).parts
+    tails = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    meant = next((f", did you mean {tail!r}?" for tail in tails if tail in known), "")
+    header = "\nif this row is a header, name its columns file,label" * may_be_header
+    return f"no image {name!r} in the folder{meant or '; names are relative to it'}{header}"
 
 
 def read_rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -52,8 +64,9 @@ def read_rows(path: Path) -> list[tuple[int, list[str]]]:
             reader = csv.reader(file)
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"cannot read the labels in {path}: {error}\nexpected a CSV file with lines: file,label"
+            f"cannot read the labels in {path}: {why}\nexpected a CSV file with lines: file,label"
         ) from error
     if not rows:
         raise UserError(f"{path} is empty\nwrite one line for each labelled image: file,label")

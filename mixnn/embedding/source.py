@@ -7,7 +7,7 @@ tests STL-10 at 96, and so does `evaluate`.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,12 +63,28 @@ class Source:
         kept = [i for i in range(len(names)) if i not in reasons]
         return Images([names[i] for i in kept], images[kept], [(names[i], why) for i, why in reasons.items()])
 
+    def only(self, names: Collection[str]) -> Source:
+        """Those of these names, in the order of the source."""
+        rows = [i for i, name in enumerate(self.names) if name in names]
+        paths = [self.paths[i] for i in rows] if self.paths else []
+        return Source(
+            self.title, [self.names[i] for i in rows], paths, None if self.arrays is None else self.arrays[rows]
+        )
+
     def signature(self) -> list[tuple[str, int, int]]:
         """What tells whether the images are still the same: names, and files' sizes and times."""
         if self.arrays is not None:
             return [(self.title, len(self), 0)]
-        stats = [(name, path.stat()) for name, path in zip(self.names, self.paths, strict=True)]
-        return [(name, s.st_size, s.st_mtime_ns) for name, s in stats]
+        return [(name, *_size_and_time(path)) for name, path in zip(self.names, self.paths, strict=True)]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Zeros of a link that leads nowhere, or a file that is gone: reading it will say so."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def resized(images_u8: np.ndarray, size: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from mixnn.runs.folder import environment
 # Named one by one, for a card is published: no folder of the user's machine may slip in with a new setting.
 SETTINGS = (
     *("batch_size", "lr", "warmup_epochs", "sgd_momentum", "weight_decay", "bn_groups", "crop_area", "weak_flip"),
-    *("precision", "seed"),
+    *("mirror", "precision", "seed"),
 )
 PROGRAM = {
     "takes": "images: uint8 RGB, (batch, 3, height, width), any batch; best at the size below",

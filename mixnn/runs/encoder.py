@@ -29,6 +29,13 @@ def make_backbone(config: Config) -> Backbone:
     return build_backbone(config.backbone, config.image_size, config.bn_groups)
 
 
+def untrained(config: Config) -> Backbone:
+    """The network as training found it, in eval mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return make_backbone(config).eval()
+
+
 def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[Backbone, int]:
     """The student's backbone in eval mode, and the step it was saved at."""
     tensors, state = run.load_checkpoint(warn)

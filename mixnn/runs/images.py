@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mixnn import data
@@ -21,6 +22,7 @@ def load_split(config: Config, split: str) -> ImageSet:
     if split != "pretrain" and config.data not in data.DATASETS and config.labels:
         labelled = (images.labels >= 0).nonzero()[:, 0]
         images = images.subset(labelled) if len(labelled) else images
+    images = replace(images, mirror=images.mirror and config.mirror == "yes")
     return images.limit(config.limit) if config.limit else images
 
 

@@ -107,5 +107,6 @@ def same_files(paths: Sequence[Path]) -> dict[tuple[int, int], list[int]]:
 
 
 def file_id(path: Path) -> tuple[int, int]:
-    status = os.stat(path)
+    """What the file system knows a file by; of a link that leads nowhere, the link itself."""
+    status = os.stat(path, follow_symlinks=path.exists())
     return status.st_dev, status.st_ino

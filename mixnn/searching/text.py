@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Any
+
+from mixnn.progress import shown
 
 LINKED = "Similarity is to the group's first image; one below the threshold is linked to it by others"
 
@@ -57,9 +58,3 @@ def _duplicates(result: dict[str, Any]) -> list[str]:
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-def shown(name: str) -> str:
-    """The name, but for characters that would move the cursor or change colors, or that no terminal can print."""
-    escaped = ("Cc", "Cs", "Zl", "Zp")
-    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in name)

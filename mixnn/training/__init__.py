@@ -60,12 +60,14 @@ def pretrain(
     config, images = resolve(str(data), set or {}, settings)
     for name, reason in images.skipped:
         say.warn(f"skipped {name}: {reason}")
-    chosen = [c for c in choices(str(data), set or {}, settings) if not (budget and c.name == "epochs")]
-    for line in [*(images.scan.lines() if images.scan else []), *chosen]:
-        say.say(str(line))
-    if budget:
-        epochs = _epochs_within(budget, config, images, say)
-        config = replace(config, epochs=epochs, warmup_epochs=min(config.warmup_epochs, max(1, epochs // 10)))
+    for line in images.scan.lines() if images.scan else []:
+        say.say(line)
+    if budget:  # what else is chosen depends on how many epochs there will be
+        settings |= {"epochs": _epochs_within(budget, config, images, say)}
+        config, images = resolve(str(data), set or {}, settings)
+        config = replace(config, warmup_epochs=min(config.warmup_epochs, max(1, config.epochs // 10)))
+    for choice in choices(str(data), set or {}, settings):
+        say.say(str(choice))
     path = Path(out) if str(out) else free_name(config)
     initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)

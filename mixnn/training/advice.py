@@ -67,6 +67,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     value("warmup_epochs", min(5, max(1, epochs // 10)), "a tenth of the epochs, at most 5")
     if size < 16:
         value("crop_area", 0.6, "a smaller part of such a tiny image says little")
+    value("mirror", "yes", "a mirrored photograph is one too; for text, digits or maps type --mirror no")
     support = 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
     value("support_size", max(support, batch), "the largest power of two up to half the images, at most 4096")
     if not cuda:

@@ -33,8 +33,9 @@ def test_asking_for_class_folders_where_there_are_none_is_an_error():
         "label,note,file\ncat,,a/1.png\ndog,x,4.png",
         '"./a/1.png","cat"\n"4.png","dog"\n',
         "a/1.png,cat\n4.png,dog\na/2.png,\n",
+        "a/1.png,\n4.png,dog\na/1.png,cat\n4.png,dog\na/1.png,\n",
     ],
-    ids=["plain", "header", "spreadsheet", "columns in another order", "quoted", "empty label"],
+    ids=["plain", "header", "spreadsheet", "columns in another order", "quoted", "empty label", "twice the same"],
 )
 def test_a_csv_labels_the_files_it_lists(tmp_path: Path, text: str):
     assert from_csv(write(tmp_path, text), NAMES) == {"a/1.png": "cat", "4.png": "dog"}
@@ -55,7 +56,14 @@ def test_spaces_around_a_name_count_where_a_file_has_them(tmp_path: Path):
     [
         ("a/1.png,cat\n5.png,dog\n", r"labels.csv, row 2: 5.png,dog\nno image '5.png'"),
         ("file,label\n4.png,x\na/1.png,cat\n4.png,dog\n", r"row 4: 4.png,dog\n'4.png' is already in row 2"),
-        ("4.png,x\n4.png,\n", r"row 2: 4.png,\n'4.png' is already in row 1"),
+        ("4.png,\n4.png,x\n4.png,y\n", r"row 3: 4.png,y\n'4.png' is already in row 2, as 'x'"),
+        (
+            "name,class\n4.png,x\n",
+            r"no image 'name' in the folder.*\nif this row is a header, name its columns file,label",
+        ),
+        ("a/1.png,x\n9.png,y\n", r"no image '9.png' in the folder; names are relative to it$"),
+        ("photos/a/1.png,x\n", r"no image 'photos/a/1.png' in the folder, did you mean 'a/1.png'\?"),
+        ("file;label\na/1.png;x\n", r"row 1: file;label\na column is missing, expected file,label with a comma"),
         ("a/1.png\n", r"row 1: a/1.png\na column is missing"),
         ("a/1.png,cat\n\n4.png\n", r"row 3: 4.png\na column is missing"),
         ("file,class\n4.png,x\n", r"row 1: file,class\nthe header has no column 'label'"),

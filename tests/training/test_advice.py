@@ -6,8 +6,11 @@ from PIL import Image
 import mixnn
 from mixnn.config import Config
 from mixnn.progress import Reporter
+from mixnn.runs.images import load_split
 from mixnn.training import _seconds
 from mixnn.training.advice import OPTIONS, choose, typical_side
+from mixnn.training.setup import resolve
+from mixnn.training.trainer import pipelines
 
 QUIET = Reporter(quiet=True)
 
@@ -52,6 +55,20 @@ def test_what_the_user_gave_is_left_alone_and_counts():
     assert chosen(1797, 200, given={"image_size": 0})["image_size"] == 32  # 0 stands for: choose
 
 
+@pytest.mark.parametrize("given, flip", [({}, 0.5), ({"mirror": "yes"}, 0.5), ({"mirror": "no"}, 0.0)])
+def test_a_folders_images_are_flipped_unless_a_mirrored_one_is_another(tmp_path, given, flip):
+    for i in range(4):
+        Image.new("RGB", (8, 8), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    assert chosen(4, 8, given=given).get("mirror", "given") == ("given" if given else "yes")
+    config, images = resolve(str(tmp_path), {}, given | {"batch_size": 2})
+    assert [view.flip for view in pipelines(config, images, ("strong", "plain"))] == [flip, flip]
+    assert load_split(config, "train").mirror == images.mirror == bool(flip), "the linear probe flips alike"
+
+
+def test_the_embedded_digits_are_never_flipped():
+    assert not load_split(Config(data="digits", mirror="yes"), "train").mirror
+
+
 def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
     for i, side in enumerate((10, 20, 30, 40, 50)):
         Image.new("RGB", (100, side)).save(tmp_path / f"{i}.png")
@@ -86,5 +103,6 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, ca
     assert "40 images, shorter side 20 to 22" in said
     assert "image_size 20: the shorter side is 21 pixels (median)" in said
     assert f"epochs {run.config.epochs}: a step takes" in said
+    assert f"lr 0.3: a larger rate for a run of {run.config.epochs * 4:,} steps" in said
     assert (run.config.image_size, run.config.backbone) == (20, "resnet8")
     assert len(run.metrics()) == run.config.epochs >= 1

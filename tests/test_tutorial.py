@@ -1,0 +1,121 @@
+"""docs/tutorial.md from top to bottom: its commands and snippets are taken from the page itself and run in order.
+
+To make it quick fewer digits are written, the training budget is seconds, and the curve of `classify` is drawn from
+fewer labellings; nothing else is changed. What is printed is compared with what the page shows, numbers aside.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixnn
+from mixnn import classifying
+from mixnn.classifying.learning import learn
+from mixnn.cli import main, parse
+from mixnn.progress import Reporter
+
+TEXT = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = FENCE.findall(TEXT)
+INLINE = re.findall(r"(?<!`)`(mixnn [^`\n]+)`(?!`)", FENCE.sub("", TEXT))
+SMALLER = {"enumerate(digits.target)": "enumerate(digits.target[:300])", "--time-budget 2m": "--time-budget 2s"}
+ELSEWHERE = next(block for kind, block in BLOCKS if kind == "python" and "import torchvision" in block)
+
+
+def test_each_word_that_is_changed_stands_on_the_page_once():
+    assert [TEXT.count(word) for word in SMALLER] == [1, 2], "the budget also in the text that explains it"
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_each_command_in_the_text_is_one(command: str):
+    parse(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("name", re.findall(r"`(--[a-z-]+)[^`]*`", FENCE.sub("", TEXT)))
+def test_each_option_in_the_text_is_one(name: str):
+    from mixnn.cli import build_parser
+
+    assert any(name in verb.flags() for verb in build_parser()[1].values())
+
+
+def test_links_within_the_page_lead_to_headings():
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", TEXT), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+def shape(line: str) -> str:
+    """A line with its numbers and the width of its columns taken out."""
+    return " ".join(re.sub(r"[+-]?\d[\d.,e-]*", "#", line).split())
+
+
+def check_shown(shown: list[str], printed: str, what: str) -> None:
+    """Each line of the page begins one that was printed, in this order; `...` stands for what is left out."""
+    lines = map(shape, printed.splitlines())
+    for line in (line for line in shown if line.strip() != "..."):
+        start = shape(line.removesuffix(" ..."))
+        assert any(other.startswith(start) for other in lines), f"{what} does not print: {line}\nbut:\n{printed}"
+
+
+def run_commands(block: str) -> None:
+    """Each `$ mixnn ...` line, and that it prints what stands below it."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *shown = part.splitlines()
+        program, *words = shlex.split(command)
+        assert program == "mixnn"
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            assert main(words) == 0, printed.getvalue()
+        check_shown(shown, printed.getvalue(), command)
+
+
+def run_snippet(code: str) -> tuple[dict[str, object], str]:
+    names: dict[str, object] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "docs/tutorial.md", "exec"), names)
+    return names, printed.getvalue()
+
+
+def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=2))
+    ran, said = [], ""
+    for kind, block in BLOCKS:
+        for word, smaller in SMALLER.items():
+            block = block.replace(word, smaller)
+        if kind == "console":
+            run_commands(block)
+        elif kind == "python" and block != ELSEWHERE:
+            said = run_snippet(block)[1]
+        elif not kind:
+            check_shown(block.splitlines(), said, "the snippet above")
+        ran.append(kind)
+    assert ran.count("console") > 9
+    assert ran.count("python") > 5
+    assert len(os.listdir("photos")) == 300
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_the_exported_file_opens_in(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip(package, exc_type=(ImportError, RuntimeError))
+    monkeypatch.chdir(tmp_path)
+    small = {"epochs": 0, "warmup_epochs": 0, "limit": 64, "batch_size": 16, "set": {"hidden": 32}, "device": "cpu"}
+    run = mixnn.pretrain("digits", backbone="resnet18", out="runs/resnet18", reporter=Reporter(quiet=True), **small)
+    mixnn.export(run, reporter=Reporter(quiet=True))
+    (timm,) = re.findall(r"put `(timm\.[^`]+)` in place", TEXT)
+    code = ELSEWHERE
+    if package == "timm":
+        code = code.replace("torchvision.models.resnet18()", timm).replace("import torchvision", "import timm")
+    found, _ = run_snippet(code)
+    looks, u8 = found["card"]["preprocessing"], torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
+    mean, std = (torch.tensor(looks[key]).view(3, 1, 1) for key in ("mean", "std"))
+    vectors = found["network"].eval()((u8 * looks["scale"] - mean) / std)
+    torch.testing.assert_close(vectors, mixnn.load("runs/resnet18", "cpu")(u8), rtol=1e-4, atol=1e-4)
