@@ -166,7 +166,7 @@ class Config(Checked):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later and runs faster",
+        "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later",
         choices=("auto", "eager", "captured", "compiled"),
     )
     resident: str = option(

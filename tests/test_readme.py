@@ -1,5 +1,6 @@
 """README speaks the truth about commands and files; `make demo` and the suite itself are run by hand and by CI."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from mixnn.cli import parse
+from mixnn.reproduction.planning import plan_row
+from mixnn.reproduction.tables import TABLES
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
+RUNS_OF_20 = sorted((ROOT / "results" / "epochs20").glob("*-seed0.json"))
 COMMANDS = re.findall(r"^(mixnn [^#\n]+)", TEXT, re.MULTILINE)
 
 
@@ -40,3 +44,52 @@ def test_the_python_names_of_the_text_exist():
         place = mixnn
         for part in name.split("."):
             place = getattr(place, part)
+
+
+# Its numbers are those of results/
+
+
+def cells(text: str, first: str) -> list[str]:
+    """The cells after the one that begins so, in the one line of a table that has it."""
+    (line,) = (line for line in text.splitlines() if re.search(rf"\| {first}(, `.*`)? \|", line))
+    return [cell.strip() for cell in line.split(f"| {first}")[1].split("|")[1:]]
+
+
+def read(name: str) -> dict:
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*-seed0.json")), ids=lambda path: path.stem)
+def test_accuracies_are_those_of_the_committed_runs(path: Path):
+    rows = {plan_row(row, "cifar10", [0], {})[0].name: row.name for row in TABLES["main"].rows}
+    if path.stem not in rows:
+        pytest.skip("a row of another table")
+    run, title = json.loads(path.read_text()), rows[path.stem]
+    table = TEXT.split("## Results")[1].split("The paper's numbers")[0]
+    _, _, linear, _, _, knn, *_ = cells(table, title)
+    assert linear == f"{run['results']['linear']['last']:.2f}"
+    assert knn == f"{run['results']['knn']['weighted']:.2f}"
+
+
+def test_times_are_those_of_the_committed_measurements():
+    table = TEXT.split("`mixnn bench --method all`")[1].split("ReSSL and the supervised")[0]
+    names = {"moco": "MoCo v2", "unmix": "UnMix", "simclr": "SimCLR", "ressl": "ReSSL", "supervised": "Supervised"}
+    for name, row in read("bench-methods-h200.json")["methods"].items():
+        passes, ms, ratio, *_ = cells(table, names.get(name, name.upper()))
+        assert passes == "{} + {}".format(*row["passes"])
+        assert ms == f"{row['ms_per_step']:.2f}"
+        assert ratio == f"{row['over_expected']:.2f}"
+    one = read("bench-h200.json")
+    assert f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s" in TEXT
+    assert f"| {one['plain_loop']['ms_per_step']:.1f} | {one['times_faster']} times as long |" in TEXT
+
+
+def test_twenty_epochs_are_those_of_the_committed_runs():
+    block = TEXT.split("has 38.25):")[1].split("`results/epochs20`")[0].strip().splitlines()
+    shown = dict(zip(*([cell.strip() for cell in line.strip("|").split("|")] for line in block[::2]), strict=True))
+    names = {"mocov2": "moco"}
+    runs = {run["config"]["method"]: run for run in (read(f"epochs20/{p.name}") for p in RUNS_OF_20)}
+    assert len(shown) == len(runs) == 12
+    for name, text in shown.items():
+        key = name.lower().replace(" ", "")
+        assert text == f"{runs[names.get(key, key)]['results']['knn']['weighted']:.2f}", name

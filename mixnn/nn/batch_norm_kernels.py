@@ -230,7 +230,7 @@ def supports(dtype: torch.dtype, channels: int) -> bool:
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """As split_batch_norm.batch_norm."""
+    """As batch_norm.batch_norm."""
     layout = _Layout(x, views, groups)
     partial = layout.partial(x)
     bn_sum_kernel[layout.sum_grid](x, partial, layout.per_program, *layout.numbers, **layout.sum_sizes)
@@ -246,7 +246,7 @@ def backward(
     dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As split_batch_norm.batch_norm_backward."""
+    """As batch_norm.batch_norm_backward."""
     layout, saved = _Layout(x, views, groups), y is not None
     partial, dx = layout.partial(x), torch.empty_like(x)
     slopes = torch.empty_like(x) if saved else x.new_empty(0)

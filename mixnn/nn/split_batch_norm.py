@@ -62,7 +62,11 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
 
 
 def set_views(module: nn.Module, views: int, tracked: bool = True) -> None:
-    """Tell every SplitBatchNorm below how many views a batch stacks, and whether to keep running statistics."""
+    """Tell every SplitBatchNorm below how many views a batch stacks, and whether to keep running statistics.
+
+    These move view by view, x1's then x2's. The authors run the directions the other way round: x1 then has 0.53 of the
+    weight instead of 0.47.
+    """
     for layer in module.modules():
         if isinstance(layer, SplitBatchNorm):
             layer.views, layer.tracked = views, tracked

@@ -4,8 +4,8 @@
 
 Eager runs it operator by operator. Captured, on CUDA, compiles the making of views and the log (small operators by the
 hundred) and records the whole step once for replay; the networks' time lies in convolutions and in batch norm, which
-has kernels of its own. Compiled compiles all from images to loss, and on CUDA records that: the fastest step, and the
-longest start.
+has kernels of its own. Compiled compiles all from images to loss, and on CUDA records that: the longest start, for a
+step that is hardly faster.
 
 The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate
 are written into fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints
