@@ -31,13 +31,15 @@ def features(
     chunk = max(1, CHUNK * 64**2 // max(64**2, images.size[0] * images.size[1]))
     backbone.eval()
     parts = []
-    for index in order.split(chunk):
-        u8 = images.images[index].to(device)
-        if view is None:
-            x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
-        else:
-            x = augment(u8, torch.rand(len(u8), view.num_draws, device=device, generator=generator), view)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
-            parts.append(backbone(normalize(x, mean, std)).float())
-    backbone.train(training)
+    try:
+        for index in order.split(chunk):
+            u8 = images.images[index].to(device)
+            if view is None:
+                x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
+            else:
+                x = augment(u8, torch.rand(len(u8), view.num_draws, device=device, generator=generator), view)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
+                parts.append(backbone(normalize(x, mean, std)).float())
+    finally:  # a trainer that runs out of memory here goes on
+        backbone.train(training)
     return torch.cat(parts)

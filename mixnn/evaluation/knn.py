@@ -24,7 +24,11 @@ def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str,
 def knn(
     bank_MF: Tensor, bank_labels: Tensor, queries_F: Tensor, labels: Tensor, num_classes: int, k: int = 0
 ) -> dict[str, float]:
-    """Accuracy in percent by either vote; k = 0 stands for `default_k`, a bank smaller than k is used whole."""
+    """Accuracy in percent by either vote; k = 0 stands for `default_k`, a bank smaller than k is used whole.
+
+    Labels may lie elsewhere than the features: those of images that stay on the host do.
+    """
+    bank_labels, labels = bank_labels.to(bank_MF.device), labels.to(bank_MF.device)
     k = min(k or default_k(len(bank_MF), num_classes), len(bank_MF))
     similarity, index = nearest(unit(queries_F), unit(bank_MF), k)
     accuracy = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from mixnn import data
 from mixnn.config import Config
 from mixnn.data import ImageSet
@@ -24,6 +26,18 @@ def load_split(config: Config, split: str) -> ImageSet:
         images = images.subset(labelled) if len(labelled) else images
     images = replace(images, mirror=images.mirror and config.mirror == "yes")
     return images.limit(config.limit) if config.limit else images
+
+
+def fits(images: ImageSet, device: torch.device) -> bool:
+    """Whether the images can live on the device; half of its free memory is left to the networks."""
+    if device.type != "cuda":
+        return True
+    return images.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
+
+
+def placed(images: ImageSet, device: torch.device) -> ImageSet:
+    """The images on the device, or where they are if they do not fit there."""
+    return images.to(device) if fits(images, device) else images
 
 
 def has_test_split(config: Config) -> bool:

@@ -23,7 +23,7 @@ from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
-from mixnn.runs.images import has_test_split, is_labelled, load_split
+from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
@@ -43,13 +43,6 @@ def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[
         "plain": weak(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
     }
     return [made[kind] for kind in kinds]
-
-
-def fits(images: ImageSet, device: torch.device) -> bool:
-    """Whether the images can live on the device; half of its free memory is left to the networks."""
-    if device.type != "cuda":
-        return True
-    return images.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
 
 
 class Trainer:
@@ -150,6 +143,8 @@ class Trainer:
             interrupts() as flag,
             self.say.bar(self.config.method, self.config.epochs) as advance,
         ):
+            if self._unlogged(run):  # it was saved, and then the process died
+                self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             clock = read = time.perf_counter()
             first = self.done
             while self.done < self.total_steps:
@@ -220,19 +215,33 @@ class Trainer:
         return UserError(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
-        means = self._means()  # waits for the device, so the clock below is right
-        epoch, seconds = self.done // self.steps_per_epoch, time.perf_counter() - clock
+        """Save first: what happens in the kNN reading costs no training, and a resumed run can take it once more."""
+        self._means()  # waits for the device, so the clock below is right
+        seconds = time.perf_counter() - clock
         self.seconds += seconds
-        self.record = {"epoch": epoch, "step": self.done, **means}
-        if self.probe_sets and (epoch % self.config.knn_every == 0 or epoch == self.config.epochs):
-            self.record |= self._knn()
-        self.record["images_per_s"] = round(num_steps * self.config.batch_size / seconds)
+        if self._due(self.config.checkpoint_every):
+            self._save(run)
+        self._log_epoch(run, num_steps * self.config.batch_size / seconds)
+
+    def _log_epoch(self, run: Run, images_per_s: float) -> None:
+        """All of it follows from what a checkpoint holds, but for the speed."""
+        self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
+        if self.probe_sets and self._due(self.config.knn_every):
+            self.record |= self._reading()
+        self.record["images_per_s"] = round(images_per_s)
         self.record["seconds"] = round(self.seconds, 3)
         run.log(self.record)
         for logger in self.loggers:
             logger.log(self.record)
-        if epoch % self.config.checkpoint_every == 0 or epoch == self.config.epochs:
-            self._save(run)
+
+    def _due(self, every: int) -> bool:
+        epoch = self.done // self.steps_per_epoch
+        return epoch % every == 0 or epoch == self.config.epochs
+
+    def _unlogged(self, run: Run) -> bool:
+        """Whether the epoch that has just ended is missing in the log."""
+        ended = self.done > 0 and self.done % self.steps_per_epoch == 0
+        return ended and self.done not in {record["step"] for record in run.metrics()}
 
     def _save(self, run: Run) -> None:
         tensors, state = self.state()
@@ -245,9 +254,16 @@ class Trainer:
         """Labelled train and test images for the kNN readings; None where there are none."""
         if not has_test_split(self.config):
             return None
-        test, train = (load_split(self.config, split) for split in ("test", "train"))
-        test, train = (images.to(device) if fits(images, device) else images for images in (test, train))
+        test, train = (placed(load_split(self.config, split), device) for split in ("test", "train"))
         return (train, test) if is_labelled(train) and is_labelled(test) else None
+
+    def _reading(self) -> dict[str, float]:
+        """A reading that fails, for want of memory perhaps, is missing in the log; training goes on."""
+        try:
+            return self._knn()
+        except RuntimeError as error:
+            self.say.warn(f"no kNN reading at step {self.done}: {(str(error).splitlines() or [repr(error)])[0]}")
+            return {}
 
     def _knn(self) -> dict[str, float]:
         assert self.probe_sets is not None

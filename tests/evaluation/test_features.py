@@ -51,6 +51,17 @@ def test_features_are_those_of_normalised_images_under_running_statistics(backbo
     assert (found.dtype, found.shape, found.requires_grad) == (torch.float32, (11, 128), False)
 
 
+def test_the_backbone_trains_on_where_its_features_could_not_be_had():
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("out of memory")
+
+    backbone = Fails().train()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        features(backbone, image_set())
+    assert backbone.training
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_backbone_is_left_as_it_was(backbone: ResNet, training: bool):
     backbone.train(training)

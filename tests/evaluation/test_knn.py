@@ -65,6 +65,13 @@ def test_a_bank_smaller_than_k_is_used_whole():
     assert knn(bank, labels, queries, truth, 3, 10**6) == knn(bank, labels, queries, truth, 3, len(bank))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_labels_may_lie_on_the_host_where_the_features_do_not():
+    bank, labels, queries, truth = problem()
+    assert knn(bank.cuda(), labels, queries.cuda(), truth, 3, 7) == knn(bank, labels, queries, truth, 3, 7)
+
+
 @pytest.mark.parametrize("images, classes", [(50_000, 10), (50_000, 100), (5_000, 10), (100_000, 200)])
 def test_the_default_is_200_for_each_of_the_papers_sets(images: int, classes: int):
     assert default_k(images, classes) == 200

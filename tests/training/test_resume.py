@@ -124,6 +124,18 @@ def kill_in_line(step: int) -> None:
     Run.log = half_and_die  # type: ignore[method-assign]
 
 
+def kill_in_reading(step: int) -> None:
+    """The process dies in the kNN reading of an epoch, as one does that takes too much memory."""
+    original = Trainer._knn
+
+    def die(self: Trainer) -> dict[str, float]:
+        if self.done == step:
+            send(signal.SIGKILL)
+        return original(self)
+
+    Trainer._knn = die  # type: ignore[method-assign]
+
+
 def kill_while_saving(step: int) -> None:
     """The process dies when the checkpoint is written, but has not got its name yet."""
     original = os.replace
@@ -141,8 +153,10 @@ KILLS: dict[
 ] = {  # what happens, and the step of the checkpoint it leaves
     "right after the first checkpoint": (signal_in_step, [5, signal.SIGKILL], 4),
     "in the middle of an epoch": (signal_in_step, [11, signal.SIGKILL], 8),
-    "after an epoch was logged but not saved": (kill_after_logging, [12], 8),
-    "in a line of the log": (kill_in_line, [12], 8),
+    "right after an epoch was logged": (kill_after_logging, [12], 12),
+    "in a line of the log": (kill_in_line, [12], 12),
+    "in the kNN reading of an epoch": (kill_in_reading, [8], 8),
+    "in the last kNN reading": (kill_in_reading, [20], 20),
     "while a checkpoint is written": (kill_while_saving, [16], 12),
     "in the last step": (signal_in_step, [20, signal.SIGKILL], 16),
     "while the last checkpoint is written": (kill_while_saving, [20], 16),

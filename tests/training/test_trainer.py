@@ -56,6 +56,40 @@ def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path
         mixnn.pretrain(resume=run.path, reporter=QUIET)
 
 
+def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path, monkeypatch, capsys):
+    often = SMALL | {"knn_every": 1}
+    quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", set=OPTIONS, reporter=QUIET, **SMALL)
+    whole = mixnn.pretrain("digits", out=tmp_path / "whole", set=OPTIONS, reporter=QUIET, **often)
+    capsys.readouterr()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory\nand a long explanation")
+
+    monkeypatch.setattr("mixnn.training.trainer.knn", fail)
+    failed = mixnn.pretrain("digits", out=tmp_path / "failed", set=OPTIONS, reporter=QUIET, **often)
+    err = " ".join(capsys.readouterr().err.split())
+    assert "no kNN reading at step 4: out of memory" in err
+    assert "explanation" not in err
+    for other, left_out in ((whole, {"knn", "knn_k"}), (quiet, set())):
+        want = [record.keys() - left_out for record in other.metrics()]
+        assert [record.keys() for record in failed.metrics()] == want
+        ours, theirs = (checkpoint.load(checkpoint.found(run.path / "checkpoints")[0])[0] for run in (failed, other))
+        assert all(torch.equal(t, theirs[name]) for name, t in ours.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_images_that_stay_on_the_host_are_trained_and_read_with_the_same_result(tmp_path: Path, monkeypatch):
+    often = SMALL | {"knn_every": 1, "mode": "eager"}
+    there = mixnn.pretrain("digits", out=tmp_path / "there", set=OPTIONS, reporter=QUIET, **often)
+    for module in ("mixnn.runs.images", "mixnn.training.trainer"):
+        monkeypatch.setattr(f"{module}.fits", lambda *_: False)
+    host = mixnn.pretrain("digits", out=tmp_path / "host", set=OPTIONS, reporter=QUIET, **often)
+    for ours, theirs in zip(host.metrics(), there.metrics(), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
+        assert ours["knn"] == pytest.approx(theirs["knn"], abs=10)  # of 64 images
+
+
 def test_a_methods_options_given_as_a_setting_are_refused():
     with pytest.raises(mixnn.UserError, match="set="):
         mixnn.pretrain("digits", options={"topk": 1}, reporter=QUIET)
