@@ -14,8 +14,8 @@ import mixnn
 from mixnn import methods, reproduction
 from mixnn.progress import Reporter
 from mixnn.reproduction import planning, rendering, tables
-from mixnn.reproduction.claims import claim
 from mixnn.reproduction.tables import TABLES, Row, Table
+from mixnn.runs.claims import claim
 from mixnn.training.setup import configure
 
 QUIET = Reporter(quiet=True)

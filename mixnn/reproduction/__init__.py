@@ -16,11 +16,11 @@ from mixnn import methods
 from mixnn.config import Interrupted, UserError, unknown
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.progress import Reporter, print_table
-from mixnn.reproduction.claims import claim
 from mixnn.reproduction.planning import Planned, finished, plan
 from mixnn.reproduction.rendering import FORMATS, cells, render
 from mixnn.reproduction.tables import TABLES, Table, find
 from mixnn.runs import Run
+from mixnn.runs.claims import claim
 from mixnn.training import pretrain
 
 __all__ = ["TABLES", "reproduce"]

@@ -1,6 +1,7 @@
 """The folder of one run:
 
-config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json.
+config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json;
+and .lock, which the process that trains it holds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from torch import Tensor
 import mixnn
 from mixnn.config import Config, UserError, make
 from mixnn.runs import checkpoint
+from mixnn.runs.claims import LOCK
+
+
+class Taken(UserError):
+    """A folder that exists, and may not be overwritten."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +47,8 @@ class Run:
         is_run = Run.is_one(path)
         if not overwrite:
             ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
-            raise UserError(f"{path} exists: type another --out{ways}")
-        if not (is_run or (path.is_dir() and not any(path.iterdir()))):
+            raise Taken(f"{path} exists: type another --out{ways}")
+        if not (is_run or (path.is_dir() and all(file.name == LOCK for file in path.iterdir()))):
             raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
 
     @staticmethod
@@ -55,17 +61,32 @@ class Run:
         return (path / "command.txt").is_file()
 
     @staticmethod
-    def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
+    def reserve(path: Path, overwrite: bool = False) -> Path:
+        """Make the folder; of processes that try it at the same time, one succeeds and the others find it Taken."""
         Run.check_free(path, overwrite)
         try:
-            if path.exists():
-                shutil.rmtree(path.resolve())
-            path.resolve().mkdir(parents=True)
-            run = Run(path, config)
-            run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
-            run.write("command.txt", command + "\n")
+            path.resolve().mkdir(parents=True, exist_ok=overwrite)
+        except FileExistsError:
+            raise Taken(f"{path} exists: type another --out") from None
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
+        return path
+
+    @staticmethod
+    def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
+        """What was in the folder goes, but for the lock, which this process may hold."""
+        Run.reserve(path, overwrite)
+        try:
+            for old in list(path.iterdir()):
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+                elif old.name != LOCK:
+                    old.unlink()
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
+        run = Run(path, config)
+        run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        run.write("command.txt", command + "\n")
         return run
 
     @staticmethod

@@ -14,10 +14,11 @@ from mixnn.data import ImageSet
 from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import load_split
-from mixnn.training.setup import check_device, choices, free_name, resolve
+from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
@@ -49,11 +50,16 @@ def pretrain(
             raise UserError(
                 "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
             )
-        return _resume(Run.open(resume), settings, say)
+        run = Run.open(resume)
+        with held(run.path):
+            return _resume(run, settings, say)
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     if str(out):
         Run.check_free(Path(out), overwrite)  # before the data are read
+        if (Path(out) / LOCK).exists():
+            with held(Path(out)):  # nor is a run overwritten while another process trains it
+                pass
     budget = _seconds(str(time_budget)) if str(time_budget) else 0.0
     if budget and "epochs" in settings:
         raise UserError("--time-budget sets the number of epochs: leave out one of the two")
@@ -68,18 +74,19 @@ def pretrain(
         config = replace(config, warmup_epochs=min(config.warmup_epochs, max(1, config.epochs // 10)))
     for choice in choices(str(data), set or {}, settings):
         say.say(str(choice))
-    path = Path(out) if str(out) else free_name(config)
     initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:
         trainer.start_from(initial, str(init_from))
-    run = Run.create(path, config, command, overwrite)
-    startup = round(time.perf_counter() - start, 1)
-    about = environment(trainer.order.device) | {"startup_s": startup}
-    run.write("environment.json", json.dumps(about, indent=1) + "\n")
-    say.say(f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, into {path}")
-    say.say(f"ready after {startup} s")
-    trainer.fit(run)
+    path = Run.reserve(Path(out), overwrite) if str(out) else new_folder(config)  # last: a failure leaves nothing
+    with held(path):
+        run = Run.create(path, config, command, overwrite=True)
+        startup = round(time.perf_counter() - start, 1)
+        about = environment(trainer.order.device) | {"startup_s": startup}
+        run.write("environment.json", json.dumps(about, indent=1) + "\n")
+        say.say(f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, into {path}")
+        say.say(f"ready after {startup} s")
+        trainer.fit(run)
     return run
 
 

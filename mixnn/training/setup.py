@@ -13,6 +13,8 @@ from mixnn.config import RECIPES, Config, UserError, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
+from mixnn.runs import Run
+from mixnn.runs.folder import Taken
 from mixnn.runs.images import load_split, training_size
 from mixnn.training.advice import OPTIONS, Choice, advise
 
@@ -85,8 +87,12 @@ def check_images(config: Config, images: ImageSet) -> None:
         )
 
 
-def free_name(config: Config) -> Path:
-    """runs/DATA-METHOD, numbered if that is taken."""
+def new_folder(config: Config) -> Path:
+    """runs/DATA-METHOD, numbered if that is taken; made at once, so that another process takes the next name."""
     stem = f"{Path(config.data).resolve().name}-{config.method}"
-    names = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10**6))
-    return next(name for name in names if not name.exists())
+    number = 1
+    while True:
+        try:
+            return Run.reserve(Path("runs") / (stem if number == 1 else f"{stem}-{number}"))
+        except Taken:
+            number += 1

@@ -53,7 +53,7 @@ def test_features_are_those_of_normalised_images_under_running_statistics(backbo
 
 def test_the_backbone_trains_on_where_its_features_could_not_be_had():
     class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, _: Tensor) -> Tensor:
             raise RuntimeError("out of memory")
 
     backbone = Fails().train()

@@ -45,7 +45,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def temporaries(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.name.startswith(".") or path.name.endswith(".tmp")]
+    return [path for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_tensors_and_state_come_back_bit_for_bit(written: Path):

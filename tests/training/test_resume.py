@@ -22,6 +22,7 @@ from mixnn import methods
 from mixnn.config import Config
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
+from mixnn.runs.claims import held
 from mixnn.runs.images import load_split
 from mixnn.training.interrupt import interrupts
 from mixnn.training.trainer import Trainer
@@ -230,8 +231,8 @@ def test_a_signal_in_the_last_step_of_an_epoch_changes_nothing_either(unbroken: 
     assert_same_run(run, unbroken)
 
 
-def test_the_command_itself_exits_with_143_when_another_process_terminates_it(tmp_path: Path):
-    run = tmp_path / "run"
+def start(run: Path) -> subprocess.Popen[str]:
+    """A long run in a process of its own, under way."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mixnn.__file__).parents[1])}
     words = [*DIGITS, "--epochs", "500", "--checkpoint-every", "500", "--knn-every", "0", "--out", str(run)]
     process = subprocess.Popen(
@@ -243,8 +244,44 @@ def test_the_command_itself_exits_with_143_when_another_process_terminates_it(tm
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "/500" in line:  # it is under way
+        if "/500" in line:
             break
+    return process
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_another_process_trains_is_left_to_it_until_that_is_killed(tmp_path: Path):
+    run = tmp_path / "run"
+    process = start(run)
+    try:
+        for done in (resume(run), train(run, "--overwrite")):
+            assert done.code == 2
+            assert done.err == f"mixnn: another process is training {run}: wait for its end, or stop it first\n"
+        epochs = [record["epoch"] for record in Run.open(run).metrics()]
+        assert epochs == list(range(1, len(epochs) + 1)), "its log is whole"
+    finally:
+        process.kill()
+        process.communicate()
+    assert train(run, "--overwrite").code == 0
+    assert [record["epoch"] for record in log(run)] == [1, 2, 3, 4, 5]
+
+
+def test_a_finished_run_that_another_process_holds_is_not_touched(unbroken: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    shutil.copytree(unbroken, run)
+    before = files(run)
+    with held(run):
+        assert resume(run).code == 2
+    assert files(run) == before
+    assert resume(run).code == 0
+
+
+def test_the_command_itself_exits_with_143_when_another_process_terminates_it(tmp_path: Path):
+    run = tmp_path / "run"
+    process = start(run)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
@@ -269,11 +306,11 @@ def test_a_second_signal_acts_as_usual_and_the_handlers_come_back():
 def test_resuming_a_finished_run_changes_nothing_and_says_that_it_is_finished(unbroken: Path, tmp_path: Path):
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = files(run)
     done = resume(run)
     assert (done.code, done.out) == (0, f"{run}\n")
     assert "finished" in done.err.replace(str(run), "")
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert files(run) == before
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import mixnn
+from mixnn import training
 from mixnn.config import Config
 from mixnn.data import load
 from mixnn.progress import Reporter
-from mixnn.runs import checkpoint
-from mixnn.training.trainer import pipelines
+from mixnn.runs import Run, checkpoint
+from mixnn.training.trainer import Trainer, pipelines
 
 CONFIG = Config(data="cifar10", image_size=8, crop_area=0.3, weak_flip=0.7)
 QUIET = Reporter(quiet=True)
@@ -88,6 +90,33 @@ def test_images_that_stay_on_the_host_are_trained_and_read_with_the_same_result(
     for ours, theirs in zip(host.metrics(), there.metrics(), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
         assert ours["knn"] == pytest.approx(theirs["knn"], abs=10)  # of 64 images
+
+
+def test_a_name_that_another_process_takes_in_the_meantime_is_not_taken_twice(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first: list[Run] = []
+
+    class Slow(Trainer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            monkeypatch.setattr(training, "Trainer", Trainer)
+            first.append(mixnn.pretrain("digits", set=OPTIONS, reporter=QUIET, **SMALL))
+
+    monkeypatch.setattr(training, "Trainer", Slow)
+    second = mixnn.pretrain("digits", set=OPTIONS, reporter=QUIET, **SMALL)
+    assert [str(run.path) for run in (*first, second)] == ["runs/digits-mnn", "runs/digits-mnn-2"]
+
+
+def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "Trainer", fail)
+    for out in ("", "here"):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            mixnn.pretrain("digits", out=out, set=OPTIONS, reporter=QUIET, **SMALL)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_methods_options_given_as_a_setting_are_refused():
