@@ -310,7 +310,7 @@ def test_the_example_keeps_the_contract(example):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.student.parameters())
     assert all(p.grad is None for p in method.teacher.parameters())
     assert all("student" in key and "running" in key for key in changed(method, before))
-    assert not any(value.requires_grad for value in (*aux.metrics.values(), *aux.push[0], *aux.neighbors))
+    assert not any(value.requires_grad for value in (*aux.metrics.values(), *aux.push[0], aux.seen.index_ABK))
     with torch.no_grad():
         for p in method.student.parameters():
             p.add_(0.01)
@@ -324,7 +324,7 @@ def test_the_example_compiles_whole(example):
     steps = [small_step(example, compiled) for compiled in (False, True)]
     torch._dynamo.reset()
     eager, compiled = (
-        [loss.detach(), *(p.grad for p in method.student.parameters()), *aux.push[0], *aux.neighbors]
+        [loss.detach(), *(p.grad for p in method.student.parameters()), *aux.push[0], aux.seen.index_ABK]
         for _, method, loss, aux in steps
     )
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)

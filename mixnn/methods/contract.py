@@ -103,8 +103,3 @@ class Aux(NamedTuple):
     push: tuple[Rows, ...]  # for each support set
     seen: Seen | None  # None where there are no two views
     metrics: dict[str, Tensor]  # other scalars to log
-
-    @property
-    def neighbors(self) -> tuple[Tensor, ...]:
-        """Support rows found, (B, K) a direction; K may be 0."""
-        return () if self.seen is None else self.seen.index_ABK.unbind(0)

@@ -226,7 +226,7 @@ def test_what_is_measured_is_of_both_clean_directions(name):
     assert ("purity" in found) == (name in NEIGHBORLY)
     if "purity" in found:
         labels = given.labels[:, None]
-        hits = [(given.rings[0].labels_Q[index] == labels).double().mean() for index in ran.aux.neighbors]
+        hits = [(given.rings[0].labels_Q[index] == labels).double().mean() for index in ran.aux.seen.index_ABK]
         assert len(hits) == 2
         torch.testing.assert_close(found["purity"].double(), sum(hits) / 2, rtol=0, atol=1e-6)
         assert 0 < found["purity"] < 1
@@ -240,14 +240,14 @@ def test_random_selection_takes_the_rows_of_the_largest_draws():
     aux = run_linear("mnn", select="random").aux
     for direction in range(2):
         u = random[direction].tolist()
-        assert aux.neighbors[direction].tolist() == [sorted(range(Q), key=lambda j: -row[j])[:K] for row in u]
+        assert aux.seen.index_ABK[direction].tolist() == [sorted(range(Q), key=lambda j: -row[j])[:K] for row in u]
 
 
 def test_label_selection_takes_rows_of_the_label_and_purity_is_one():
     given = inputs()
     aux = run_linear("mnn", select="labels").aux
     assert metrics(aux)["purity"] == 1
-    for index in aux.neighbors:
+    for index in aux.seen.index_ABK:
         assert torch.equal(given.rings[0].labels_Q[index], given.labels[:, None].expand(B, K))
 
 
@@ -356,7 +356,7 @@ def test_nnclr_predicts_known_rows_without_a_gradient_through_the_look_up():
     rows = torch.cat([near, -x2, -near[: Q - 2 * B]])[order]
     given = given._replace(rings=(given.rings[0]._replace(z_QD=rows), given.rings[1]))
     ran = run_linear("nnclr", given, topk=1, symmetric=False)
-    (found,) = ran.aux.neighbors
+    (found,) = ran.aux.seen.index_ABK
     assert torch.equal(order[found[:, 0]], torch.arange(B))
 
     def keys_are_constants(x1, _x2, P, H):
@@ -499,7 +499,7 @@ def own_image_rates(name, leaky):
             _, aux = method(Batch(views, index % 4, index, draws))
             before = method.support.index_Q.clone()
             method.after_step(aux)
-            for d, neighbors in enumerate(aux.neighbors):
+            for d, neighbors in enumerate(aux.seen.index_ABK):
                 for when, images_Q in enumerate((before, method.support.index_Q)):
                     hits[d, when] += (images_Q[neighbors] == index[:, None]).any(1).sum()
     return hits / M
