@@ -117,13 +117,23 @@ class Checked:
         """Limits that involve more than one field."""
 
 
+def checked(cls: type, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Some of an option dataclass's values, in their types, each checked by itself; unknown names are errors."""
+    fields, hints = {f.name: f.metadata for f in dataclasses.fields(cls)}, typing.get_type_hints(cls)
+    for name in values:
+        if name not in fields:
+            raise unknown(kind, name, fields)
+    return {k: _check(k, v, hints[k], fields[k]) if fields[k] else v for k, v in values.items()}
+
+
 def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
     """An instance of an option dataclass; an unknown name is an error that lists the valid ones."""
-    valid = [f.name for f in dataclasses.fields(cls)]
-    for name in values:
-        if name not in valid:
-            raise unknown(kind, name, valid)
-    return cls(**values)
+    return cls(**checked(cls, kind, values))
+
+
+def whole(name: str, value: Any, low: int) -> int:
+    """A whole number that a caller gave, checked as a setting is."""
+    return _check(name, value, int, {"choices": (), "low": low, "high": math.inf})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,11 @@ import mixnn
 from mixnn import diagnostics
 from mixnn import functional as F
 from mixnn.diagnostics import measure
+from mixnn.evaluation.features import features
 from mixnn.methods.contract import Direction, Found, Seen
 from mixnn.progress import Reporter
+from mixnn.runs.encoder import load_backbone
+from mixnn.runs.images import load_split
 from mixnn.training.diagnosis import FEATURES, effective_rank, meanings
 
 B, D, K = 7, 6, 4
@@ -147,6 +150,15 @@ def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
     assert 1 < found["feature_rank"] < 128
 
 
+def test_features_are_those_that_evaluation_sees_however_many_batches_are_observed(run):
+    """Batch norm's running statistics move with every batch that is observed."""
+    found = [mixnn.diagnose(run, batches=n, reporter=Reporter(quiet=True)) for n in (1, 6)]
+    assert [found[0][name] for name in FEATURES] == [found[1][name] for name in FEATURES]
+    images = load_split(run.config, "train")
+    x = F.unit(features(load_backbone(run)[0], images).double())
+    assert found[0]["feature_rank"] == pytest.approx(float(effective_rank(x)), rel=1e-4)
+
+
 def test_diagnose_of_a_leaky_queue_finds_the_leak(tmp_path):
     common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 256, "reporter": Reporter(quiet=True)}
     options = {"support_size": 64, "hidden": 16, "dim": 8}
@@ -159,3 +171,5 @@ def test_diagnose_refuses_what_is_no_run(tmp_path, run):
         mixnn.diagnose(tmp_path)
     with pytest.raises(mixnn.UserError, match="at least 1"):
         mixnn.diagnose(run, batches=0)
+    with pytest.raises(mixnn.UserError, match="batches takes a whole number"):
+        mixnn.diagnose(run, batches=1.5)

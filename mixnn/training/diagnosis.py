@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import UserError
+from mixnn.config import whole
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
@@ -38,16 +38,16 @@ def diagnose(
 
     The run's files are only read. See `diagnostics.NAMES` and FEATURES for what each number means.
     """
-    if batches < 1:
-        raise UserError(f"batches={batches}: batches must be at least 1")
+    batches = whole("batches", batches, 1)
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0)  # type: ignore[arg-type]
     tensors, state = run.load_checkpoint(say.warn)
     trainer = Trainer(config, load_split(config, methods.find(config.method).split), say)
     trainer.load(tensors, state)
+    health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     found = {name: value for name, value in _neighbors(trainer, batches, say).items() if name != "loss"}
-    return found | feature_health(trainer)
+    return found | health
 
 
 def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float]:
