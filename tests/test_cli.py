@@ -172,6 +172,25 @@ def test_an_unknown_flag(ask: Ask, words: str):
     assert all(flag in err for flag in FLAGS["pretrain"])
 
 
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ("pretrain digits --topk 3", "topk"),
+        ("pretrain digits --topk=3", "topk"),
+        ("pretrain digits --support-size 64", "support_size"),
+        ("pretrain digits --method sce --eta 0.5", "eta"),
+        ("bench --topk 3", "topk"),
+    ],
+)
+def test_an_option_of_the_method_typed_as_a_flag(ask: Ask, words: str, name: str):
+    assert f"{name} is an option of the method: type --set {name}=..." in refused(ask, words)
+
+
+@pytest.mark.parametrize("words", ["pretrain digits --eta 0.5", "bench --method all --topk 3", "evaluate x --topk 3"])
+def test_a_flag_that_is_no_option_of_the_method_either(ask: Ask, words: str):
+    assert "unknown option of" in refused(ask, words)
+
+
 def test_an_unknown_flag_before_the_verb(ask: Ask):
     assert "valid: --help, --version" in refused(ask, "--verison")
 
@@ -222,6 +241,73 @@ def test_no_data_set_at_all(ask: Ask):
 )
 def test_a_value_of_the_wrong_type(ask: Ask, words: str, name: str, wanted: str):
     assert f": {name} takes {wanted}" in refused(ask, f"pretrain digits {words}")
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("--epochs abc", "epochs takes a whole number"),
+        ("--epochs -1", "epochs must be at least 0"),
+        ("--image-size x", "image_size takes a whole number"),
+        ("--batch-size 1.5", "batch_size takes a whole number"),
+        ("--warmup-epochs x", "warmup_epochs takes a whole number"),
+        ("--lr x", "lr takes a number"),
+        ("--mirror maybe", "valid: yes, no"),
+        ("--set support_size=a", "support_size takes a whole number"),
+        ("--set hidden=1.5", "hidden takes a whole number"),
+        ("--set topkk=3", "did you mean 'topk'?"),
+        ("--method mnm", "did you mean 'mnn'?"),
+        ("--time-budget 1m --batch-size x", "batch_size takes a whole number"),
+    ],
+)
+def test_a_wrong_value_for_a_folder_of_images(ask: Ask, tmp_path: Path, words: str, says: str):
+    save_images(tmp_path / "photos")
+    assert says in refused(ask, f"pretrain photos {words}")
+
+
+def test_a_batch_that_only_the_settings_chosen_for_a_folder_allow(ask: Ask, tmp_path: Path):
+    """100 is no multiple of the paper's 8 groups; for a small batch one group is chosen."""
+    save_images(tmp_path / "photos", 101)
+    words = "--batch-size 100 --image-size 8 --epochs 0 --set support_size=128 --set hidden=16 --set dim=8"
+    answer = ask(f"pretrain photos --out run {words}")
+    assert answer.code == 0, answer.err
+    assert "bn_groups 1" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words, says", [("--epochs 3", "--warmup-epochs 1"), ("--epochs 5", "--warmup-epochs 1"), ("--epochs 1", "0")]
+)
+def test_a_warm_up_that_does_not_end_is_named_with_the_way_out(ask: Ask, words: str, says: str):
+    common = [*words.split(), *shlex.split("--quiet --limit 32 --batch-size 32 --knn-every 0"), *NETWORK]
+    answer = ask("pretrain digits --out long", *common)
+    assert answer.code == 0
+    (line,) = answer.err.splitlines()
+    assert line.startswith("mixnn: warm-up takes 5 epochs and the run has")
+    assert says in line
+    (advice,) = re.findall(r"--warmup-epochs \d", line)
+    assert ask("pretrain digits --out short", *common, *advice.split()).err == ""
+    assert mixnn.Run.open("long").config.warmup_epochs == 5, "the recipe stays as it is"
+
+
+@pytest.mark.parametrize("words", ["--epochs 0", "--epochs 6", "--epochs 20"])
+def test_a_warm_up_that_ends_needs_no_word(ask: Ask, words: str):
+    small = shlex.split("--quiet --limit 32 --batch-size 32 --knn-every 0")
+    assert ask(f"pretrain digits --out run {words}", *small, *NETWORK).err == ""
+
+
+@pytest.mark.parametrize("words", ["pretrain digits", "pretrain --resume run"])
+def test_several_processes_for_one_run_are_refused(ask: Ask, words: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    err = refused(ask, words)
+    assert "WORLD_SIZE=2" in err
+    assert "without torchrun" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", ["", "1"])
+def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert ask(" ".join(DIGITS)).code == 0
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,18 @@ def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
     args, rest = parser.parse_known_args(words)
     for word in rest:
         if word.startswith("-"):
-            raise unknown(
-                f"option of {args.verb or 'mixnn'}", word.partition("=")[0], (verbs.get(args.verb) or parser).flags()
-            )
+            raise _unknown_flag(word.partition("=")[0], (verbs.get(args.verb) or parser).flags(), args)
     if rest:
         raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {args.verb} --help` lists what is valid")
     return parser, args
+
+
+def _unknown_flag(flag: str, valid: Sequence[str], args: argparse.Namespace) -> UserError:
+    if "--set" in valid:
+        from mixnn.training.setup import check_setting
+
+        check_setting(flag.lstrip("-").replace("-", "_"), getattr(args, "method", "mnn"))
+    return unknown(f"option of {args.verb or 'mixnn'}", flag, valid)
 
 
 def main(words: Sequence[str] | None = None) -> int:

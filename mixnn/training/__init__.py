@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import load_split
+from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
 
@@ -45,6 +47,12 @@ def pretrain(
     `time_budget`, as in "30m", sets the epochs by how long a step takes here.
     """
     say, start = reporter or Reporter(), time.perf_counter()
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+        processes = os.environ["WORLD_SIZE"]
+        raise UserError(
+            f"WORLD_SIZE={processes}: each of {processes} processes would train the whole run by itself, for a run has "
+            f"one device; start it without torchrun, or unset WORLD_SIZE"
+        )
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
@@ -71,9 +79,15 @@ def pretrain(
     if budget:  # what else is chosen depends on how many epochs there will be
         settings |= {"epochs": _epochs_within(budget, config, images, say)}
         config, images = resolve(str(data), set or {}, settings)
-        config = replace(config, warmup_epochs=min(config.warmup_epochs, max(1, config.epochs // 10)))
+        if "warmup_epochs" not in settings:
+            config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
     for choice in choices(str(data), set or {}, settings):
         say.say(str(choice))
+    if 0 < config.epochs <= config.warmup_epochs:
+        say.warn(
+            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
+            f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
+        )
     initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:

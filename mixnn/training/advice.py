@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from mixnn.data.listing import list_splits
+from mixnn.training.schedule import short_warmup
 
 SAMPLE = 500  # files whose headers are read to learn how large the images are
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run should see: minutes on a GPU, minutes on two cores
@@ -64,7 +65,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     steps = epochs * max(1, num // max(1, batch))
     if steps < FEW_STEPS:
         value("lr", 0.3, f"a larger rate for a run of {steps:,} steps")
-    value("warmup_epochs", min(5, max(1, epochs // 10)), "a tenth of the epochs, at most 5")
+    value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     if size < 16:
         value("crop_area", 0.6, "a smaller part of such a tiny image says little")
     value("mirror", "yes", "a mirrored photograph is one too; for text, digits or maps type --mirror no")

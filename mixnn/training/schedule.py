@@ -11,3 +11,8 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -
         return base * step / max(1, warmup_steps - 1)
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return base * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def short_warmup(epochs: int) -> int:
+    """Epochs of warm-up for a run of any length: a tenth, at most the paper's 5, and never all of them."""
+    return min(5, max(1, epochs // 10)) if epochs > 1 else 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import methods
-from mixnn.config import RECIPES, Config, UserError, make
+from mixnn.config import RECIPES, Config, UserError, checked, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
@@ -23,21 +23,26 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
     """Defaults, then the data set's recipe and the method's, then what the user gave; no image is read for it."""
     if "options" in settings:
         raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
+    method = str(settings.get("method", "mnn"))
     for name in settings:
-        if name in {f.name for f in fields(methods.find(settings.get("method", "mnn")).Options)}:
-            raise UserError(
-                f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python"
-            )
+        check_setting(name, method)
+    settings = checked(Config, "setting", settings)  # advice reckons with them
+    options = checked(methods.find(method).Options, f"option of {method}", options)
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
     for choice in choices(data, options, settings):
         (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
-    wanted = methods.find(settings.get("method", "mnn")).recipe
-    config = make(Config, "setting", recipe | wanted | dict(settings) | {"data": data})
+    config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
     check_backbone(config.backbone)
     return config
+
+
+def check_setting(name: str, method: str) -> None:
+    """Refuses an option of the method where a setting of the run is meant."""
+    if method in methods.METHODS and name in {f.name for f in fields(methods.find(method).Options)}:
+        raise UserError(f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python")
 
 
 def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Choice]:

@@ -9,6 +9,7 @@ from mixnn.progress import Reporter
 from mixnn.runs.images import load_split
 from mixnn.training import _seconds
 from mixnn.training.advice import OPTIONS, choose, typical_side
+from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import resolve
 from mixnn.training.trainer import pipelines
 
@@ -32,6 +33,11 @@ def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
     assert 8 <= config.image_size <= 128
     assert config.warmup_epochs < config.epochs
     assert all(c.reason and str(c).startswith(f"{c.name} {c.value}: ") for c in found)
+
+
+@pytest.mark.parametrize("epochs, warmup", [(0, 0), (1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
+def test_the_warm_up_ends_before_the_run_does(epochs, warmup):
+    assert chosen(500, 32, given={"epochs": epochs})["warmup_epochs"] == warmup
 
 
 def test_a_gpu_gets_larger_images_networks_and_batches():
@@ -86,6 +92,15 @@ def test_a_time_budget_is_read(text, seconds):
 def test_a_time_budget_that_is_none(text):
     with pytest.raises(mixnn.UserError, match="write it as 90s, 30m or 2h"):
         mixnn.pretrain("digits", time_budget=text, reporter=QUIET)
+
+
+def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
+    common = {"time_budget": "0.2s", "limit": 128, "knn_every": 0, "reporter": QUIET}
+    options = {"support_size": 64, "hidden": 16, "dim": 8}
+    run = mixnn.pretrain("digits", out=tmp_path / "short", set=options, **common)
+    assert run.config.warmup_epochs == short_warmup(run.config.epochs)
+    own = mixnn.pretrain("digits", out=tmp_path / "own", set=options, warmup_epochs=4, **common)
+    assert own.config.warmup_epochs == 4
 
 
 def test_a_time_budget_and_epochs_exclude_each_other():
