@@ -74,6 +74,12 @@ def test_the_protocol_is_the_papers():
     }
 
 
+@pytest.mark.parametrize("constant", [{"nesterov": False}, {"weight_decay": 1e-4}])
+def test_what_the_classifier_cannot_do_cannot_be_asked_for(constant: dict[str, Any]):
+    with pytest.raises(TypeError, match=next(iter(constant))):
+        Protocol(**constant)
+
+
 def test_the_rate_drops_at_60_and_80_and_the_last_partial_batch_is_kept(recorders: list[Recorder]):
     train, test = image_set(600, 3), image_set(30, 3, seed=1)
     linear(nn.Flatten(), train, test, 4, Protocol())
