@@ -59,7 +59,11 @@ def summary(row: Row, data: str = "cifar10", seed: int = 0) -> tuple[str, dict[s
         metrics.append({"epoch": epoch, "step": epoch} | {column: rng.uniform(0.1, 0.9) for column in columns})
         if epoch % 4 == 0:
             metrics[-1] |= {"knn": rng.uniform(80, 90), "knn_k": 200}
-    results = {"linear": {"last": rng.uniform(88, 92)}, "knn": {"weighted": rng.uniform(86, 90)}}
+    how = {"checkpoint_step": planned.config.epochs, "epochs": 100}
+    results = {
+        "linear": {"last": rng.uniform(88, 92), "protocol": how},
+        "knn": {"weighted": rng.uniform(86, 90), "protocol": how},
+    }
     about = {"device": "a made-up device", "git": "abc123"}
     config = asdict(planned.config)
     made = {"config": config, "command": "", "environment": about, "results": results, "metrics": metrics}
