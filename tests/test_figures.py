@@ -274,7 +274,9 @@ def test_share_shows_the_papers_points_and_ours(material: Material):
 
 
 def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
-    axes = draw("main", material).figure.axes
+    figure, caption = draw("main", material)
+    axes = figure.axes
+    assert "ReSSL: not in the paper's tables" in caption
     for ax, metric, key in zip(axes, ("linear", "knn"), ("last", "weighted"), strict=True):
         dots = {(str(line.get_label()), line.get_ydata()[0]): line.get_xdata()[0] for line in ax.get_lines()}
         for y, row in enumerate(TABLES["main"].rows):
@@ -284,6 +286,9 @@ def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
             assert dots.get(("paper", y)) == number(row, "paper", metric, "cifar10")
             assert dots.get(("authors' fixed code", y)) == number(row, "fixed", metric, "cifar10")
         assert len(ax.containers) == 1, "a bar where there are two seeds"
+        ressl = [row.name for row in TABLES["main"].rows].index("ReSSL")
+        assert ("paper", ressl) not in dots
+        assert ("authors' fixed code", ressl) in dots
     assert [tick.get_text() for tick in axes[0].get_yticklabels()] == [row.name for row in TABLES["main"].rows]
 
 

@@ -66,11 +66,24 @@ def test_the_same_run_has_the_same_numbers_in_every_table():
         ("selection", "MNN (labels)", "linear", "stl10", None),
         ("controls", "BYOL (s/w)", "linear", "cifar10", None),
         ("main", "MNN", "linear", "digits", None),
+        ("main", "ReSSL", "knn", "cifar10", None),
     ],
 )
 def test_numbers_are_the_papers(table, row, metric, data, want):
     (found,) = (r for r in TABLES[table].rows if r.name == row)
     assert tables.number(found, "paper", metric, data) == want
+
+
+def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
+    (row,) = (r for r in TABLES["main"].rows if r.name == "ReSSL")
+    fixed = {m: [tables.number(row, "fixed", m, data) for data in tables.DATASETS] for m in tables.METRICS}
+    assert fixed == {"linear": [89.97, 63.82, None, 46.38], "knn": [88.89, 57.48, None, 37.14]}
+    epochs20 = HERE / "results" / "epochs20"
+    found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, reporter=QUIET)
+    knn = found["main"][0]["knn"]
+    assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
+    assert knn["difference"] == pytest.approx(57.52 - 88.89)
+    assert found["main"][0]["linear"]["ours"] is None
 
 
 # The plan
@@ -167,7 +180,7 @@ def test_a_table_is_printed_in_each_form(results, form, capsys):
 def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
     mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
     out = capsys.readouterr().out
-    assert "9 of 11 runs to do, about" in out
+    assert "10 of 12 runs to do, about" in out
     there = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith("there")]
     assert [name.split("-")[1] for name in there] == ["msf", "mnn"]
     assert re.search(r"cifar10-unmix-\w+-seed0 +ema_per_call=True +8 min", out)  # 12 of 8 passes, 340 s
