@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,15 +163,12 @@ def cost(planned: Planned) -> float:
 def pace_of(done: Summaries, data: str) -> float:
     """Seconds for one unit of cost in the fastest run on these data (others may have shared a device); 0 if none."""
     paces = []
-    for summary in _on(done.values(), data):
-        seconds = summary["metrics"][-1]["seconds"] if summary["metrics"] else 0.0
-        students, teachers = methods.passes(summary["config"]["method"], summary["config"]["options"])
-        paces.append(seconds / max(1, (3 * students + teachers) * summary["config"]["epochs"]))
+    for summary in done.values():
+        config, metrics = summary["config"], summary["metrics"]
+        if config["data"] == data and metrics:
+            students, teachers = methods.passes(config["method"], config["options"])
+            paces.append(metrics[-1]["seconds"] / ((3 * students + teachers) * config["epochs"]))
     return min(paces, default=0.0)
-
-
-def _on(summaries: Iterable[Mapping[str, Any]], data: str) -> list[Mapping[str, Any]]:
-    return [summary for summary in summaries if summary["config"]["data"] == data]
 
 
 def duration(seconds: float) -> str:
