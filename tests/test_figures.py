@@ -59,7 +59,11 @@ def summary(row: Row, data: str = "cifar10", seed: int = 0) -> tuple[str, dict[s
         metrics.append({"epoch": epoch, "step": epoch} | {column: rng.uniform(0.1, 0.9) for column in columns})
         if epoch % 4 == 0:
             metrics[-1] |= {"knn": rng.uniform(80, 90), "knn_k": 200}
-    results = {"linear": {"last": rng.uniform(88, 92)}, "knn": {"weighted": rng.uniform(86, 90)}}
+    how = {"checkpoint_step": planned.config.epochs, "epochs": 100}
+    results = {
+        "linear": {"last": rng.uniform(88, 92), "protocol": how},
+        "knn": {"weighted": rng.uniform(86, 90), "protocol": how},
+    }
     about = {"device": "a made-up device", "git": "abc123"}
     config = asdict(planned.config)
     made = {"config": config, "command": "", "environment": about, "results": results, "metrics": metrics}
@@ -270,7 +274,9 @@ def test_share_shows_the_papers_points_and_ours(material: Material):
 
 
 def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
-    axes = draw("main", material).figure.axes
+    figure, caption = draw("main", material)
+    axes = figure.axes
+    assert "ReSSL: not in the paper's tables" in caption
     for ax, metric, key in zip(axes, ("linear", "knn"), ("last", "weighted"), strict=True):
         dots = {(str(line.get_label()), line.get_ydata()[0]): line.get_xdata()[0] for line in ax.get_lines()}
         for y, row in enumerate(TABLES["main"].rows):
@@ -280,6 +286,9 @@ def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
             assert dots.get(("paper", y)) == number(row, "paper", metric, "cifar10")
             assert dots.get(("authors' fixed code", y)) == number(row, "fixed", metric, "cifar10")
         assert len(ax.containers) == 1, "a bar where there are two seeds"
+        ressl = [row.name for row in TABLES["main"].rows].index("ReSSL")
+        assert ("paper", ressl) not in dots
+        assert ("authors' fixed code", ressl) in dots
     assert [tick.get_text() for tick in axes[0].get_yticklabels()] == [row.name for row in TABLES["main"].rows]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,12 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import mixnn
-from mixnn import methods, reproduction
+import mixnn.cli
+from mixnn import methods
 from mixnn.progress import Reporter
-from mixnn.reproduction import planning, rendering, tables
+from mixnn.reproduction import carrying_out, planning, rendering, tables
 from mixnn.reproduction.tables import TABLES, Row, Table
+from mixnn.runs import Run
 from mixnn.runs.claims import claim
 from mixnn.training.setup import configure
 
@@ -62,11 +66,24 @@ def test_the_same_run_has_the_same_numbers_in_every_table():
         ("selection", "MNN (labels)", "linear", "stl10", None),
         ("controls", "BYOL (s/w)", "linear", "cifar10", None),
         ("main", "MNN", "linear", "digits", None),
+        ("main", "ReSSL", "knn", "cifar10", None),
     ],
 )
 def test_numbers_are_the_papers(table, row, metric, data, want):
     (found,) = (r for r in TABLES[table].rows if r.name == row)
     assert tables.number(found, "paper", metric, data) == want
+
+
+def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
+    (row,) = (r for r in TABLES["main"].rows if r.name == "ReSSL")
+    fixed = {m: [tables.number(row, "fixed", m, data) for data in tables.DATASETS] for m in tables.METRICS}
+    assert fixed == {"linear": [89.97, 63.82, None, 46.38], "knn": [88.89, 57.48, None, 37.14]}
+    epochs20 = HERE / "results" / "epochs20"
+    found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, reporter=QUIET)
+    knn = found["main"][0]["knn"]
+    assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
+    assert knn["difference"] == pytest.approx(57.52 - 88.89)
+    assert found["main"][0]["linear"]["ours"] is None
 
 
 # The plan
@@ -107,8 +124,12 @@ def test_tables_share_runs_and_seeds_come_round_by_round():
 
 def summary(method, options, seed, linear, knn, **settings):
     config = configure("cifar10", options, {"method": method, "seed": seed, **settings})
-    results = {"linear": {"last": linear, "best": linear + 1}, "knn": {"weighted": knn, "majority": knn - 1}}
-    metrics = [{"epoch": 200, "seconds": 340.0}]
+    how = {"checkpoint_step": 39000, "trained_epochs": config.epochs}
+    results = {
+        "linear": {"last": linear, "best": linear + 1, "protocol": how | {"epochs": 100}},
+        "knn": {"weighted": knn, "majority": knn - 1, "protocol": how},
+    }
+    metrics = [{"epoch": config.epochs, "step": 39000, "seconds": 340.0}]
     return {"config": vars(config), "results": results, "metrics": metrics}
 
 
@@ -159,26 +180,127 @@ def test_a_table_is_printed_in_each_form(results, form, capsys):
 def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
     mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
     out = capsys.readouterr().out
-    assert "9 of 11 runs to do, about" in out
+    assert "10 of 12 runs to do, about" in out
     there = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith("there")]
     assert [name.split("-")[1] for name in there] == ["msf", "mnn"]
     assert re.search(r"cifar10-unmix-\w+-seed0 +ema_per_call=True +8 min", out)  # 12 of 8 passes, 340 s
     assert not list(results.parent.glob("runs*"))
 
 
-def test_wrong_words_are_refused(results):
+def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "one.png")
+    before = sorted(tmp_path.rglob("*"))
     for words, says in (
         ({"table": "mian"}, "unknown table 'mian', did you mean 'main'"),
         ({"table": "main", "form": "html"}, "unknown format 'html'"),
         ({"table": "main", "rows": ["MNM"]}, "unknown row 'MNM', did you mean 'MNN'"),
         ({"table": "main", "epoch": 3}, "unknown setting 'epoch', did you mean 'epochs'"),
-        ({"table": "main", "data": "cifar11"}, "cifar11"),
+        ({"table": "main", "rows": ["MNN", "MSFF"]}, "unknown row 'MSFF', did you mean 'MSF'"),
+        ({"table": "all", "rows": "xyz"}, "unknown row 'xyz'\nvalid: Supervised, SimCLR, "),
+        ({"table": "main", "data": "cifar11"}, "unknown data set 'cifar11', did you mean 'cifar10'"),
+        ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set 'cifar11'"),
+        ({"table": "main", "data": "photos"}, "gives no labelled test images to evaluate by"),
+        ({"table": "main", "protocol": "knnn"}, "unknown protocol 'knnn', did you mean 'knn'"),
+        ({"table": "main", "probe_epochs": 0}, "a probe has at least 1 epoch"),
+        ({"table": "main", "seeds": (0, 0)}, "seed 0 is given 2 times"),
+        ({"table": "main", "seeds": "0"}, "seeds takes whole numbers"),
+        ({"table": "main", "seeds": ()}, "seeds takes whole numbers"),
+        ({"table": "main", "seeds": -1}, "seeds takes whole numbers"),
+        ({"table": "selection", "data": "stl10", "rows": "MNN (labels)"}, "nothing to run: training reads labels"),
     ):
         with pytest.raises(mixnn.UserError, match=re.escape(says)):
-            mixnn.reproduce(**words, results=results, reporter=QUIET)
+            mixnn.reproduce(**words, results=results, runs=tmp_path / "runs", reporter=QUIET)
+    assert sorted(tmp_path.rglob("*")) == before
     (results / "broken.json").write_text("{")
     with pytest.raises(mixnn.UserError, match=r"broken\.json is damaged"):
         mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+
+
+def test_one_row_and_one_seed_may_stand_alone(results):
+    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, form="json", reporter=QUIET)
+    (row,) = found["main"]
+    assert (row["name"], row["linear"]["ours"]) == ("MNN", 92.0)
+
+
+def test_rows_that_need_labels_are_left_out_where_training_images_have_none(results, capsys):
+    mixnn.reproduce("selection", data="stl10", results=results, dry_run=True, reporter=QUIET)
+    out, err = capsys.readouterr()
+    assert "select=random" in out
+    assert "select=labels" not in out
+    assert "supervised" in out  # has labelled images of its own
+    assert "left out, for training reads labels that stl10's images lack: MNN (labels)" in err
+    mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, reporter=QUIET)
+    assert "select=labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", rendering.FORMATS)
+def test_the_title_says_in_what_our_runs_differ_from_the_recipe(tmp_path, form, capsys):
+    def title(**settings):
+        mixnn.reproduce("main", results=tmp_path, run=False, form=form, reporter=QUIET, **settings)
+        return capsys.readouterr().out
+
+    assert "(ours with epochs=20 instead of 200)" in title(epochs="20")
+    assert "(ours with epochs of the probe=1 instead of 100; limit=64)" in title(probe_epochs=1, limit=64)
+    assert "ours with" not in title(epochs=200, device="cpu", knn_every=5)
+
+
+# What counts as there
+
+
+def plan_of(folder, capsys, **wanted):
+    """State and name of each run in the plan of MNN."""
+    mixnn.reproduce("main", rows="MNN", results=folder, runs=folder / "runs", dry_run=True, reporter=QUIET, **wanted)
+    return capsys.readouterr().out
+
+
+def test_an_unfinished_run_is_not_there(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 91.0, 89.0)
+    made["metrics"][-1]["epoch"] = 41
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET)
+    assert found["main"][0]["knn"]["ours"] is None
+    capsys.readouterr()
+    assert "1 of 1 runs to do" in plan_of(tmp_path, capsys)
+
+
+def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 40.0, 38.3, epochs=0) | {"metrics": []}
+    for result in made["results"].values():
+        result["protocol"]["checkpoint_step"] = 0
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, epochs=0)
+
+
+def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 91.0, 89.0)
+    made["results"]["linear"]["protocol"]["epochs"] = 1
+    made["results"]["knn"]["protocol"]["checkpoint_step"] = 83  # evaluated before it went on
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+
+    def ours(**wanted):
+        found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET, **wanted)
+        capsys.readouterr()
+        return [found["main"][0][metric]["ours"] for metric in tables.METRICS]
+
+    assert ours() == [None, None]
+    assert ours(probe_epochs=1) == [91.0, None]
+    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
+    assert "again: there is neither knn and linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
+
+
+def test_the_committed_results_are_there(capsys):
+    def printed(*words):
+        assert mixnn.cli.main(["reproduce", "main", "--no-run", *words]) == 0
+        out = capsys.readouterr().out
+        return {line.split("  ")[0]: re.findall(r"[+-]?[0-9]+\.[0-9]{2}", line) for line in out.splitlines()[2:]}
+
+    rows = printed("--results", str(HERE / "results"))
+    assert rows["MNN"] == ["91.47", "91.28", "-0.19", "89.81", "89.69", "-0.12"]
+    assert rows["Supervised"] == ["94.22", "94.16", "-0.06", "94.57"]
+    rows = printed("--results", str(HERE / "results" / "epochs20"), "--setting", "epochs=20")
+    assert rows["MNN"] == ["91.47", "89.81", "57.26", "-32.55"]
 
 
 # From nothing to a table
@@ -222,21 +344,126 @@ def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path):
 def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     rows = (Row("broken", "mnn", {"topk": 3}), Row("sound", "byol"))
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", rows))
-    real = reproduction.pretrain
+    real = carrying_out.pretrain
 
     def pretrain(*args, **settings):
         if settings.get("method") == "mnn":
             raise RuntimeError("out of memory\nand more")
         return real(*args, **settings)
 
-    monkeypatch.setattr(reproduction, "pretrain", pretrain)
+    monkeypatch.setattr(carrying_out, "pretrain", pretrain)
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(mixnn.UserError, match="1 of 2 runs failed") as error:
         mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
     assert "out of memory" in str(error.value)
     assert "and more" not in str(error.value)
     assert len(list((tmp_path / "results").glob("*.json"))) == 1
-    assert "sound" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "sound" in out
+    (file,) = (tmp_path / "runs").glob("*-mnn-*.error.txt")
+    assert f"{file} has the traceback" in err
+    assert "in pretrain\n" in file.read_text()
+    assert "RuntimeError: out of memory\nand more" in file.read_text()
+    monkeypatch.setattr(carrying_out, "pretrain", real)
+    mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
+    assert not file.exists()
+
+
+def test_a_users_mistake_leaves_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("broken", "mnn", {"support_size": 16}),)))
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    with pytest.raises(mixnn.UserError, match="support_size=16 is smaller than batch_size=32"):
+        mixnn.reproduce("mine", data="digits", **where, reporter=QUIET, **SMALL)
+    assert "traceback" not in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+
+
+@pytest.fixture
+def diary(monkeypatch):
+    """What was trained and evaluated, with the settings that say where."""
+    calls: list[tuple[str, dict]] = []
+    for name in ("pretrain", "evaluate"):
+        real = getattr(carrying_out, name)
+
+        def noted(*args, name=name, real=real, **settings):
+            calls.append((name, settings))
+            return real(*args, **settings)
+
+        monkeypatch.setattr(carrying_out, name, noted)
+    return calls
+
+
+def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypatch, capsys, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 1, "form": "json"}
+    mixnn.reproduce("mine", **again, protocol="linear", probe_epochs=1)
+    assert [name for name, _ in diary] == ["pretrain", "evaluate"]
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, dry_run=True)
+    assert "to evaluate: knn and linear" in (out := capsys.readouterr().out)
+    assert "0 of 1 runs to do; 1 to evaluate" in out
+    diary.clear()
+    (row,) = mixnn.reproduce("mine", **again)["mine"]
+    assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "knn"), ("evaluate", "linear")]
+    assert row["knn"]["n"] == row["linear"]["n"] == 1
+    diary.clear()
+    mixnn.reproduce("mine", **again, probe_epochs=1)  # kNN is there, and a shorter probe replaces no longer one
+    assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "linear")]
+    assert mixnn.reproduce("mine", **again)["mine"] == [row]
+    assert len(diary) == 1
+
+
+def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_numbers(
+    tmp_path, monkeypatch, capsys, diary
+):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 1, "form": "json", "probe_epochs": 1}
+    mixnn.reproduce("mine", **again, protocol="knn")
+    shutil.rmtree(tmp_path / "runs")
+    diary.clear()
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, protocol="linear", dry_run=True)
+    assert "again: there is neither linear nor its run folder" in " ".join(capsys.readouterr().out.split())
+    (row,) = mixnn.reproduce("mine", **again, protocol="linear")["mine"]
+    assert [name for name, _ in diary] == ["pretrain", "evaluate", "evaluate"]
+    assert row["knn"]["n"] == row["linear"]["n"] == 1
+
+
+def test_device_and_data_folder_reach_training_resuming_and_evaluation(tmp_path, monkeypatch, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    where = {"device": "cpu", "data_dir": str(tmp_path)}
+    mixnn.reproduce("mine", **again, **where, protocol="knn")
+    (path,) = (tmp_path / "results").glob("*.json")
+    path.unlink()
+    run = Run.open(tmp_path / "runs" / path.stem)
+    tensors, state = run.load_checkpoint(pytest.fail)
+    shutil.rmtree(run.path / "checkpoints")
+    run.save_checkpoint(4, tensors, state | {"step": 4})  # as if it had stopped after the first of two epochs
+    mixnn.reproduce("mine", **again, **where, protocol="knn")
+    assert [name for name, _ in diary] == ["pretrain", "evaluate", "pretrain", "evaluate"]
+    assert "resume" in diary[2][1]
+    assert all(settings.items() >= where.items() for _, settings in diary)
+    assert path.exists()
+
+
+def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        for i in range(8):
+            file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (200 * (i % 2), 20 * i, 0)).save(file)
+    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "reporter": QUIET, "form": "json"}
+    (row,) = mixnn.reproduce("mine", **again)["mine"]
+    assert row["knn"]["n"] == 1
+    assert row["knn"]["paper"] is None
+    diary.clear()
+    assert mixnn.reproduce("mine", **again) == {"mine": [row]}
+    assert diary == []
 
 
 def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
 def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", nargs="?", default="", help="which; without it, all are listed; `all` for all of them")
-    parser.add_argument("--data", default="cifar10", help="data set [cifar10]")
+    parser.add_argument("--data", default="cifar10", help="data set, or a folder of images [cifar10]")
     parser.add_argument("--seeds", default="0", metavar="INT,INT,...", help="runs of each row [0]")
     parser.add_argument(
         "--row", action="append", default=[], metavar="NAME", help="only this row of the table; may be repeated"

@@ -20,7 +20,7 @@ from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs.encoder import student_backbone
 from mixnn.runs.folder import environment
 from mixnn.runs.images import is_labelled, load_split
 
@@ -44,15 +44,20 @@ def evaluate(
         raise UserError(f"epochs={epochs}: epochs must be at least 1")
     run = run if isinstance(run, Run) else Run.open(run)
     say, where = reporter or Reporter(), pick_device(device)
-    backbone, step = load_backbone(run, say.warn)
+    tensors, state = run.load_checkpoint(say.warn)
+    backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config = replace(run.config, data_dir=str(data_dir) or run.config.data_dir)
     train, test = (load_split(config, split).to(where) for split in ("train", "test"))
     if not (is_labelled(train) and is_labelled(test)):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
+    trained = state["step"] // (state["data"]["images"] // config.batch_size)
+    if trained < config.epochs:
+        how_on = f"`mixnn pretrain --resume {run.path}` goes on"
+        say.warn(f"{run.path} is unfinished: {trained} of {config.epochs} epochs are evaluated; {how_on}")
     common = {
-        "checkpoint_step": step,
-        "trained_epochs": config.epochs,
+        "checkpoint_step": state["step"],
+        "trained_epochs": trained,
         "train_seed": config.seed,
         "train_images": len(train),
         "test_images": len(test),

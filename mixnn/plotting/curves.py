@@ -32,12 +32,7 @@ from mixnn.plotting.style import (
     reference,
 )
 
-FIRST, SECOND, THIRD, FOURTH = (
-    Look(BLUE),
-    Look(RED, DASHED, "s"),
-    Look(GREEN, DASHDOT, "^"),
-    Look(PURPLE, DOTTED, "D"),
-)
+FIRST, SECOND, THIRD, FOURTH = Look(BLUE), Look(RED, DASHED, "s"), Look(GREEN, DASHDOT, "^"), Look(PURPLE, DOTTED, "D")
 TOP = 1.03  # of an axis for shares, so that markers at 1 are whole
 Runs = Mapping[Line, Sequence[Summary]]
 
@@ -115,6 +110,7 @@ METHODS = tuple(
         "SNCLR": Look(RED, DASHDOT, "o"),
         "MoCo v2": Look(ORANGE, DASHED, "D"),
         "SCE": Look(ORANGE, DOTTED, "v", filled=False),
+        "ReSSL": Look(ORANGE, DASHDOT, "o"),
         "Supervised": Look(BLACK, SOLID, "x"),
     }.items()
 )

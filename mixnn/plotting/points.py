@@ -213,7 +213,8 @@ def main(material: Material) -> Drawing:
     shown = {line.get_label() for ax in axes for line in ax.get_lines()}
     handles = [Line2D([], [], linestyle="none", label=whose, **look) for whose, look in WHOSE.items() if whose in shown]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, handletextpad=0.2)
-    notes = "".join(f" {row['name']}: {row['note']}." for row in rows if row["note"] and row["linear"]["paper"])
+    theirs = [row for row in rows if row["linear"]["paper"] or row["linear"]["fixed"]]
+    notes = "".join(f" {row['name']}: {row['note']}." for row in theirs if row["note"])
     text = "Linear (a) and kNN (b) accuracy: the paper's, that of the authors' later, fixed code, and ours."
     found = {row.name: runs for row in table.rows if (runs := material.runs(row))}
     return Drawing(figure, caption(text + notes, material.name, found))

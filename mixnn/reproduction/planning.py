@@ -1,4 +1,4 @@
-"""Which runs a table needs, and which of them results/ already has.
+"""Which runs a table needs, and which of their numbers results/ already has.
 
 A run is known by the fingerprint of its configuration: of what can change its numbers, and differs from the defaults.
 So a result stays valid when a new option appears, and rows of different tables that ask for the same run share it.
@@ -17,7 +17,8 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import Config, UserError
 from mixnn.data import DATASETS
-from mixnn.reproduction.tables import Row, Table
+from mixnn.evaluation.linear import Protocol
+from mixnn.reproduction.tables import METRICS, Row, Table
 from mixnn.training.setup import configure
 
 # What says where and how a run is carried out, not what comes out.
@@ -85,8 +86,31 @@ def plan(tables: Iterable[Table], data: str, seeds: Iterable[int], settings: Map
     return list(seen.values())
 
 
-def finished(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Summaries of finished runs in a folder of JSON files, by fingerprint and seed."""
+def last(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its last line of metrics; empty for a run of no epochs."""
+    return summary["metrics"][-1] if summary["metrics"] else {}
+
+
+def trained(summary: Mapping[str, Any]) -> bool:
+    """Whether a run went on to its last epoch; one of no epochs has no metrics."""
+    return last(summary).get("epoch", 0) == summary["config"]["epochs"]
+
+
+def counting(summary: Mapping[str, Any], probe_epochs: int) -> dict[str, Any]:
+    """The summary with those results alone that are of its last step, linear after a probe of so many epochs."""
+    step, results = last(summary).get("step", 0), {}
+    for metric in METRICS:
+        how = summary["results"].get(metric, {}).get("protocol", {})
+        if how.get("checkpoint_step") == step and (metric != "linear" or how["epochs"] == probe_epochs):
+            results[metric] = summary["results"][metric]
+    return {**summary, "results": results}
+
+
+def finished(folder: Path, probe_epochs: int = Protocol.epochs) -> dict[tuple[str, int], dict[str, Any]]:
+    """Summaries of trained runs in a folder of JSON files, by fingerprint and seed, with the results that count.
+
+    Of several with one configuration, that with the most results; the last, where they have as many.
+    """
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -94,6 +118,9 @@ def finished(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}): repair or remove it") from None
         config = summary.get("config", {}) if isinstance(summary, dict) else {}
-        if "options" in config and summary.get("results"):
-            found[fingerprint(config), config["seed"]] = summary
+        if "options" in config and summary.get("results") and trained(summary):
+            key = fingerprint(config), config["seed"]
+            summary = counting(summary, probe_epochs)
+            if key not in found or len(summary["results"]) >= len(found[key]["results"]):
+                found[key] = summary
     return found

@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mixnn.evaluation.linear import Protocol
 from mixnn.progress import print_table
-from mixnn.reproduction.planning import plan_row
+from mixnn.reproduction.planning import INDIFFERENT, plan_row
 from mixnn.reproduction.tables import METRICS, Row, Table, number
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -50,14 +51,23 @@ def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -
     }
 
 
-def render(table: Table, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:
+def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: int) -> str:
+    """What the table shows, on which data, and in what our runs differ from the recipe."""
+    differs = {} if probe_epochs == Protocol.epochs else {"epochs of the probe": (probe_epochs, Protocol.epochs)}
+    for row in table.rows:
+        ours, recipe = (vars(plan_row(row, data, [0], given)[0].config) for given in (settings, {}))
+        differs |= {k: (ours[k], recipe[k]) for k in settings if k not in INDIFFERENT and ours[k] != recipe[k]}
+    words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in differs.items()]
+    return f"{table.title}, {data}" + (f" (ours with {'; '.join(words)})" if words else "")
+
+
+def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:
     """The table as text; "" where the terminal was written to directly."""
     if form == "json":
-        return json.dumps({"table": table.name, "title": table.title, "data": data, "rows": list(rows)}, indent=1)
+        return json.dumps({"table": table.name, "title": title, "data": data, "rows": list(rows)}, indent=1)
     metrics = METRICS if any(row[m]["ours"] is not None for row in rows for m in METRICS) else table.metrics
     header = ["", *(f"{LABELS[m]}: {c}" for m in metrics for c in COLUMNS)]
     body = [[row["name"], *(text for m in metrics for text in _texts(row[m], form))] for row in rows]
-    title = f"{table.title}, {data}"
     if form == "terminal":
         print(title)
         short = ("paper", "fixed", "ours", "diff")

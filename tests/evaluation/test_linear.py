@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -72,6 +73,12 @@ def test_the_protocol_is_the_papers():
         "flip": 0.5,
         "seed": 0,
     }
+
+
+@pytest.mark.parametrize("constant", [{"nesterov": False}, {"weight_decay": 1e-4}])
+def test_what_the_classifier_cannot_do_cannot_be_asked_for(constant: dict[str, Any]):
+    with pytest.raises(TypeError, match=next(iter(constant))):
+        Protocol(**constant)
 
 
 def test_the_rate_drops_at_60_and_80_and_the_last_partial_batch_is_kept(recorders: list[Recorder]):
@@ -239,6 +246,23 @@ def test_results_are_written_with_the_protocols_that_made_them(run: Run):
     }
     assert probe["protocol"].items() >= (common | asked | {"area": (0.08, 1.0)}).items()
     assert probe["protocol"]["flip"] == 0.0, "digits are not mirrored, and the protocol says so"
+
+
+def test_an_unfinished_run_is_said_to_be_and_its_protocol_has_the_epochs_that_were_trained(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    mixnn.evaluate(run, protocol="knn", reporter=QUIET)
+    assert run.results()["knn"]["protocol"]["trained_epochs"] == 1
+    assert "unfinished" not in capsys.readouterr().err
+    shutil.copytree(run.path, tmp_path / "stopped")
+    stopped = Run.open(tmp_path / "stopped")
+    (stopped.path / "checkpoints").rename(tmp_path / "checkpoints")
+    tensors, state = run.load_checkpoint(pytest.fail)
+    stopped = replace(stopped, config=replace(run.config, epochs=60))
+    stopped.save_checkpoint(83, tensors, state | {"step": 83})  # two steps an epoch
+    results = mixnn.evaluate(stopped, protocol="knn", reporter=QUIET)
+    assert results["knn"]["protocol"]["trained_epochs"] == 41
+    assert "is unfinished: 41 of 60 epochs are evaluated" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_k_of_the_protocol_is_the_k_that_voted(run: Run):

@@ -1,0 +1,176 @@
+"""The runs that a table lacks, one after the other: trained, resumed or only evaluated, as far as each has come."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixnn import methods
+from mixnn.config import Config, Interrupted, UserError
+from mixnn.evaluation import evaluate, save_summary
+from mixnn.evaluation.linear import Protocol
+from mixnn.progress import Reporter, print_table
+from mixnn.reproduction.planning import Planned, counting, finished, last, trained
+from mixnn.runs import Run
+from mixnn.runs.claims import claim
+from mixnn.training import MOVABLE, pretrain
+
+Summaries = Mapping[tuple[str, int], Any]
+NOTHING: dict[str, Any] = {"results": {}}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is wanted of every run, and where runs and results lie."""
+
+    results: Path
+    runs: Path
+    metrics: tuple[str, ...]
+    probe_epochs: int
+
+    def finished(self) -> Summaries:
+        return finished(self.results, self.probe_epochs)
+
+    def lacking(self, planned: Planned, done: Summaries) -> list[str]:
+        """The metrics that are wanted of a run and that its summary has not."""
+        known = done.get((planned.fingerprint, planned.seed), NOTHING)["results"]
+        return [metric for metric in self.metrics if metric not in known]
+
+    def folder(self, planned: Planned) -> Path:
+        return self.runs / planned.name
+
+    def is_trained(self, planned: Planned) -> bool:
+        """Whether the run folder is there and needs no training: it has a whole checkpoint of the last epoch."""
+        try:
+            run = Run.open(self.folder(planned))
+            summary = run.summary()
+            step = run.load_checkpoint(lambda _: None)[1]["step"]
+        except (OSError, ValueError):  # UserError too; what is damaged, training repairs or names
+            return False
+        return trained(summary) and step == last(summary).get("step", 0)
+
+    def file(self, planned: Planned) -> Path:
+        """Of the summary; one with another probe than the paper's stands beside it, and replaces none."""
+        probe = "" if self.probe_epochs == Protocol.epochs else f"-probe{self.probe_epochs}"
+        return self.results / f"{planned.name}{probe}.json"
+
+    def one(self, planned: Planned, say: Reporter) -> None:
+        """Train a run as far as it needs it, and measure what is wanted of it or was known before."""
+        known = self.finished().get((planned.fingerprint, planned.seed), NOTHING)["results"]
+        there = self.is_trained(planned)
+        run = Run.open(self.folder(planned)) if there else self._train(planned, say)
+        where: dict[str, Any] = {"device": planned.config.device, "data_dir": planned.config.data_dir}
+        measured = counting(run.summary(), self.probe_epochs)["results"] if there else {}
+        for metric in dict.fromkeys([*self.metrics, *known]):
+            if metric not in measured:
+                evaluate(run, protocol=metric, epochs=self.probe_epochs, reporter=say, **where)
+        save_summary(run.path, self.file(planned))
+
+    def _train(self, planned: Planned, say: Reporter) -> Run:
+        path, config = self.folder(planned), planned.config
+        if Run.is_one(path) and any((path / "checkpoints").glob("*")):
+            own = {f.name: f.default for f in dataclasses.fields(Config)}
+            given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != own[name]}
+            return pretrain(resume=path, reporter=say, **given)
+        settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
+        command = f"mixnn.reproduce(...): {planned.name}"
+        where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
+        return pretrain(config.data, set=config.options, command=command, reporter=say, **where, **settings)
+
+
+def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Reporter) -> dict[str, str]:
+    """Run after run; returns those that failed, with the reason."""
+    work.results.mkdir(parents=True, exist_ok=True)
+    failed: dict[str, str] = {}
+    pace = pace_of(done, missing[0].config.data)
+    to_train = [p for p in missing if not work.is_trained(p)]
+    for i, planned in enumerate(missing):
+        left = sum(cost(p) for p in missing[i:] if p in to_train) * pace
+        say.say(f"[{i + 1}/{len(missing)}] {planned.name}" + (f", about {duration(left)} left" if left else ""))
+        start = time.perf_counter()
+        try:
+            with claim(work.runs / ".claims" / planned.name) as mine:
+                if not mine:
+                    say.say("  another process is at it")
+                    continue
+                if not work.lacking(planned, work.finished()):  # by now
+                    continue
+                work.one(planned, say)
+            _error_file(work, planned).unlink(missing_ok=True)
+            if planned in to_train:
+                spent = (time.perf_counter() - start) / max(cost(planned), 1)
+                pace = spent if not pace else (pace + spent) / 2
+        except Interrupted as error:
+            raise Interrupted(f"{error}; or type the same command again", error.signal) from None
+        except Exception as error:  # one run's trouble is not the others'
+            failed[planned.name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+            where = "" if isinstance(error, UserError) else _keep_traceback(_error_file(work, planned))
+            say.warn(f"{planned.name} failed: {failed[planned.name]}{where}")
+    return failed
+
+
+def _error_file(work: Work, planned: Planned) -> Path:
+    return work.runs / f"{planned.name}.error.txt"
+
+
+def _keep_traceback(file: Path) -> str:
+    """Write it beside the run; returns where, or nothing if that cannot be written either."""
+    with contextlib.suppress(OSError):
+        file.write_text(traceback.format_exc())
+        return f"; {file} has the traceback"
+    return ""
+
+
+def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
+    """The plan: each run, what is to be done for it, and about how long that takes."""
+    pace = pace_of(done, needed[0].config.data)
+    missing = [p for p in needed if work.lacking(p, done)]
+    to_train = [p for p in missing if not work.is_trained(p)]
+    rows = []
+    for p in needed:
+        state = "there"
+        if p in missing:
+            lacking = " and ".join(work.lacking(p, done))
+            state = f"to evaluate: {lacking}"
+            if p in to_train:
+                state = duration(cost(p) * pace) if pace else "to run"
+                again = (p.fingerprint, p.seed) in done
+                state += f", again: there is neither {lacking} nor its run folder" if again else ""
+        rows.append((p.name, " ".join(f"{k}={v}" for k, v in _differences(p).items()), state))
+    print_table(("run", "options other than the method's own", "time"), rows)
+    total = f", about {duration(sum(map(cost, to_train)) * pace)} at the fastest pace so far" if pace else ""
+    rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
+    print(f"{len(to_train)} of {len(needed)} runs to do{total if to_train else ''}{rest}")
+
+
+def _differences(planned: Planned) -> dict[str, Any]:
+    defaults = methods.resolve_options(planned.config.method, {}, {})
+    return {k: v for k, v in planned.config.options.items() if v != defaults[k]}
+
+
+def cost(planned: Planned) -> float:
+    """Of a run, in encoder passes times epochs."""
+    students, teachers = methods.passes(planned.config.method, planned.config.options)
+    return (3 * students + teachers) * planned.config.epochs
+
+
+def pace_of(done: Summaries, data: str) -> float:
+    """Seconds for one unit of cost in the fastest run on these data (others may have shared a device); 0 if none."""
+    paces = []
+    for summary in done.values():
+        config, metrics = summary["config"], summary["metrics"]
+        if config["data"] == data and metrics:
+            students, teachers = methods.passes(config["method"], config["options"])
+            paces.append(metrics[-1]["seconds"] / ((3 * students + teachers) * config["epochs"]))
+    return min(paces, default=0.0)
+
+
+def duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
