@@ -19,6 +19,7 @@ import mixnn
 from mixnn import methods
 from mixnn.cli import VERBS, build_parser, main
 from mixnn.data import DATASETS, cifar
+from mixnn.runs.folder import code_digest
 from tests.data.test_cifar import SMALL10, write
 
 TINY = shlex.split("--batch-size 8 --bn-groups 1 --backbone resnet8 --image-size 8 --epochs 1 --knn-every 0")
@@ -135,7 +136,7 @@ def test_without_a_word_the_help_is_printed(ask: Ask):
 
 
 def test_the_version_is_printed(ask: Ask):
-    assert ask("--version") == (0, f"{mixnn.__version__}\n", "")
+    assert ask("--version") == (0, f"{mixnn.__version__}, code {code_digest()}\n", "")
 
 
 @pytest.mark.parametrize("verb", VERBS)

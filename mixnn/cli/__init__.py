@@ -91,8 +91,9 @@ def main(words: Sequence[str] | None = None) -> int:
         args.words = words  # as typed, for the run folder
         if args.version:
             from mixnn import __version__
+            from mixnn.runs.folder import code_digest
 
-            print(__version__)
+            print(f"{__version__}, code {code_digest()}")
             return 0
         if not args.verb:
             parser.print_help()

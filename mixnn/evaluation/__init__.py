@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError, unknown, whole
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
@@ -22,7 +22,7 @@ from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.encoder import student_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import is_labelled, load_split
+from mixnn.runs.images import is_labelled, load_split, placed
 
 PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
 
@@ -40,15 +40,14 @@ def evaluate(
     """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json."""
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
-    if epochs < 1:
-        raise UserError(f"epochs={epochs}: epochs must be at least 1")
+    epochs, seed = whole("epochs", epochs, 1), whole("seed", seed, 0)
     run = run if isinstance(run, Run) else Run.open(run)
     say, where = reporter or Reporter(), pick_device(device)
     tensors, state = run.load_checkpoint(say.warn)
     backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config = replace(run.config, data_dir=str(data_dir) or run.config.data_dir)
-    train, test = (load_split(config, split).to(where) for split in ("train", "test"))
+    train, test = (placed(load_split(config, split), where) for split in ("train", "test"))
     if not (is_labelled(train) and is_labelled(test)):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
@@ -94,7 +93,7 @@ def _linear(
     with say.bar("linear probe", probe.epochs) as advance:
         found = linear(backbone, train, test, size, probe, advance)
     flip = probe.flip if train.mirror else 0.0
-    precision = "bf16 forward, fp32 features" if train.images.is_cuda else "fp32"
+    precision = "bf16 forward, fp32 features" if next(backbone.parameters()).is_cuda else "fp32"
     how = asdict(probe) | {"flip": flip, "crop_size": size, "precision": precision}
     return found, how | {"report": "last epoch; best is named"}
 

@@ -46,10 +46,11 @@ def linear(
     progress: Callable[[int, float], None] = lambda _epoch, _accuracy: None,
 ) -> dict[str, Any]:
     """Accuracy in percent after the last epoch, and the best of all epochs with its number."""
-    device = train.images.device
+    test_features = features(backbone, test)
+    device = test_features.device  # the backbone's; images that do not fit there stay on the host
+    train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(protocol.seed)
     view = View(size, area=protocol.area, flip=protocol.flip if train.mirror else 0.0)
-    test_features = features(backbone, test)
     weight = torch.empty(train.num_classes, test_features.shape[1], device=device).normal_(0, 0.01, generator=generator)
     classifier = Classifier(weight, torch.zeros(train.num_classes, device=device), protocol)
     accuracies = []
@@ -57,9 +58,9 @@ def linear(
         lr = protocol.lr * 0.1 ** sum(epoch >= drop for drop in protocol.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
         x = features(backbone, train, order, view, generator)
-        for x_B, y_B in zip(x.split(protocol.batch_size), train.labels[order].split(protocol.batch_size), strict=True):
+        for x_B, y_B in zip(x.split(protocol.batch_size), train_labels[order].split(protocol.batch_size), strict=True):
             classifier.step(x_B, y_B, lr)
-        right = (classifier(test_features).argmax(1) == test.labels).double().mean()
+        right = (classifier(test_features).argmax(1) == test_labels).double().mean()
         accuracies.append(round(100 * right.item(), 4))
         progress(epoch + 1, accuracies[-1])
     best = max(accuracies)

@@ -91,7 +91,7 @@ def embed(run: Run, images: ImageSet) -> np.ndarray:
 
     device = pick_device("auto")
     backbone = load_backbone(run)[0].to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = unit(features(backbone, images.to(device), bf16=False)).cpu().numpy()
+    x = unit(features(backbone, images, bf16=False)).cpu().numpy()
     with threadpool_limits(1):  # threads would add forces in a different order each time
         return TSNE(perplexity=perplexity(len(x)), init="pca", random_state=0).fit_transform(x)
 

@@ -7,6 +7,7 @@ and .lock, which the process that trains it holds.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 import shutil
@@ -172,6 +173,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "mixnn": mixnn.__version__,
         "git": _git_state(),
+        "code": code_digest(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
@@ -186,6 +188,14 @@ def _cpu_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def code_digest() -> str:
+    """Twelve digits of the package's own files: which code it was, committed or not."""
+    here, digest = Path(mixnn.__file__).parent, hashlib.sha256()
+    for path in sorted(p for p in here.rglob("*") if p.suffix in (".py", ".yaml")):
+        digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def _git_state() -> str | None:

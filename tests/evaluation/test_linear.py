@@ -343,3 +343,13 @@ def test_the_probe_crops_to_the_size_that_training_used(run: Run, monkeypatch: p
     monkeypatch.setattr(MODULE, "View", lambda size, **settings: sizes.append(size) or View(size, **settings))
     results = mixnn.evaluate(run, protocol="linear", epochs=1, reporter=QUIET)
     assert sizes == [run.config.image_size] == [results["linear"]["protocol"]["crop_size"]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_images_may_lie_on_the_host_where_the_network_does_not():
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()).cuda()
+    train, test = image_set(60, 3), image_set(30, 3, seed=1)
+    protocol = Protocol(epochs=3, drops=(), batch_size=16)
+    there = linear(backbone, train.to(torch.device("cuda")), test.to(torch.device("cuda")), 4, protocol)
+    assert linear(backbone, train, test, 4, protocol) == there

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 
 import mixnn
 from mixnn.config import Config, UserError
-from mixnn.runs.folder import Run, environment
+from mixnn.runs.folder import Run, code_digest, environment
 
 CONFIG = Config(
     data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996}
@@ -221,3 +222,12 @@ def test_the_environment_names_versions_device_and_code():
     assert found["cuda"] is None
     assert found["git"] is None or len(found["git"].rstrip("+")) >= 12
     json.dumps(found)
+
+
+def test_the_code_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    copy = shutil.copytree(Path(mixnn.__file__).parent, tmp_path / "mixnn", ignore=shutil.ignore_patterns("*.pyc"))
+    before = code_digest()
+    monkeypatch.setattr(mixnn, "__file__", str(copy / "__init__.py"))
+    assert code_digest() == before
+    (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
+    assert code_digest() != before
