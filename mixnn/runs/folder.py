@@ -25,6 +25,8 @@ from mixnn.config import Config, UserError, make
 from mixnn.runs import checkpoint
 from mixnn.runs.claims import LOCK
 
+PACKAGE = Path(__file__).parents[1]
+
 
 class Taken(UserError):
     """A folder that exists, and may not be overwritten."""
@@ -192,9 +194,9 @@ def _cpu_name() -> str:
 
 def code_digest() -> str:
     """Twelve digits of the package's own files: which code it was, committed or not."""
-    here, digest = Path(mixnn.__file__).parent, hashlib.sha256()
-    for path in sorted(p for p in here.rglob("*") if p.suffix in (".py", ".yaml")):
-        digest.update(f"{path.relative_to(here).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
@@ -202,10 +204,8 @@ def _git_state() -> str | None:
     """Commit of the code, with + where the tree differs from it; None outside a checkout."""
 
     def git(*words: str) -> str:
-        here = Path(__file__).parents[2]
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(PACKAGE.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "mixnn/__init__.py")  # else the commit is of whoever installed the package

@@ -9,6 +9,7 @@ import yaml
 
 import mixnn
 from mixnn.config import Config, UserError
+from mixnn.runs import folder
 from mixnn.runs.folder import Run, code_digest, environment
 
 CONFIG = Config(
@@ -225,9 +226,9 @@ def test_the_environment_names_versions_device_and_code():
 
 
 def test_the_code_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    copy = shutil.copytree(Path(mixnn.__file__).parent, tmp_path / "mixnn", ignore=shutil.ignore_patterns("*.pyc"))
+    copy = shutil.copytree(folder.PACKAGE, tmp_path / "mixnn", ignore=shutil.ignore_patterns("*.pyc"))
     before = code_digest()
-    monkeypatch.setattr(mixnn, "__file__", str(copy / "__init__.py"))
+    monkeypatch.setattr(folder, "PACKAGE", copy)
     assert code_digest() == before
     (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
     assert code_digest() != before
