@@ -27,7 +27,7 @@ class Scan:
         sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
         lines = [f"{self.num_images:,} images, {sides} pixels; modes: {modes}"]
         if self.num_skipped:
-            lines.append(f"{_files(self.num_skipped)} could not be read, and left out")
+            lines.append(f"{_files(self.num_skipped)} that cannot be read left out")
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             example = " = ".join(self.duplicates[0][:2])

@@ -98,7 +98,9 @@ def pretrain(
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"startup_s": startup}
         run.write("environment.json", json.dumps(about, indent=1) + "\n")
-        say.say(f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epochs, into {path}")
+        say.say(
+            f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epoch{'s' * (config.epochs != 1)}, into {path}"
+        )
         say.say(f"ready after {startup} s")
         trainer.fit(run)
     return run

@@ -112,5 +112,5 @@ def test_a_folder_says_what_it_is(folder):
     assert images.scan.duplicates == [["1.png", "copy of 1.png"]]
     text = "\n".join(images.scan.lines())
     assert "8 images, shorter side 9 to 30, median 12 pixels; modes: 7 RGB, 1 L" in text
-    assert "1 file could not be read, and left out" in text
+    assert "1 file that cannot be read left out" in text
     assert "1 file with the same content as another (1.png = copy of 1.png)" in text
