@@ -98,9 +98,8 @@ def pretrain(
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"startup_s": startup}
         run.write("environment.json", json.dumps(about, indent=1) + "\n")
-        say.say(
-            f"{config.method} on {config.data}: {len(images):,} images, {config.epochs} epoch{'s' * (config.epochs != 1)}, into {path}"
-        )
+        length = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
+        say.say(f"{config.method} on {config.data}: {len(images):,} images, {length}, into {path}")
         say.say(f"ready after {startup} s")
         trainer.fit(run)
     return run
