@@ -47,12 +47,7 @@ def pretrain(
     `time_budget`, as in "30m", sets the epochs by how long a step takes here.
     """
     say, start = reporter or Reporter(), time.perf_counter()
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
-        processes = os.environ["WORLD_SIZE"]
-        raise UserError(
-            f"WORLD_SIZE={processes}: each of {processes} processes would train the whole run by itself, for a run has "
-            f"one device; start it without torchrun, or unset WORLD_SIZE"
-        )
+    _check_alone()
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
@@ -68,26 +63,7 @@ def pretrain(
         if (Path(out) / LOCK).exists():
             with held(Path(out)):  # nor is a run overwritten while another process trains it
                 pass
-    budget = _seconds(str(time_budget)) if str(time_budget) else 0.0
-    if budget and "epochs" in settings:
-        raise UserError("--time-budget sets the number of epochs: leave out one of the two")
-    config, images = resolve(str(data), set or {}, settings)
-    for name, reason in images.skipped:
-        say.warn(f"skipped {name}: {reason}")
-    for line in images.scan.lines() if images.scan else []:
-        say.say(line)
-    if budget:  # what else is chosen depends on how many epochs there will be
-        settings |= {"epochs": _epochs_within(budget, config, images, say)}
-        config, images = resolve(str(data), set or {}, settings)
-        if "warmup_epochs" not in settings:
-            config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
-    for choice in choices(str(data), set or {}, settings):
-        say.say(str(choice))
-    if 0 < config.epochs <= config.warmup_epochs:
-        say.warn(
-            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
-            f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
-        )
+    config, images = _decide(str(data), set or {}, settings, str(time_budget), say)
     initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:
@@ -103,6 +79,42 @@ def pretrain(
         say.say(f"ready after {startup} s")
         trainer.fit(run)
     return run
+
+
+def _check_alone() -> None:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes not in ("", "0", "1"):
+        raise UserError(
+            f"WORLD_SIZE={processes}: each of {processes} processes would train the whole run by itself, for a run has "
+            f"one device; start it without torchrun, or unset WORLD_SIZE"
+        )
+
+
+def _decide(
+    data: str, options: dict[str, Any], settings: dict[str, Any], time_budget: str, say: Reporter
+) -> tuple[Config, ImageSet]:
+    """The configuration and its images; says what the images are, and what was chosen for them and why."""
+    budget = _seconds(time_budget) if time_budget else 0.0
+    if budget and "epochs" in settings:
+        raise UserError("--time-budget sets the number of epochs: leave out one of the two")
+    config, images = resolve(data, options, settings)
+    for name, reason in images.skipped:
+        say.warn(f"skipped {name}: {reason}")
+    for line in images.scan.lines() if images.scan else []:
+        say.say(line)
+    if budget:  # what else is chosen depends on how many epochs there will be
+        settings = settings | {"epochs": _epochs_within(budget, config, images, say)}
+        config, images = resolve(data, options, settings)
+        if "warmup_epochs" not in settings:
+            config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
+    for choice in choices(data, options, settings):
+        say.say(str(choice))
+    if 0 < config.epochs <= config.warmup_epochs:
+        say.warn(
+            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
+            f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
+        )
+    return config, images
 
 
 def _seconds(text: str) -> float:
