@@ -202,3 +202,11 @@ def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(mixnn.UserError, match="pip install pyarrow"):
         mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    "images", [torch.rand(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)], ids=["float", "one"]
+)
+def test_an_encoder_refuses_what_would_give_wrong_vectors(run, images):
+    with pytest.raises(mixnn.UserError, match=r"takes a uint8 tensor \(images, 3, height, width\)"):
+        mixnn.load(run)(images)

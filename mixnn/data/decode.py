@@ -45,6 +45,7 @@ def decode(path: Path, size: int) -> np.ndarray:
 
 def inspect(path: Path, size: int) -> tuple[np.ndarray, Facts]:
     """The same, and what is known of the file."""
+    path = Path(path)
     if path.is_symlink() and not path.exists():
         raise ValueError("a link that leads nowhere")
     if not path.is_file():  # a pipe named x.jpg would block for ever

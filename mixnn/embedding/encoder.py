@@ -40,6 +40,9 @@ class Encoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images_u8: Tensor) -> Tensor:
+        if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
+            got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
+            raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), and got {got}")
         x = (images_u8.float() / 255).contiguous(memory_format=torch.channels_last)
         return self.backbone(normalize(x, self.mean, self.std)).float()
 
