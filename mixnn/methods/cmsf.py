@@ -66,12 +66,16 @@ class CMSF(Mixture):
     @classmethod
     def encoded_views(cls, o: CMSFOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, teachers = super().encoded_views(o)
-        return students, teachers if o.auxiliary == "prev_epoch" else (*teachers, 2)
+        return students, (*teachers, 2) if cls.has_third_view(o) else teachers
+
+    @classmethod
+    def has_third_view(cls, o: CMSFOptions) -> bool:
+        return o.auxiliary == "aux_view" and cls.has_support(o)
 
     @property
     def views(self) -> tuple[str, ...]:
         first, second = super().views
-        return (first, second) if self.remembers else (first, second, second)
+        return (first, second, second) if self.has_third_view(self.options) else (first, second)
 
     def loss(self, d: Direction) -> Tensor:
         lists = [found.z_BKD for found in d.found] or [d.neighbors_BKD]

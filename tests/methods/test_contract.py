@@ -304,7 +304,8 @@ def passes(name, options):
     if name in WITHOUT_TEACHER:
         return 2, 0
     if name == "cmsf":
-        return 1 + both, 1 + both + (options.get("auxiliary") != "prev_epoch")
+        third = options.get("auxiliary") != "prev_epoch" and options.get("topk") != 0
+        return 1 + both, 1 + both + third
     if name == "unmix" and options.get("mixed") == "student":
         return 2 + both, 1 + both
     return (1 + 2 * both, 2 + both) if name == "unmix" else (1 + both, 1 + both)
