@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from mixnn import dist
 from mixnn.config import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """auto: CUDA where there is one, else the CPU."""
+    """auto: CUDA where there is one, else the CPU. Of several processes, each takes a CUDA device of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -17,11 +18,17 @@ def pick_device(name: str) -> torch.device:
         raise UserError(f"unknown device {name!r}; valid: auto, cpu, cuda, cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; valid: auto, cpu, cuda, cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices; type --device cpu"
-        )
-    if device.type == "cuda":  # streams and graphs belong to the current device
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
+    if device.type == "cuda":
+        device = _pick_cuda(name, dist.place() if device.index is None else device.index)
+    return device
+
+
+def _pick_cuda(name: str, index: int) -> torch.device:
+    if dist.asked_for() > 1 and ":" in name:
+        raise UserError(f"device {name!r} is one device, and each process takes one of its own: type --device cuda")
+    if index >= torch.cuda.device_count():
+        which = f"device {name!r}" if index == 0 or ":" in name else f"a CUDA device for process {index}"
+        raise UserError(f"{which} is not there: torch sees {torch.cuda.device_count()} CUDA devices; type --device cpu")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)  # streams and graphs belong to the current device
     return device

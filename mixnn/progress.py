@@ -19,11 +19,12 @@ def shown(text: str) -> str:
 
 
 class Reporter:
-    """`quiet` says nothing but warnings."""
+    """`quiet` says nothing but warnings, `mute` nothing at all."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, mute: bool = False) -> None:
         self.console = _console(stderr=True)
-        self.quiet = quiet
+        self.console.quiet = mute
+        self.quiet = quiet or mute
 
     def say(self, text: str) -> None:
         if not self.quiet:

@@ -296,15 +296,6 @@ def test_a_warm_up_that_ends_needs_no_word(ask: Ask, words: str):
     assert ask(f"pretrain digits --out run {words}", *small, *NETWORK).err == ""
 
 
-@pytest.mark.parametrize("words", ["pretrain digits", "pretrain --resume run"])
-def test_several_processes_for_one_run_are_refused(ask: Ask, words: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    err = refused(ask, words)
-    assert "WORLD_SIZE=2" in err
-    assert "without torchrun" in err
-    assert len(err.splitlines()) == 1
-
-
 @pytest.mark.parametrize("size", ["", "1"])
 def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", size)

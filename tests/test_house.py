@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "mixnn"
 ORDER = [
-    *("config", "device", "progress", "functional", "augment", "data", "nn", "methods", "diagnostics", "runs"),
+    *("config", "dist", "device", "progress", "functional", "augment", "data", "nn", "methods", "diagnostics", "runs"),
     *("embedding", "evaluation", "training", "baseline", "benchmark", "showcase", "reproduction", "plotting"),
     *("webpage", "reporting", "searching", "classifying", "exploring", "exporting", "cli"),
 ]

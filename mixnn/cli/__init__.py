@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from mixnn.cli import evidence, look, train, use
@@ -98,10 +99,14 @@ def main(words: Sequence[str] | None = None) -> int:
         if not args.verb:
             parser.print_help()
             return 0
+        if args.verb != "pretrain" and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+            raise UserError(f"only pretrain runs on several processes: type mixnn {args.verb} without torchrun")
         return VERBS[args.verb][0](args)
     except UserError as error:
         from mixnn.progress import shown
 
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
@@ -111,5 +116,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print("mixnn: interrupted", file=sys.stderr)
         return 130
     except Interrupted as error:
-        print(f"mixnn: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"mixnn: {error}", file=sys.stderr)
         return 128 + error.signal

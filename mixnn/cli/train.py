@@ -88,6 +88,7 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def pretrain(args: argparse.Namespace) -> int:
     """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
+    from mixnn import dist
     from mixnn.progress import Reporter
     from mixnn.training import pretrain
 
@@ -99,7 +100,9 @@ def pretrain(args: argparse.Namespace) -> int:
         settings["data_dir"] = os.environ["MIXNN_DATA"]
     command = shlex.join(["mixnn", *settings.pop("words")])
     run = pretrain(set=options, command=command, reporter=Reporter(settings.pop("quiet")), **settings)
-    print(run.path)
+    if dist.speaks():
+        print(run.path)
+    dist.stop()
     return 0
 
 

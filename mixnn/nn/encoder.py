@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from mixnn.dist import Whole, share
 from mixnn.functional import at_least_float32
 from mixnn.nn.precision import through
 from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
@@ -37,13 +38,14 @@ class Student(nn.Module):
     def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
         super().__init__()
         self.f, self.g, self.h = f, g, h
+        self.whole = Whole(views)
         self.compute_dtype = torch.float32
         set_views(self, views)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [self.f, self.g] if self.h is None else [self.f, self.g, self.h]
-        outs = through(parts, torch.cat(views), self.compute_dtype)
-        return at_least_float32(outs[1]), at_least_float32(outs[-1])
+        parts = [self.f, self.whole, self.g, *([] if self.h is None else [self.h])]
+        outs = through(parts, torch.cat([share(view) for view in views]), self.compute_dtype)
+        return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 
 class Teacher(nn.Module):
@@ -56,6 +58,7 @@ class Teacher(nn.Module):
     def __init__(self, student: Student, views: int) -> None:
         super().__init__()
         self.f, self.g = copy.deepcopy(student.f), copy.deepcopy(student.g)
+        self.whole = Whole(views)
         self.compute_dtype = torch.float32
         self.requires_grad_(False)
         set_views(self, views, tracked=False)  # it never runs in eval mode, so nobody would read them
@@ -63,8 +66,8 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
         order = shuffle.argsort(dim=1)  # (V, B)
-        x = torch.cat([view[o] for view, o in zip(views, order, strict=True)])
-        z = at_least_float32(through([self.f, self.g], x, self.compute_dtype)[-1])
+        x = torch.cat([view[share(o)] for view, o in zip(views, order, strict=True)])
+        z = at_least_float32(through([self.f, self.whole, self.g], x, self.compute_dtype)[-1])
         shuffled = z.unflatten(0, order.shape)
         return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
 

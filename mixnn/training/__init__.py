@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mixnn import methods
+from mixnn import dist, methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.nn.backbone import Backbone
@@ -46,19 +46,18 @@ def pretrain(
     `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
     `time_budget`, as in "30m", sets the epochs by how long a step takes here.
     """
-    say, start = reporter or Reporter(), time.perf_counter()
-    _check_alone()
+    say, start = (reporter or Reporter()) if dist.speaks() else Reporter(mute=True), time.perf_counter()
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
                 "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
             )
         run = Run.open(resume)
-        with held(run.path):
+        with _alone(run.path):
             return _resume(run, settings, say)
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
-    if str(out):
+    if str(out) and dist.speaks():
         Run.check_free(Path(out), overwrite)  # before the data are read
         if (Path(out) / LOCK).exists():
             with held(Path(out)):  # nor is a run overwritten while another process trains it
@@ -68,12 +67,11 @@ def pretrain(
     trainer = Trainer(config, images, say)
     if initial is not None:
         trainer.start_from(initial, str(init_from))
-    path = Run.reserve(Path(out), overwrite) if str(out) else new_folder(config)  # last: a failure leaves nothing
-    with held(path):
-        run = Run.create(path, config, command, overwrite=True)
+    path = _folder(str(out), overwrite, config)  # last: a failure leaves nothing
+    with _alone(path):
         startup = round(time.perf_counter() - start, 1)
-        about = environment(trainer.order.device) | {"startup_s": startup}
-        run.write("environment.json", json.dumps(about, indent=1) + "\n")
+        about = environment(trainer.order.device) | {"processes": dist.size(), "startup_s": startup}
+        run = _create(path, config, command, about)
         length = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
         say.say(f"{config.method} on {config.data}: {len(images):,} images, {length}, into {path}")
         say.say(f"ready after {startup} s")
@@ -81,13 +79,25 @@ def pretrain(
     return run
 
 
-def _check_alone() -> None:
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes not in ("", "0", "1"):
-        raise UserError(
-            f"WORLD_SIZE={processes}: each of {processes} processes would train the whole run by itself, for a run has "
-            f"one device; start it without torchrun, or unset WORLD_SIZE"
-        )
+def _folder(out: str, overwrite: bool, config: Config) -> Path:
+    """Made by one process, for all."""
+    made = None
+    if dist.speaks():
+        made = Run.reserve(Path(out), overwrite) if out else new_folder(config)
+    return dist.agreed(made)
+
+
+def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
+    if not dist.speaks():
+        return Run(path, config)
+    run = Run.create(path, config, command, overwrite=True)
+    run.write("environment.json", json.dumps(about, indent=1) + "\n")
+    return run
+
+
+def _alone(path: Path) -> AbstractContextManager[None]:
+    """The run's own processes count as one."""
+    return held(path) if dist.speaks() else nullcontext()
 
 
 def _decide(
@@ -158,7 +168,8 @@ def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
     tensors, state = run.load_checkpoint(say.warn)
     trainer = Trainer(run.config, load_split(run.config, methods.find(run.config.method).split), say)
     trainer.load(tensors, state)
-    run.rewind(trainer.done)
+    if dist.speaks():
+        run.rewind(trainer.done)
     if trainer.done == trainer.total_steps:
         say.say(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")
     else:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from mixnn import dist
+
 
 class Flag:
     signal = 0
@@ -29,7 +31,8 @@ def interrupts() -> Iterator[Flag]:
 
     def note(number: int, _frame: FrameType | None) -> None:
         flag.signal = number
-        restore()
+        if dist.size() == 1:  # torchrun passes on what the terminal has sent already
+            restore()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         before[number] = signal.signal(number, note)

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from mixnn import methods
+from mixnn import dist, methods
 from mixnn.config import RECIPES, Config, UserError, checked, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
@@ -74,6 +74,9 @@ def check_device(config: Config) -> None:
         raise UserError("precision=bf16 needs CUDA: type --precision fp32 or leave it out")
     if on_cpu and config.mode == "captured":
         raise UserError("mode=captured needs CUDA: type --mode eager or --mode compiled")
+    if dist.asked_for() > 1 and config.mode in ("captured", "compiled"):
+        raise UserError(f"mode={config.mode} is for a run on one process: type --mode eager or leave it out")
+    dist.check(config.bn_groups)
 
 
 def check_images(config: Config, images: ImageSet) -> None:

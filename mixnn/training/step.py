@@ -26,6 +26,7 @@ from torch import Tensor
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
+from mixnn.dist import share, size, sum_gradients, whole
 from mixnn.methods.contract import Aux, Batch, Seen
 from mixnn.training.feed import Feed
 
@@ -55,7 +56,8 @@ class Step:
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
-        self.feed = None if resident and images.images.device == device else Feed(images.images, batch_size, device)
+        at_hand = resident and images.images.device == device
+        self.feed = None if at_hand else Feed(images.images, batch_size // size(), device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
@@ -118,19 +120,22 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """From the buffers to the method's loss."""
-        images_u8 = self.images.images[self.index] if self.feed is None else self.feed.buffer
-        views = self._make_views(images_u8, self.view_draws, self.views, self.mean, self.std)
+        images_u8 = self.images.images[share(self.index)] if self.feed is None else self.feed.buffer
+        view_draws = [share(draws) for draws in self.view_draws]
+        views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
+        views = tuple(whole(view) for view in views)
         return self.method(Batch(views, self.labels[self.index], self.index, self.draws))
 
     def _put(self, index: Tensor, coming: Tensor | None = None) -> None:
         if self.feed is not None:
-            self.feed.put(index, coming)
+            self.feed.put(share(index), None if coming is None else share(coming))
         self.index.copy_(index)
 
     def _body(self) -> None:
         loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        sum_gradients(self.method)
         self.optimizer.step()
         self.method.after_step(aux)
         self._note(loss, aux)

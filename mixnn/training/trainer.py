@@ -7,12 +7,13 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixnn import methods
+from mixnn import dist, methods
 from mixnn.augment import View, strong, weak
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet
@@ -52,6 +53,7 @@ class Trainer:
         self.config, self.say = config, say
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
+        dist.start(device)
         self.labelled = int(images.labels.min()) >= 0
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
         self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
@@ -66,13 +68,15 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
-            self.method = methods.build(config.method, make_backbone(config), config.options, **facts)
+            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()))
+            self.method = methods.build(config.method, backbone, config.options, **facts)
         self.method.to(device, memory_format=torch.channels_last)
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
-        self.mode = {"cuda": "captured", "cpu": "eager"}[device.type] if config.mode == "auto" else config.mode
+        fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
+        self.mode = fastest if config.mode == "auto" else config.mode
         if self.mode != "eager":
             say.say("compiling, which takes half a minute or more the first time")
         views = pipelines(config, images, self.method.views)
@@ -143,7 +147,7 @@ class Trainer:
             interrupts() as flag,
             self.say.bar(self.config.method, self.config.epochs) as advance,
         ):
-            if self._unlogged(run):  # it was saved, and then the process died
+            if dist.agreed(self._unlogged(run)):  # it was saved, and then the process died
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             clock = read = time.perf_counter()
             first = self.done
@@ -157,11 +161,11 @@ class Trainer:
                 elif now - read > READ_EVERY:
                     read = now
                     advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
-                if flag.signal:
+                if signal := dist.largest(flag.signal):
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
                     how = f"go on with `mixnn pretrain --resume {run.path}`"
-                    raise Interrupted(f"stopped and saved at step {self.done}: {how}", flag.signal)
+                    raise Interrupted(f"stopped and saved at step {self.done}: {how}", signal)
         if self.saved != self.done:
             self._save(run)
 
@@ -171,16 +175,16 @@ class Trainer:
         The median, for on a machine that others use the mean of ten steps was once six times a step's usual time.
         """
         times: list[float] = []
-        while len(times) < 6 or (len(times) < steps and sum(times) < seconds):
+        while dist.agreed(len(times) < 6 or (len(times) < steps and sum(times) < seconds)):
             start = time.perf_counter()
             self._one_step()
             self.step.means()  # waits for the device
             times.append(time.perf_counter() - start)
-        return statistics.median(times[3:])
+        return dist.agreed(statistics.median(times[3:]))
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
-        self.loggers = loggers.start(self.config.loggers, run, self.done)
+        self.loggers = loggers.start(self.config.loggers, run, self.done) if dist.speaks() else []
         try:
             yield
         finally:
@@ -226,6 +230,9 @@ class Trainer:
     def _log_epoch(self, run: Run, images_per_s: float) -> None:
         """All of it follows from what a checkpoint holds, but for the speed."""
         self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
+        dist.average_statistics(self.method)
+        if not dist.speaks():
+            return
         if self.probe_sets and self._due(self.config.knn_every):
             self.record |= self._reading()
         self.record["images_per_s"] = round(images_per_s)
@@ -244,10 +251,12 @@ class Trainer:
         return ended and self.done not in {record["step"] for record in run.metrics()}
 
     def _save(self, run: Run) -> None:
+        dist.average_statistics(self.method)
         tensors, state = self.state()
         if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
             raise self._diverged("weights or loss are not finite")  # never replace a good checkpoint by a diverged one
-        run.save_checkpoint(self.done, tensors, state)
+        if dist.speaks():
+            run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
     def _probe_sets(self, device: torch.device) -> tuple[ImageSet, ImageSet] | None:

@@ -1,0 +1,245 @@
+"""A run on two or four processes is the run on one: the same losses, weights, statistics and support sets."""
+
+import os
+import shlex
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mixnn import dist, methods
+from mixnn.methods.contract import Batch
+from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn.training.step import sgd
+from tests.command import FORKS, Done, command
+from tests.methods.test_contract import CASES as ALL_CASES
+from tests.methods.test_contract import NUM_IMAGES, SMALL, known
+from tests.training.test_resume import last, log, signal_in_step
+
+B, GROUPS, STEPS = 16, 4, 2
+SIZES = (2, 4)
+VARIANTS = ("default", "asymmetric", "negatives=all", "prev_epoch", "mixed=student", "select=random", "lam of a sample")
+CASES = {case: ALL_CASES[case] for case in ALL_CASES if case.endswith(VARIANTS)}  # those that treat a batch otherwise
+DIGITS = shlex.split(
+    "pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --epochs 3 --warmup-epochs 1 --knn-every 1 "
+    "--checkpoint-every 1 --set support_size=32 --set hidden=32 --set dim=16"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def enter(rank: int, size: int, port: int, step: int = 0) -> None:
+    """What torchrun tells a process; one that is given a step is sent SIGTERM in it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if step:
+        signal_in_step(step, signal.SIGTERM)
+
+
+# Steps, in float64
+
+
+class Backbone(nn.Module):
+    num_features = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 16, 3, bias=False), SplitBatchNorm(16, GROUPS // dist.size())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)).relu().mean((2, 3))
+
+
+def batch_of(method: nn.Module, seed: int) -> Batch:
+    rng = torch.Generator().manual_seed(seed)
+    views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64) for _ in method.views)
+    draws = {k: torch.rand(shape, generator=rng, dtype=torch.float64) for k, shape in method.draws(B).items()}
+    return Batch(views, torch.arange(B) % 3, torch.randperm(NUM_IMAGES, generator=rng)[:B], draws)
+
+
+def after_steps(case: str) -> dict[str, Tensor]:
+    """Losses of a few steps, and all that the method holds then."""
+    name, options = CASES[case]
+    torch.manual_seed(0)
+    options = known(name, SMALL) | options
+    method = methods.build(name, Backbone(), options, num_classes=3, num_images=NUM_IMAGES).double()
+    optimizer = sgd([p for p in method.parameters() if p.requires_grad], 0.9, 1e-3)
+    optimizer.param_groups[0]["lr"].fill_(0.05)
+    losses = []
+    for seed in range(STEPS):
+        loss, aux = method(batch_of(method, seed))
+        optimizer.zero_grad()
+        loss.backward()
+        dist.sum_gradients(method)
+        optimizer.step()
+        method.after_step(aux)
+        losses.append(loss.detach())
+    dist.average_statistics(method)
+    return {"losses": torch.stack(losses)} | {k: v.clone() for k, v in method.state_dict().items()}
+
+
+def all_cases(rank: int, size: int, port: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    enter(rank, size, port)
+    dist.start(torch.device("cpu"))
+    assert (dist.rank(), dist.size()) == (rank, size)
+    held = {f"{case}/{name}": t for case in CASES for name, t in after_steps(case).items()}
+    save_file(held, folder / f"{size}-{rank}.safetensors")
+    dist.stop()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Tensor]]]:
+    """What each process of two, and of four, ends with."""
+    folder, found = tmp_path_factory.mktemp("together"), {}
+    for size in SIZES:
+        port = free_port()
+        processes = [FORKS.Process(target=all_cases, args=(rank, size, port, folder)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * size
+        found[size] = [load_file(folder / f"{size}-{rank}.safetensors") for rank in range(size)]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_and_four_processes_step_as_one(case: str, together: dict[int, list[dict[str, Tensor]]]):
+    alone = after_steps(case)
+    assert alone["losses"].isfinite().all()
+    for size in SIZES:
+        for name, want in alone.items():
+            close = 1e-6 if "running" in name else 1e-9  # the shares of groups in running statistics are float32
+            torch.testing.assert_close(together[size][0][f"{case}/{name}"], want, rtol=close, atol=close / 10)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_processes_hold_the_same_bits(size: int, together: dict[int, list[dict[str, Tensor]]]):
+    first, *others = together[size]
+    for other in others:
+        assert [name for name, t in first.items() if not torch.equal(t, other[name])] == []
+
+
+# Runs, through the command
+
+
+def run_together(size: int, *words: object, stop: int = 0) -> list[Done]:
+    """The command in each process; the last one is sent SIGTERM in the step given."""
+    port = free_port()
+    with ThreadPoolExecutor(size) as pool:
+        steps = [0] * (size - 1) + [stop]
+        started = [
+            pool.submit(command, *words, fault=enter, args=(rank, size, port, step)) for rank, step in enumerate(steps)
+        ]
+        return [each.result() for each in started]
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """The same log and state but for rounding."""
+    for record, want in zip(log(run), log(other), strict=True):
+        assert record.keys() == want.keys()
+        for name in ("epoch", "step", "loss", "d_positive", "d_neighbors", "spread", "norm_ratio"):
+            assert record[name] == pytest.approx(want[name], rel=1e-3), name
+        assert abs(record["knn"] - want["knn"]) <= 200 / 64  # of 64 images two may lie on the fence
+    tensors, expected = last(run)[0], last(other)[0]
+    assert torch.equal(tensors["order"], expected["order"])
+    assert torch.equal(tensors["generator"], expected["generator"])
+    for name, want in expected.items():
+        if name.endswith(("weight", "running_mean", "running_var", "z_QD")):
+            assert (tensors[name] - want).norm() <= 1e-3 * want.norm(), name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    assert command(*DIGITS, "--out", out).code == 0
+    return out
+
+
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, alone: Path, resident: str):
+    out = tmp_path / "run"
+    first, second = run_together(2, *DIGITS, "--out", out, "--resident", resident)
+    assert (first.code, first.out) == (0, f"{out}\n"), first.err
+    assert (second.code, second.out, second.err) == (0, "", "")  # one speaks for all
+    assert first.err.count("ready after") == 1
+    assert '"processes": 2' in (out / "environment.json").read_text()
+    assert_close(out, alone)
+
+
+def test_a_signal_to_one_stops_both_and_one_process_can_go_on(tmp_path: Path, alone: Path):
+    out = tmp_path / "run"
+    done = run_together(2, *DIGITS, "--out", out, stop=6)
+    assert [each.code for each in done] == [128 + signal.SIGTERM] * 2
+    assert "stopped and saved at step 6" in done[0].err
+    assert done[1].err == ""
+    assert last(out)[1]["step"] == 6
+    assert command("pretrain", "--resume", out).code == 0
+    assert_close(out, alone)
+
+
+def test_two_processes_go_on_where_one_was_stopped(tmp_path: Path, alone: Path):
+    out = tmp_path / "run"
+    assert command(*DIGITS, "--out", out, fault=signal_in_step, args=(7, signal.SIGTERM)).code == 128 + signal.SIGTERM
+    assert [each.code for each in run_together(2, "pretrain", "--resume", out)] == [0, 0]
+    assert_close(out, alone)
+
+
+def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: Path):
+    words = [word for word in DIGITS if word not in ("--epochs", "--warmup-epochs", "3", "1")]
+    words = [w for w in words if w not in ("--knn-every", "--checkpoint-every")]
+    done = run_together(2, *words, "--out", tmp_path / "run", "--time-budget", "1s")
+    assert [each.code for each in done] == [0, 0], done[0].err
+    assert len(log(tmp_path / "run")) >= 1
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "type --bn-groups 4"),
+        (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled is for a run on one process"),
+        (["methods"], "only pretrain runs on several processes: type mixnn methods without torchrun"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_once(words: list[str], says: str):
+    done = command(*words, fault=enter, args=(0, 2, 1))
+    assert done.code == 2
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def half_told(size: str) -> None:
+    os.environ["WORLD_SIZE"] = size
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+
+
+@pytest.mark.parametrize(("size", "says"), [("2", "the other processes cannot be met"), ("two", "no number of")])
+def test_a_number_of_processes_without_the_rest_is_refused(size: str, says: str, tmp_path: Path):
+    done = command(*DIGITS, "--out", tmp_path / "run", fault=half_told, args=(size,))
+    assert done.code == 2
+    assert says in done.err
+    assert "unset" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_alone_nothing_is_dealt_or_gathered():
+    x: Any = torch.randn(4, 3)
+    assert dist.share(x) is x
+    assert dist.whole(x) is x
+    assert dist.largest(3) == 3
+    assert dist.agreed("a") == "a"
