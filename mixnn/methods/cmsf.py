@@ -99,7 +99,7 @@ class CMSF(Mixture):
 
     def rows_to_push(self, seen: Encoded, batch: Batch) -> tuple[Rows, ...]:
         rows = super().rows_to_push(seen, batch)
-        return (rows[0], rows[1]._replace(z_QD=self.auxiliary(seen, batch).clone())) if rows else ()
+        return (rows[0], Rows(self.auxiliary(seen, batch).clone(), *rows[1][1:])) if rows else ()
 
     def after_step(self, aux: Aux) -> None:
         super().after_step(aux)
