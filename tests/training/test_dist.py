@@ -60,24 +60,27 @@ class Backbone(nn.Module):
         return self.bn(self.conv(x)).relu().mean((2, 3))
 
 
-def batch_of(method: nn.Module, seed: int) -> Batch:
+def batch_of(method: nn.Module, seed: int, device: str) -> Batch:
     rng = torch.Generator().manual_seed(seed)
-    views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64) for _ in method.views)
-    draws = {k: torch.rand(shape, generator=rng, dtype=torch.float64) for k, shape in method.draws(B).items()}
-    return Batch(views, torch.arange(B) % 3, torch.randperm(NUM_IMAGES, generator=rng)[:B], draws)
+    views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64).to(device) for _ in method.views)
+    shapes = method.draws(B).items()
+    draws = {k: torch.rand(shape, generator=rng, dtype=torch.float64).to(device) for k, shape in shapes}
+    index = torch.randperm(NUM_IMAGES, generator=rng)[:B]
+    return Batch(views, (torch.arange(B) % 3).to(device), index.to(device), draws)
 
 
-def after_steps(case: str) -> dict[str, Tensor]:
+def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
     """Losses of a few steps, and all that the method holds then."""
     name, options = CASES[case]
     torch.manual_seed(0)
     options = known(name, SMALL) | options
-    method = methods.build(name, Backbone(), options, num_classes=3, num_images=NUM_IMAGES).double()
+    method = methods.build(name, Backbone(), options, num_classes=3, num_images=NUM_IMAGES)
+    method.to(device, torch.float64)
     optimizer = sgd([p for p in method.parameters() if p.requires_grad], 0.9, 1e-3)
     optimizer.param_groups[0]["lr"].fill_(0.05)
     losses = []
     for seed in range(STEPS):
-        loss, aux = method(batch_of(method, seed))
+        loss, aux = method(batch_of(method, seed, device))
         optimizer.zero_grad()
         loss.backward()
         dist.sum_gradients(method)
@@ -85,43 +88,56 @@ def after_steps(case: str) -> dict[str, Tensor]:
         method.after_step(aux)
         losses.append(loss.detach())
     dist.average_statistics(method)
-    return {"losses": torch.stack(losses)} | {k: v.clone() for k, v in method.state_dict().items()}
+    return {k: v.cpu().clone() for k, v in ({"losses": torch.stack(losses)} | method.state_dict()).items()}
 
 
-def all_cases(rank: int, size: int, port: int, folder: Path) -> None:
+def all_cases(rank: int, size: int, port: int, folder: Path, device: str) -> None:
     torch.set_num_threads(1)
     enter(rank, size, port)
-    dist.start(torch.device("cpu"))
+    dist.start(torch.device("cpu"))  # gloo carries CUDA's tensors too, and lets processes share a device
     assert (dist.rank(), dist.size()) == (rank, size)
-    held = {f"{case}/{name}": t for case in CASES for name, t in after_steps(case).items()}
+    held = {f"{case}/{name}": t for case in CASES for name, t in after_steps(case, device).items()}
     save_file(held, folder / f"{size}-{rank}.safetensors")
     dist.stop()
 
 
+def in_processes(size: int, folder: Path, device: str = "cpu") -> list[dict[str, Tensor]]:
+    """What each of so many processes ends with."""
+    port = free_port()
+    processes = [FORKS.Process(target=all_cases, args=(rank, size, port, folder, device)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * size
+    return [load_file(folder / f"{size}-{rank}.safetensors") for rank in range(size)]
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Tensor]]]:
-    """What each process of two, and of four, ends with."""
-    folder, found = tmp_path_factory.mktemp("together"), {}
-    for size in SIZES:
-        port = free_port()
-        processes = [FORKS.Process(target=all_cases, args=(rank, size, port, folder)) for rank in range(size)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        assert [process.exitcode for process in processes] == [0] * size
-        found[size] = [load_file(folder / f"{size}-{rank}.safetensors") for rank in range(size)]
-    return found
+    folder = tmp_path_factory.mktemp("together")
+    return {size: in_processes(size, folder) for size in SIZES}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_and_four_processes_step_as_one(case: str, together: dict[int, list[dict[str, Tensor]]]):
-    alone = after_steps(case)
-    assert alone["losses"].isfinite().all()
     for size in SIZES:
-        for name, want in alone.items():
-            close = 1e-6 if "running" in name else 1e-9  # the shares of groups in running statistics are float32
-            torch.testing.assert_close(together[size][0][f"{case}/{name}"], want, rtol=close, atol=close / 10)
+        assert_steps(together[size][0], case, after_steps(case))
+
+
+def assert_steps(found: dict[str, Tensor], case: str, alone: dict[str, Tensor]) -> None:
+    assert alone["losses"].isfinite().all()
+    for name, want in alone.items():
+        close = 1e-6 if "running" in name else 1e-9  # the shares of groups in running statistics are float32
+        torch.testing.assert_close(found[f"{case}/{name}"], want, rtol=close, atol=close / 10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_two_processes_on_a_gpu_step_as_one(tmp_path: Path):
+    found = in_processes(2, tmp_path, "cuda")[0]
+    for case in CASES:
+        assert_steps(found, case, after_steps(case, "cuda"))
 
 
 @pytest.mark.parametrize("size", SIZES)
