@@ -26,7 +26,7 @@ from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation import check_writable
 from mixnn.nn.backbone import check_backbone
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, plural, print_table
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.folder import environment
 from mixnn.training.setup import check_device, check_images
@@ -288,7 +288,7 @@ def _print(r: dict[str, Any]) -> None:
     rows += [(f"  {100 * share:.0f}%", kind) for kind, share in r["share_by_kernel"].items()]
     if "plain_loop" in r:
         p = r["plain_loop"]
-        text = f"{p['ms_per_step']:.1f} ms a step ({p['workers']} loader workers, {p['precision']})"
+        text = f"{p['ms_per_step']:.1f} ms a step ({plural(p['workers'], 'loader worker')}, {p['precision']})"
         rows.append(("plain loop", f"{text}: {r['times_faster']:g} times as long"))
     print_table(
         (

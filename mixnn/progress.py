@@ -18,6 +18,11 @@ def shown(text: str) -> str:
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in text)
 
 
+def plural(count: int, word: str) -> str:
+    """1 image, 1,297 images."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 class Reporter:
     """`quiet` says nothing but warnings."""
 

@@ -434,7 +434,7 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
         files = {f"digits-tsne.{ending}": content for ending, content in style.encode(figure).items()}
     assert contents(tmp_path / "out") == files | {"digits-tsne.txt": caption.encode()}, "the same at every call"
     assert "128 test images" in caption
-    assert "n = 1 (seed 0), 1 epochs" in caption
+    assert "n = 1 (seed 0), 1 epoch," in caption
     assert "MNN (digits-run)" in caption
     assert str(trained.path.parent) not in caption
 

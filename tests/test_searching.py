@@ -443,7 +443,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({"query": ["4.png", "x" * 5000]}, "File name too long"),
         ({"query": "{root}/broken.png"}, "cannot read .*broken.png: not an image"),
         ({"query": "{root}/empty"}, "no images in .*empty"),
-        ({"query": "{root}/unreadable"}, "none of the 1 images"),
+        ({"query": "{root}/unreadable"}, "of 1 image asked for, none"),
         ({"query": "4.png", "topk": 0}, "topk must be at least 1"),
         ({"query": "4.png", "topk": 97}, "only 96 images: type --topk 96"),
         ({"query": "4.png", "topk": 96}, "only 95 images beside the one asked for"),

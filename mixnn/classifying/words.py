@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mixnn.classifying.models import MODELS
-from mixnn.progress import print_table, shown
+from mixnn.progress import plural, print_table, shown
 
 SHOWN = 25  # classes in the table, the worst ones where there are more
 FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
@@ -40,9 +40,9 @@ def sentences(found: dict[str, Any]) -> list[str]:
 
 
 def _predicted(tally: dict[str, Any], which: str) -> list[str]:
-    images, sure = f"{tally['images']:,} {which} images", f"{tally['sure']:,} of them with confidence 0.9 or more"
+    have, sure = "has" if tally["images"] == 1 else "have", f"{tally['sure']:,} of them with confidence 0.9 or more"
     return [
-        f"{images} have a predicted label, {sure}; "
+        f"{plural(tally['images'], f'{which} image')} {have} a predicted label, {sure}; "
         f"mean confidence {tally['mean_confidence']:.1f}%, a rough estimate of the accuracy among them"
     ]
 
@@ -81,7 +81,7 @@ def _show_classes(found: dict[str, Any]) -> None:
         rows.append((c, str(found["classes"][c]), cell, str(predicted.get(c, 0))))
     print_table(("class", "labelled", "right when held out", "predicted among the others"), rows)
     if len(order) > len(shown):
-        print(f"... and {len(order) - len(shown)} classes with fewer mistakes")
+        print(f"... and {len(order) - len(shown)} more with fewer mistakes")
     if held and len(held["models"]) > 1:
         print()
         both = [(MODELS[model], *_cells(share)) for model, share in held["models"].items()]

@@ -122,7 +122,7 @@ def evaluate(args: argparse.Namespace) -> int:
     import json
 
     from mixnn.evaluation import check_writable, evaluate, save_summary
-    from mixnn.progress import Reporter
+    from mixnn.progress import Reporter, plural
     from mixnn.runs import Run
 
     run = Run.open(args.run)
@@ -147,5 +147,5 @@ def evaluate(args: argparse.Namespace) -> int:
         print(f"kNN     {r['weighted']:.2f}  (k={r['protocol']['k']}, weighted vote; majority {r['majority']:.2f})")
     if "linear" in results:
         r = results["linear"]
-        print(f"linear  {r['last']:.2f}  (last of {r['protocol']['epochs']} epochs; best {r['best']:.2f})")
+        print(f"linear  {r['last']:.2f}  (last of {plural(r['protocol']['epochs'], 'epoch')}; best {r['best']:.2f})")
     return 0

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mixnn.plotting.style import Look
+from mixnn.progress import plural
 from mixnn.reproduction.planning import fingerprint, finished, plan_row
 from mixnn.reproduction.tables import Row, find
 from mixnn.runs import Run
@@ -141,11 +142,10 @@ def caption(text: str, data: str, runs: Mapping[str, Sequence[Summary]]) -> str:
 
 def _about(summaries: Sequence[Summary]) -> str:
     seeds = _listed(sorted({str(run["config"]["seed"]) for run in summaries}, key=int))
-    epochs = _listed(sorted({str(run["config"]["epochs"]) for run in summaries}, key=int))
+    epochs = plural(summaries[0]["config"]["epochs"], "epoch")  # they have one configuration
     devices = _listed(sorted({run["environment"].get("device") or "unknown device" for run in summaries}))
     code = _listed(sorted({run["environment"].get("git") or "unknown" for run in summaries}))
-    plural = "s" if len(summaries) > 1 else ""
-    return f"n = {len(summaries)} (seed{plural} {seeds}), {epochs} epochs, {devices}, code {code}"
+    return f"n = {len(summaries)} (seed{'s' * (len(summaries) > 1)} {seeds}), {epochs}, {devices}, code {code}"
 
 
 def _listed(words: Iterable[str]) -> str:

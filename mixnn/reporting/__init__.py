@@ -17,7 +17,7 @@ import mixnn
 from mixnn import diagnostics
 from mixnn.config import UserError
 from mixnn.device import pick_device
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
@@ -83,7 +83,7 @@ def report(
         "galleries": galleries,
     }
     write_atomically(Path(out), render(values))
-    say.say(f"{len(read)} run{'s' * (len(read) > 1)} reported in {out}")
+    say.say(f"{plural(len(read), 'run')} reported in {out}")
     return Path(out)
 
 

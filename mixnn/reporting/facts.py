@@ -15,6 +15,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError
 from mixnn.data import DATASETS
+from mixnn.progress import plural
 from mixnn.reporting.verdict import is_number
 from mixnn.runs import Run
 from mixnn.runs.images import has_test_split
@@ -175,19 +176,21 @@ def card(facts: Facts) -> dict[str, str]:
     known = DATASETS.get(c.data)
     images = known.splits[methods.METHODS[c.method].split] if known and c.method in methods.METHODS else 0
     count = (
-        f", {min(images, c.limit or images):,} images" if images else f", at most {c.limit:,} images" * bool(c.limit)
+        f", {plural(min(images, c.limit or images), 'image')}"
+        if images
+        else f", at most {plural(c.limit, 'image')}" * bool(c.limit)
     )
     about = methods.METHODS[c.method].about if c.method in methods.METHODS else None
     scaled = "" if c.batch_size == 256 else f" ({c.lr:g} x {c.batch_size} / 256)"
-    done = f"{last.get('epoch', 0)} of {c.epochs} epochs"
+    done = f"{last.get('epoch', 0)} of {plural(c.epochs, 'epoch')}"
     seconds = f", {duration(last['seconds'])} of training" if "seconds" in last else ""
     speed = f", {last['images_per_s']:,} images/s" if "images_per_s" in last else ""
     return {
         "data": f"{c.data}{f' ({known.title})' if known else ''}{count}",
         "method": f"{c.method}: {about.idea} ({about.paper})" if about else c.method,
         "network": f"{c.backbone}, crops of {c.image_size} x {c.image_size} pixels",
-        "training": f"{c.epochs} epochs, batch {c.batch_size}, SGD with lr {c.base_lr:g}{scaled}, "
-        f"{c.warmup_epochs} epochs of warm-up, then a cosine",
+        "training": f"{plural(c.epochs, 'epoch')}, batch {c.batch_size}, SGD with lr {c.base_lr:g}{scaled}, "
+        f"{plural(c.warmup_epochs, 'epoch')} of warm-up, then a cosine",
         "seed": str(c.seed),
         "progress": done + seconds + speed,
         "machine": machine(facts.environment),
@@ -200,7 +203,7 @@ def card(facts: Facts) -> dict[str, str]:
 def machine(environment: Mapping[str, Any]) -> str:
     parts = [environment.get("device"), f"CUDA {environment['cuda']}" if environment.get("cuda") else None]
     threads = environment.get("threads")
-    parts += [f"{threads} CPU thread{'s' * (threads != 1)}"] if threads else []
+    parts += [plural(threads, "CPU thread")] if threads else []
     return ", ".join(str(p) for p in parts if p) or "not recorded"
 
 

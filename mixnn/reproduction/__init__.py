@@ -14,7 +14,7 @@ from typing import Any
 from mixnn.config import UserError, unknown
 from mixnn.evaluation import PROTOCOLS
 from mixnn.evaluation.linear import Protocol
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.reproduction.asking import data_of, runnable, seeds_of, tables_of
 from mixnn.reproduction.carrying_out import Work, carry_out, show
 from mixnn.reproduction.planning import plan
@@ -75,5 +75,7 @@ def reproduce(
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
     if failed:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise UserError(f"{len(failed)} of {len(missing)} runs failed; the same command tries them again\n{names}")
+        raise UserError(
+            f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries them again\n{names}"
+        )
     return found

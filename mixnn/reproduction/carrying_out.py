@@ -15,7 +15,7 @@ from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.evaluation.linear import Protocol
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, plural, print_table
 from mixnn.reproduction.planning import Planned, counting, finished, last, trained
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
@@ -146,7 +146,7 @@ def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
     print_table(("run", "options other than the method's own", "time"), rows)
     total = f", about {duration(sum(map(cost, to_train)) * pace)} at the fastest pace so far" if pace else ""
     rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
-    print(f"{len(to_train)} of {len(needed)} runs to do{total if to_train else ''}{rest}")
+    print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if to_train else ''}{rest}")
 
 
 def _differences(planned: Planned) -> dict[str, Any]:

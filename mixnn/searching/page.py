@@ -7,10 +7,10 @@ from html import escape
 from typing import Any
 
 from mixnn.embedding.source import Source
-from mixnn.progress import shown
+from mixnn.progress import plural, shown
 from mixnn.searching.originals import Originals, small_file
 from mixnn.searching.queries import Asked
-from mixnn.searching.text import plural, summary
+from mixnn.searching.text import summary
 from mixnn.webpage import policy
 
 MAX_TILES = 1000  # on a page; at some 6 KB each it stays a page that opens

@@ -13,7 +13,7 @@ from mixnn import methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.nn.backbone import Backbone
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
@@ -74,8 +74,8 @@ def pretrain(
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"startup_s": startup}
         run.write("environment.json", json.dumps(about, indent=1) + "\n")
-        length = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
-        say.say(f"{config.method} on {config.data}: {len(images):,} images, {length}, into {path}")
+        amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
+        say.say(f"{config.method} on {config.data}: {amount}, into {path}")
         say.say(f"ready after {startup} s")
         trainer.fit(run)
     return run

@@ -20,7 +20,7 @@ from mixnn.device import pick_device
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
 from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
@@ -110,7 +110,7 @@ class Trainer:
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if state["data"] != self._about_data():
             raise UserError(
-                f"{self.config.data} has changed: {len(self.images)} images, the checkpoint was made with "
+                f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
                 f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
             )
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
