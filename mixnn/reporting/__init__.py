@@ -94,7 +94,7 @@ def _named(read: list[Facts]) -> list[Facts]:
 
 
 def _about(f: Facts, letter: str, look: dict[str, Any] | None) -> dict[str, Any]:
-    verdict = judge(f.records, f.config.epochs)
+    verdict = judge(f.records, f.config.epochs, f.diverged)
     return {
         "letter": letter,
         "name": f.name,
@@ -154,8 +154,7 @@ def _look(
             if key not in shown:
                 say.say(f"reading images of {config.data}")
                 shown[key] = pictures.load_shown(config, images, where)
-            count = len(shown[key].queries) + len(shown[key].bank)
-            say.say(f"{f.run.path}: encoding {count:,} images, and a map of {len(shown[key].queries)}")
+            say.say(f"{f.run.path}: encoding {plural(shown[key].num_images, 'image')}")
             looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
         except UserError as error:
             f.missing.append(f"No map and no neighbors: {'; '.join(str(error).splitlines())}.")

@@ -17,7 +17,8 @@ from mixnn.config import RECIPES, Config, UserError
 from mixnn.data import DATASETS
 from mixnn.progress import plural
 from mixnn.reporting.verdict import is_number
-from mixnn.runs import Run
+from mixnn.runs import Run, checkpoint
+from mixnn.runs.folder import DIVERGED
 from mixnn.runs.images import has_test_split
 
 NAMES_OF_RESULTS = {"linear": "Linear probe", "knn": "kNN"}
@@ -34,6 +35,7 @@ class Facts:
     environment: dict[str, Any]
     results: dict[str, Any]
     records: list[dict[str, Any]]
+    diverged: str  # why training ended, where that is known
     missing: list[str]
 
     @property
@@ -62,12 +64,13 @@ def read(path: str | Path) -> Facts:
     facts = Facts(
         run=run,
         name=run.path.name or run.path.resolve().name,
-        command=part("command.txt", lambda: (run.path / "command.txt").read_text().strip(), ""),
+        command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
         environment=part("environment.json", lambda: _json(run.path / "environment.json"), {}),
         results=_checked(part("results.json", run.results, {})),
         records=[
             r for r in part("metrics.jsonl", run.metrics, []) if isinstance(r, dict) and is_number(r.get("epoch"))
         ],
+        diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
         missing=missing,
     )
     missing += gaps(facts)
@@ -79,11 +82,13 @@ def gaps(facts: Facts) -> list[str]:
     missing, run = [], facts.run
     if not facts.records and run.config.epochs:
         missing.append("No epoch is logged, so there are no curves.")
+    there = bool(checkpoint.found(run.path / "checkpoints"))
     if has_test_split(run.config) and not facts.results.keys() >= NAMES_OF_RESULTS.keys():
-        missing.append(f"Linear probe and kNN are not both evaluated: `{_typed('evaluate', run)}` does that.")
+        how = f": `{_typed('evaluate', run)}` does that." if there else ", for the run has no checkpoint."
+        missing.append(f"Linear probe and kNN are not both evaluated{how}")
     for name in ("knn", "linear"):
         step = facts.results.get(name, {}).get("protocol", {}).get("checkpoint_step")
-        if facts.records and step is not None and step < facts.records[-1].get("step", 0):
+        if there and facts.records and step is not None and step < facts.records[-1].get("step", 0):
             label, now = NAMES_OF_RESULTS[name], facts.records[-1]["step"]
             missing.append(
                 f"{label} is of step {step}, and the run went on to {now}: `{_typed('evaluate', run)}` again."
@@ -93,6 +98,10 @@ def gaps(facts: Facts) -> list[str]:
 
 def _typed(verb: str, run: Run) -> str:
     return f"mixnn {verb} {shlex.quote(str(run.path))}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
 
 
 def _json(path: Path) -> Any:

@@ -65,16 +65,21 @@ class Verdict:
         return TITLES[self.state]
 
 
-def judge(records: Sequence[Mapping[str, Any]], epochs: int) -> Verdict:
-    """The verdict on a run of so many planned epochs; the gravest state that applies comes first."""
+def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "") -> Verdict:
+    """The verdict on a run of so many planned epochs; the gravest state that applies comes first.
+
+    `diverged` is why training ended, if loss or weights became no numbers.
+    """
+    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'epoch')} logged"
+    if diverged:
+        return Verdict("diverged", [f"Training ended: {diverged}.", f"{logged}."])
     if not records:
         return Verdict("untrained", ["No epoch was finished." if epochs else "The run was made with 0 epochs."])
     last = records[-1]
     unfinished = last["epoch"] < epochs
     state, sentences = _state(records)
     if unfinished:
-        ending = "interrupted, ended by a loss that is no number, or still running"
-        sentences.insert(0, f"{last['epoch']} of {epochs} epochs are logged: {ending}; the folder does not say which.")
+        sentences.insert(0, f"{logged}: interrupted, or still running; the folder does not say which.")
     return Verdict("interrupted" if unfinished and state not in ("diverged", "collapsed") else state, sentences)
 
 

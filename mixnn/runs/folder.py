@@ -26,6 +26,7 @@ from mixnn.runs import checkpoint
 from mixnn.runs.claims import LOCK
 
 PACKAGE = Path(__file__).parents[1]
+DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
 
 
 class Taken(UserError):
@@ -122,7 +123,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
 
     def rewind(self, step: int) -> None:
-        """Drop what was logged after a step, so that a resumed run's log is that of an unbroken one."""
+        """Drop what was noted after a step, so that a resumed run's log is that of an unbroken one."""
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = []
@@ -134,6 +135,7 @@ class Run:
                 break
             kept.append(line + "\n")
         self.write("metrics.jsonl", "".join(kept))
+        (self.path / DIVERGED).unlink(missing_ok=True)
 
     def results(self) -> dict[str, Any]:
         path = self.path / "results.json"

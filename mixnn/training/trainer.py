@@ -23,6 +23,7 @@ from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
+from mixnn.runs.folder import DIVERGED
 from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
@@ -43,6 +44,10 @@ def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[
         "plain": weak(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
     }
     return [made[kind] for kind in kinds]
+
+
+class Diverged(UserError):
+    """Loss or weights are no numbers."""
 
 
 class Trainer:
@@ -138,6 +143,13 @@ class Trainer:
 
     def fit(self, run: Run) -> None:
         """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
+        try:
+            self._fit(run)
+        except Diverged as error:
+            run.write(DIVERGED, f"{error}\n")
+            raise
+
+    def _fit(self, run: Run) -> None:
         with (
             self._loggers(run),
             interrupts() as flag,
@@ -210,9 +222,9 @@ class Trainer:
             means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
-        return UserError(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
+        return Diverged(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
         """Save first: what happens in the kNN reading costs no training, and a resumed run can take it once more."""
