@@ -23,19 +23,25 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-class Reporter:
-    """`quiet` says nothing but warnings."""
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
-    def __init__(self, quiet: bool = False) -> None:
+
+class Reporter:
+    """`quiet` says nothing but warnings; `reword` puts these in terms of the verb's own flags."""
+
+    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str) -> None:
         self.console = _console(stderr=True)
-        self.quiet = quiet
+        self.quiet, self.reword = quiet, reword
 
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(shown(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"mixnn: {shown(text)}", style="yellow", soft_wrap=True)
+        self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:

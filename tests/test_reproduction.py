@@ -15,6 +15,7 @@ from PIL import Image
 import mixnn
 import mixnn.cli
 from mixnn import methods
+from mixnn.cli.words import as_settings
 from mixnn.progress import Reporter
 from mixnn.reproduction import carrying_out, planning, rendering, tables
 from mixnn.reproduction.tables import TABLES, Row, Table
@@ -218,6 +219,56 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
 
 
+def test_a_data_set_that_is_not_on_disk_is_refused_once_with_the_way_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", "--setting", f"data_dir={tmp_path}"]) == 2
+    looked, refused, hint = capsys.readouterr().err.splitlines()
+    assert looked.startswith(f"mixnn: no finished runs: there is no folder {tmp_path}/results; type --results")
+    assert refused.startswith("mixnn: cifar10 is not on disk")
+    assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--no-run"], ["--dry-run"]])
+def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert f"there is no folder {tmp_path}/results" in capsys.readouterr().err
+    (tmp_path / "results").mkdir()
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("type --warmup-epochs 0 to change that", "type --setting warmup_epochs=0 to change that"),
+        (
+            "type --batch-size 96 or another --bn-groups",
+            "type --setting batch_size=96 or another --setting bn_groups=...",
+        ),
+        ("A smaller --lr usually helps", "A smaller --setting lr=... usually helps"),
+        ("type --mode eager or leave it out", "type --setting mode=eager or leave it out"),
+        ("type --results FOLDER for another", "type --results FOLDER for another"),
+        ("type: mixnn data get cifar10 --data-dir /x9", "type: mixnn data get cifar10 --data-dir /x9"),
+    ],
+)
+def test_hints_about_settings_are_told_as_reproduce_takes_them(text, told):
+    assert as_settings(text) == told
+
+
+def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
+    small = [word for pair in {**SMALL, "epochs": 1}.items() for word in ("--setting", "{}={}".format(*pair))]
+    where = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--protocol", "knn", "--quiet"]
+    words = ["reproduce", "main", "--data", "digits", "--row", "BYOL", *where, *small]
+    assert mixnn.cli.main(words) == 0
+    (advice,) = re.findall(r"type (--setting warmup_epochs=\d)", capsys.readouterr().err)
+    assert mixnn.cli.main([*words, *advice.split()]) == 0
+    assert capsys.readouterr().err == ""
+    assert mixnn.cli.main([*words, "--setting", "batch_size=9", "--setting", "bn_groups=2"]) == 2
+    assert "type --setting batch_size=8 or another --setting bn_groups=..." in capsys.readouterr().err
+
+
 def test_one_row_and_one_seed_may_stand_alone(results):
     found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, form="json", reporter=QUIET)
     (row,) = found["main"]
@@ -262,7 +313,7 @@ def test_an_unfinished_run_is_not_there(tmp_path, capsys):
     found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET)
     assert found["main"][0]["knn"]["ours"] is None
     capsys.readouterr()
-    assert "1 of 1 runs to do" in plan_of(tmp_path, capsys)
+    assert "1 of 1 run to do" in plan_of(tmp_path, capsys)
 
 
 def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
@@ -270,7 +321,7 @@ def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
     for result in made["results"].values():
         result["protocol"]["checkpoint_step"] = 0
     (tmp_path / "mnn.json").write_text(json.dumps(made))
-    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, epochs=0)
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, epochs=0)
 
 
 def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, capsys):
@@ -286,7 +337,7 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
 
     assert ours() == [None, None]
     assert ours(probe_epochs=1) == [91.0, None]
-    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
     assert "again: there is neither knn and linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
 
 
@@ -402,7 +453,7 @@ def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypat
     capsys.readouterr()
     mixnn.reproduce("mine", **again, dry_run=True)
     assert "to evaluate: knn and linear" in (out := capsys.readouterr().out)
-    assert "0 of 1 runs to do; 1 to evaluate" in out
+    assert "0 of 1 run to do; 1 to evaluate" in out
     diary.clear()
     (row,) = mixnn.reproduce("mine", **again)["mine"]
     assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "knn"), ("evaluate", "linear")]

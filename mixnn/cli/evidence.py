@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mixnn.cli import words
+from mixnn.config import UserError
 
 
 def diagnose_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +76,16 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return dict(words.pair(text, "--setting epochs=20") for text in args.setting)
 
 
+@contextmanager
+def _told_as_settings() -> Iterator[None]:
+    """Mistakes in a run's settings, answered by what these verbs take."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(words.as_settings(str(error))) from None
+
+
+@_told_as_settings()
 def reproduce(args: argparse.Namespace) -> int:
     """regenerate a table of the paper: run what is missing, print our numbers beside the paper's"""
     from mixnn import reproduction
@@ -97,7 +110,7 @@ def reproduce(args: argparse.Namespace) -> int:
         form=args.format,
         protocol=args.protocol,
         probe_epochs=words.number(args.probe_epochs, "probe-epochs", 1),
-        reporter=Reporter(args.quiet),
+        reporter=Reporter(args.quiet, words.as_settings),
         **settings,
     )
     return 0
@@ -115,6 +128,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
 
+@_told_as_settings()
 def figures(args: argparse.Namespace) -> int:
     """the paper's figures and ours, as SVG and PNG, from finished runs"""
     from mixnn.plotting import figures

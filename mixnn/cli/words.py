@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,6 +39,17 @@ def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
         flag = example.partition(" ")[0]
         raise UserError(f"{flag} {text}: write it as NAME=VALUE, as in {example}")
     return name, value
+
+
+def as_settings(text: str) -> str:
+    """A hint as verbs with --setting take it: `--batch-size 64` is `--setting batch_size=64` there."""
+    names = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(Config) if f.name not in ("data", "data_dir")}
+
+    def retold(found: re.Match[str]) -> str:
+        flag, value = found.groups()
+        return f"--setting {names[flag]}={value or '...'}" if flag in names else found[0]
+
+    return re.sub(r"--([a-z-]+)(?: (\w*\d[\w.]*|eager|compiled|skip|folders)(?!\w))?", retold, text)
 
 
 def data_dir(given: str, runs_own: str) -> str:

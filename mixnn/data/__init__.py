@@ -146,10 +146,16 @@ def load(name_or_path: str | Path, split: str, root: Path | None = None, **folde
     raise UserError(f"{unknown('data set or folder', name, DATASETS)}, or a folder of images (see: mixnn data)")
 
 
-def load_named(row: DataSet, split: str, root: Path) -> ImageSet:
+def locate(row: DataSet, root: Path) -> Path:
+    """The folder that holds a named set; UserError that says how to get it where it is not on disk."""
     folder = row.find(root) if row.layouts else root
     if folder is None:
         raise row.problem(root)
+    return folder
+
+
+def load_named(row: DataSet, split: str, root: Path) -> ImageSet:
+    folder = locate(row, root)
     images, labels, classes = row.read(folder, split)
     mean, std = row.mean, row.std
     if mean is None or std is None:

@@ -54,7 +54,10 @@ def figures(
     say = reporter or Reporter()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not Path(results).is_dir() and not folders:
-        raise UserError(f"{results} is no folder of finished runs: `mixnn reproduce` makes one; or give run folders")
+        raise UserError(
+            f"no finished runs: there is no folder {Path(results).absolute()}; `mixnn reproduce` makes one\n"
+            "for another folder type --results FOLDER, for run folders --run RUN"
+        )
     material = Material.gather(Path(results), folders, data, settings)
     written: list[Path] = []
     for name in names or FIGURES:

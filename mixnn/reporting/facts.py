@@ -15,7 +15,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError
 from mixnn.data import DATASETS
-from mixnn.progress import plural
+from mixnn.progress import duration, plural
 from mixnn.reporting.verdict import is_number
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.folder import DIVERGED
@@ -222,9 +222,3 @@ def code(environment: Mapping[str, Any]) -> str:
     if git:
         versions.insert(1, f"git {str(git).rstrip('+')}{' with uncommitted changes' if str(git).endswith('+') else ''}")
     return ", ".join(versions) or "not recorded"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -20,6 +20,7 @@ from mixnn.reproduction.carrying_out import Work, carry_out, show
 from mixnn.reproduction.planning import plan
 from mixnn.reproduction.rendering import FORMATS, cells, render, title
 from mixnn.reproduction.tables import TABLES
+from mixnn.runs.images import check_there
 
 __all__ = ["TABLES", "reproduce"]
 
@@ -61,12 +62,15 @@ def reproduce(
         say.warn(f"left out, for {reason}")
     work = Work(Path(results), Path(runs), PROTOCOLS[protocol], probe_epochs)
     needed, done = plan(chosen, data, seeds, settings), work.finished()
+    if not work.results.is_dir():
+        say.warn(f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another")
     if dry_run:
         show(work, needed, done)
         return {}
     missing = [p for p in needed if work.lacking(p, done)] if run else []
     failed: dict[str, str] = {}
     if missing:
+        check_there(missing[0].config)  # once, not run by run
         failed = carry_out(work, missing, done, say)
         done = work.finished()
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
@@ -75,7 +79,5 @@ def reproduce(
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
     if failed:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise UserError(
-            f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries them again\n{names}"
-        )
+        raise UserError(f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries again\n{names}")
     return found

@@ -15,7 +15,7 @@ from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.evaluation.linear import Protocol
-from mixnn.progress import Reporter, plural, print_table
+from mixnn.progress import Reporter, duration, plural, print_table
 from mixnn.reproduction.planning import Planned, counting, finished, last, trained
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
@@ -169,8 +169,3 @@ def pace_of(done: Summaries, data: str) -> float:
             students, teachers = methods.passes(config["method"], config["options"])
             paces.append(metrics[-1]["seconds"] / ((3 * students + teachers) * config["epochs"]))
     return min(paces, default=0.0)
-
-
-def duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
