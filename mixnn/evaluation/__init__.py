@@ -52,7 +52,7 @@ def evaluate(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        how_on = f"`mixnn pretrain --resume {run.path}` goes on"
+        how_on = f"`{run.typed('pretrain --resume')}` goes on"
         say.warn(f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {how_on}")
     common = {
         "checkpoint_step": state["step"],

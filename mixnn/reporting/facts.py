@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,20 +83,14 @@ def gaps(facts: Facts) -> list[str]:
         missing.append("No epoch is logged, so there are no curves.")
     there = bool(checkpoint.found(run.path / "checkpoints"))
     if has_test_split(run.config) and not facts.results.keys() >= NAMES_OF_RESULTS.keys():
-        how = f": `{_typed('evaluate', run)}` does that." if there else ", for the run has no checkpoint."
+        how = f": `{run.typed('evaluate')}` does that." if there else ", for the run has no checkpoint."
         missing.append(f"Linear probe and kNN are not both evaluated{how}")
     for name in ("knn", "linear"):
         step = facts.results.get(name, {}).get("protocol", {}).get("checkpoint_step")
         if there and facts.records and step is not None and step < facts.records[-1].get("step", 0):
             label, now = NAMES_OF_RESULTS[name], facts.records[-1]["step"]
-            missing.append(
-                f"{label} is of step {step}, and the run went on to {now}: `{_typed('evaluate', run)}` again."
-            )
+            missing.append(f"{label} is of step {step}, and the run went on to {now}: `{run.typed('evaluate')}` again.")
     return missing
-
-
-def _typed(verb: str, run: Run) -> str:
-    return f"mixnn {verb} {shlex.quote(str(run.path))}"
 
 
 def _text(path: Path) -> str:

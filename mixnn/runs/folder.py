@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -42,6 +43,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
+
+    def typed(self, words: str) -> str:
+        """A command about this run, as a shell takes it: mixnn evaluate 'runs/my cats'."""
+        return f"mixnn {words} {shlex.quote(str(self.path))}"
 
     @staticmethod
     def check_free(path: Path, overwrite: bool) -> None:

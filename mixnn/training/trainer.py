@@ -172,7 +172,7 @@ class Trainer:
                 if flag.signal:
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
-                    how = f"go on with `mixnn pretrain --resume {run.path}`"
+                    how = f"go on with `{run.typed('pretrain --resume')}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", flag.signal)
         if self.saved != self.done:
             self._save(run)
