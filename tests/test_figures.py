@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from PIL import Image
 
 import mixnn
 from mixnn import plotting as package
+from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.plotting import FIGURES, curves, figures, points, style
 from mixnn.plotting.material import Drawing, Lacking, Line, Material
@@ -316,7 +319,8 @@ def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
     written = figures(["purity-augmentation", "loss"], results=tmp_path, out=tmp_path, reporter=heard, **EPOCHS)
     assert written == []
     assert heard.warned == [
-        "skipped purity-augmentation: it lacks MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation`)",
+        "skipped purity-augmentation: it lacks rows MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation "
+        f"--results {tmp_path} --setting epochs=12 --setting warmup_epochs=2`)",
         "skipped loss: it lacks d_neighbors in the log of without mixture (WSE)",
     ]
 
@@ -331,8 +335,26 @@ def test_runs_with_other_settings_are_other_runs(results: Path, material: Materi
 def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path):
     with pytest.raises(UserError, match="did you mean 'ranks'"):
         figures(["rank"], results=tmp_path)
-    with pytest.raises(UserError, match="no folder of finished runs"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*--results FOLDER.*--run RUN"):
         figures(results=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="unknown data set 'digit', did you mean 'digits'"):
+        figures(results=tmp_path, data="digit")
+
+
+def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"epochs": 1, "limit": 64, "warmup_epochs": 0, "knn_every": 1}
+    Path("my results").mkdir()
+    where, heard = {"results": "my results", "data": "digits"}, Listener()
+    assert figures(["methods"], **where, reporter=heard, **small) == []
+    (command,) = re.findall("`mixnn (.*)`", heard.warned[0])
+    assert main([*shlex.split(command), "--row", "BYOL", "--protocol", "knn", "--quiet"]) == 0
+    assert len(figures(["methods"], **where, reporter=heard, **small)) == 3
+
+
+def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_path: Path):
+    with pytest.raises(UserError, match="digits-run is of digits, and the figures of cifar10: type --data digits"):
+        figures(["tsne"], results=tmp_path, runs=[trained])
 
 
 def test_every_line_of_every_figure_is_a_row_of_a_table():
@@ -368,7 +390,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == ["skipped tsne: it lacks a run folder on cifar10 with a checkpoint"]
+    assert heard.said == ["skipped tsne: it lacks a run folder on cifar10 with a checkpoint (type --run RUN)"]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
@@ -445,11 +467,11 @@ def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):
             draw("tsne", Material.gather(tmp_path, runs, data, {}))
         return str(lacking.value)
 
-    assert reason([trained], data="cifar10") == "a run folder on cifar10 with a checkpoint"
+    assert reason([trained], data="cifar10") == "a run folder on cifar10 with a checkpoint (type --run RUN)"
     assert "at most 6" in reason([trained] * 7)
     (planned,) = plan_row(row_of("main", "MNN"), "cifar10", [0], {"data_dir": str(tmp_path)})
     absent = Run.create(tmp_path / "absent", planned.config, "")
-    assert reason([absent], data="cifar10") == "a run folder on cifar10 with a checkpoint"
+    assert reason([absent], data="cifar10") == "a run folder on cifar10 with a checkpoint (type --run RUN)"
     absent.save_checkpoint(1, {}, {})
     assert "cifar10 is not on disk" in reason([absent], data="cifar10")
 

@@ -120,7 +120,7 @@ def methods(material: Material) -> Drawing:
     """kNN readings of all methods, of as many as there are."""
     runs = material.optional(METHODS, ["knn"])
     if not runs:
-        raise Lacking(f"{METHODS[0].name} or any other row (`mixnn reproduce main`)")
+        raise Lacking(f"{METHODS[0].name} or any other row ({material.making('main')})")
     figure, (ax,) = canvas(PAGE, 3.6)
     draw_column(ax, runs, "knn")
     ax.set(xlabel="epoch", ylabel="kNN accuracy (%)")

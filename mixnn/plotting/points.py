@@ -201,7 +201,7 @@ def main(material: Material) -> Drawing:
     table = TABLES["main"]
     rows = cells(table, material.data, material.seeds, material.settings, material.done)
     if not any(row[metric]["ours"] is not None for row in rows for metric in METRICS):
-        raise Lacking("any evaluated run of `mixnn reproduce main`")
+        raise Lacking(f"any evaluated run of {material.making('main')}")
     figure, axes = canvas(PAGE, 0.9 + 0.2 * len(rows), 2, sharey=True)
     for ax, metric in zip(axes, METRICS, strict=True):
         for y, row in enumerate(rows):
