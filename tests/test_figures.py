@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import mixnn
@@ -409,6 +410,43 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
         caption = first[f"cifar10-{name}.txt"].decode()
         assert "a made-up device" in caption
         assert str(tmp_path) not in caption
+
+
+def tick_labels(ax: Axes) -> list[tuple[str, float, float]]:
+    """Text, left and right end of the labels below the axes, as drawn."""
+    FigureCanvasAgg(ax.figure).draw()
+    low, high = ax.get_xlim()
+    shown = [t for t in ax.xaxis.get_major_ticks() if low <= t.get_loc() <= high and t.label1.get_text()]
+    boxes = [tick.label1.get_window_extent() for tick in shown]
+    return sorted(
+        ((t.label1.get_text(), box.x0, box.x1) for t, box in zip(shown, boxes, strict=True)), key=lambda item: item[1]
+    )
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 20, 200])
+def test_epochs_are_whole_numbers_that_do_not_touch(num: int):
+    with style.styled():
+        _, axes = style.canvas(style.PAGE, 2.45, 3)
+        values = curves.Curve(np.arange(1, num + 1), np.linspace(0.1, 0.2, num), None)
+        for ax in axes:
+            curves.draw_curve(ax, values, curves.FIRST, "made up", 0)
+        for ax in axes:
+            labels = tick_labels(ax)
+            assert labels
+            assert all(text.isdigit() for text, _, _ in labels)
+            assert all(a[2] + 4 < b[1] for a, b in itertools.pairwise(labels))
+
+
+@pytest.mark.parametrize("num, shown", [(1, 1), (2, 2), (3, 2), (4, 2), (12, 4), (100, 26)])
+def test_the_end_of_a_curve_has_two_readings_at_least(num: int, shown: int):
+    record = [{"epoch": epoch, "purity": epoch / num} for epoch in range(1, num + 1)]
+    line = curves.PURITY["purity-neighbors"].lines[0]
+    with style.styled():
+        _, axes = style.canvas(style.PAGE, 2.3, 2)
+        curves.draw_purity(axes, {line: [{"metrics": record}]})
+    (low, high), (bottom, top) = axes[1].get_xlim(), axes[1].get_ylim()
+    inside = [r for r in record if low <= r["epoch"] <= high and bottom <= r["purity"] <= top]
+    assert len(inside) == shown
 
 
 def test_labels_keep_their_order_and_distance_and_move_no_more_than_they_must():

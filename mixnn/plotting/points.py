@@ -207,6 +207,7 @@ def main(material: Material) -> Drawing:
         for y, row in enumerate(rows):
             _compare(ax, y, row[metric])
         ax.set(xlabel=LABELS[metric], ylim=(len(rows) - 0.5, -0.5))
+        ax.locator_params(axis="x", nbins=6)  # labels of four digits do not touch
         ax.tick_params(left=False)
         ax.spines["left"].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows])
