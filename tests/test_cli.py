@@ -225,6 +225,34 @@ def test_an_unknown_data_set(ask: Ask):
     assert "folder of images" in err
 
 
+@pytest.mark.parametrize(
+    "words, near",
+    [
+        ("pretrain digits --method MNN", "'mnn'"),
+        ("pretrain CIFAR-10", "'cifar10'"),
+        ("train digits", "'pretrain'"),
+        ("reproduce main --protocol KNN", "'knn'"),
+        ("pretrain digits --Epochs 3", "'--epochs'"),
+        ("pretrain digits --mirror maybe", ""),
+        ("pretrain digits --overwirte", "'--overwrite'"),
+        ("report x --overwhelm", ""),
+        ("pretrain images", ""),
+        ("pretrain ./tiny-imagenet-200", ""),
+    ],
+)
+def test_only_what_is_close_is_suggested(ask: Ask, words: str, near: str):
+    answer = ask(words)
+    assert answer.code == 2
+    assert re.findall(r"did you mean (.*)\?", answer.err) == ([near] if near else [])
+
+
+@pytest.mark.parametrize("words", ["pretrain", "reproduce main --data", "figures --results . --data"])
+def test_a_folder_that_does_not_exist_is_called_that(ask: Ask, words: str):
+    answer = ask(words, "./my image")
+    assert answer.code == 2
+    assert answer.err.startswith("mixnn: there is no folder ./my image\n")
+
+
 def test_no_data_set_at_all(ask: Ask):
     assert "`mixnn data` lists the data sets" in refused(ask, "pretrain --epochs 3")
 

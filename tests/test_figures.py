@@ -338,7 +338,7 @@ def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path
         figures(["rank"], results=tmp_path)
     with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*--results FOLDER.*--run RUN"):
         figures(results=tmp_path / "nowhere")
-    with pytest.raises(UserError, match="unknown data set 'digit', did you mean 'digits'"):
+    with pytest.raises(UserError, match="unknown data set or folder 'digit', did you mean 'digits'"):
         figures(results=tmp_path, data="digit")
 
 
