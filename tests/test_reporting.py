@@ -20,7 +20,7 @@ from mixnn import diagnostics
 from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
-from mixnn.reporting import pictures, report, spelled_out
+from mixnn.reporting import pictures, report
 from mixnn.reporting.verdict import RULES, TITLES, judge, slope
 from mixnn.runs import Run
 from tests.browser import NAMES, Browser, Page, find_browser
@@ -183,12 +183,6 @@ def test_curves_are_those_of_the_log_with_their_meanings(pages, place):
     assert {"loss", "d_positive", "d_neighbors", "purity", "purity_k", "knn", "spread", "rank"} <= panels.keys()
     assert panels["spread"] == diagnostics.NAMES["spread"]
     assert all(panels.values()), "every curve is explained"
-
-
-def test_the_same_is_spelled_out():
-    names = spelled_out({"a": "share of x", "b": "the same for k", "c": "the same, twice", "d": "y"})
-    assert names == {"a": "share of x", "b": "share of x, for k", "c": "the same, twice", "d": "y"}
-    assert not any(text.startswith("the same ") for text in spelled_out(diagnostics.NAMES).values())
 
 
 def test_two_runs_list_what_differs_and_nothing_else(pages):

@@ -6,7 +6,7 @@ What was run and how, results with their protocols, curves, a t-SNE map, nearest
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 OTHER_NAMES = {
     "loss": "the method's loss, mean over the steps of an epoch",
     "knn": "accuracy in %: test images named by the weighted vote of their k nearest training images",
-    "accuracy": "share of training images that the classifier names right, augmented as in training",
     "images_per_s": "training images a second",
 }
 GROUPS = (
@@ -122,22 +121,12 @@ def panels(read: Sequence[Facts]) -> list[dict[str, Any]]:
     known = {name for _, group in GROUPS for name in group}
     groups = [(title, [name for name in group if name in single]) for title, group in GROUPS]
     groups.append(("Other", [name for name in single if name not in known]))
-    meanings = OTHER_NAMES | spelled_out(diagnostics.NAMES)
+    meanings = OTHER_NAMES | diagnostics.NAMES
     return [
         {"title": title, "panels": [{"name": name, "meaning": meanings.get(name, "")} for name in group]}
         for title, group in groups
         if group
     ]
-
-
-def spelled_out(names: Mapping[str, str]) -> dict[str, str]:
-    """`the same for ...` continues the entry before it; on its own it needs that entry's words."""
-    found: dict[str, str] = {}
-    before = ""
-    for name, meaning in names.items():
-        before = f"{before}, {meaning.removeprefix('the same ')}" if meaning.startswith("the same ") else meaning
-        found[name] = before
-    return found
 
 
 def _look(
