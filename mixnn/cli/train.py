@@ -48,7 +48,7 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def bench(args: argparse.Namespace) -> int:
     """time the training step, beside a plain PyTorch loop with a Pillow DataLoader"""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own chatter; read when torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own chatter; read when torch is imported
     from mixnn.benchmark import bench
 
     bench(

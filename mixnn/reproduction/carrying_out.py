@@ -156,8 +156,7 @@ def _differences(planned: Planned) -> dict[str, Any]:
 
 def cost(planned: Planned) -> float:
     """Of a run, in encoder passes times epochs."""
-    students, teachers = methods.passes(planned.config.method, planned.config.options)
-    return (3 * students + teachers) * planned.config.epochs
+    return methods.cost(planned.config.method, planned.config.options) * planned.config.epochs
 
 
 def pace_of(done: Summaries, data: str) -> float:
@@ -166,6 +165,7 @@ def pace_of(done: Summaries, data: str) -> float:
     for summary in done.values():
         config, metrics = summary["config"], summary["metrics"]
         if config["data"] == data and metrics:
-            students, teachers = methods.passes(config["method"], config["options"])
-            paces.append(metrics[-1]["seconds"] / ((3 * students + teachers) * config["epochs"]))
+            paces.append(
+                metrics[-1]["seconds"] / (methods.cost(config["method"], config["options"]) * config["epochs"])
+            )
     return min(paces, default=0.0)
