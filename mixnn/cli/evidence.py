@@ -15,8 +15,7 @@ from mixnn.config import UserError
 def diagnose_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder")
     parser.add_argument("--batches", default="20", metavar="INT", help="of training images to look at [20]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+    words.place_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
@@ -31,7 +30,7 @@ def diagnose(args: argparse.Namespace) -> int:
     run = Run.open(args.run)
     found = diagnosis.diagnose(
         run,
-        batches=words.number(args.batches, "batches", 1),
+        **words.numbers(args, batches=1),
         device=args.device,
         data_dir=words.data_dir(args.data_dir, run.config.data_dir),
     )
@@ -59,7 +58,7 @@ def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="how runs are evaluated [all]")
     parser.add_argument("--probe-epochs", default="100", metavar="INT", help="of the linear probe [100]")
     _setting_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
 def _setting_argument(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +108,7 @@ def reproduce(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         form=args.format,
         protocol=args.protocol,
-        probe_epochs=words.number(args.probe_epochs, "probe-epochs", 1),
+        **words.numbers(args, probe_epochs=1),
         reporter=Reporter(args.quiet, words.as_settings),
         **settings,
     )
@@ -125,7 +124,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
     _setting_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
 @_told_as_settings()
@@ -152,9 +151,8 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders; two or more are put side by side")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="[report.html]")
     parser.add_argument("--images", default="500", metavar="INT", help="on the map; 0: no images at all [500]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.place_flags(parser)
+    words.quiet_flag(parser)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -169,7 +167,7 @@ def report(args: argparse.Namespace) -> int:
         args.out,
         device=args.device,
         data_dir=words.data_dir(args.data_dir, known),
-        images=words.number(args.images, "images", 0),
+        **words.numbers(args, images=0),
         reporter=Reporter(args.quiet),
     )
     print(path)

@@ -33,6 +33,16 @@ def flags_of(cls: type, parser: argparse.ArgumentParser, skip: Sequence[str] = (
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
+def place_flags(parser: argparse.ArgumentParser) -> None:
+    """Where a run is looked at: on which device, with the data sets of which folder."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+
+
+def quiet_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
 def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -55,6 +65,11 @@ def as_settings(text: str) -> str:
 def data_dir(given: str, runs_own: str) -> str:
     """Where data sets are kept: as typed, else as the run has it, else $MIXNN_DATA; "" for the default."""
     return given or ("" if runs_own else os.environ.get("MIXNN_DATA", ""))
+
+
+def numbers(args: argparse.Namespace, **lows: int) -> dict[str, Any]:
+    """These arguments as whole numbers, each with the least it may be."""
+    return {name: number(getattr(args, name), name.replace("_", "-"), low) for name, low in lows.items()}
 
 
 def number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:
