@@ -30,17 +30,21 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """`quiet` says nothing but warnings; `reword` puts these in terms of the verb's own flags."""
+    """`quiet` says nothing but warnings. `reword` puts these in terms of the verb's own flags, `once` repeats none."""
 
-    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str) -> None:
+    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str, once: bool = False) -> None:
         self.console = _console(stderr=True)
-        self.quiet, self.reword = quiet, reword
+        self.quiet, self.reword, self.once = quiet, reword, once
+        self.warned: set[str] = set()
 
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(shown(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
+        if self.once and text in self.warned:
+            return
+        self.warned.add(text)
         self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)
 
     @contextmanager

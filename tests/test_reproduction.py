@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import mixnn.cli
 from mixnn import methods
 from mixnn.cli.words import as_settings
 from mixnn.progress import Reporter
-from mixnn.reproduction import carrying_out, planning, rendering, tables
+from mixnn.reproduction import asking, carrying_out, planning, rendering, tables
 from mixnn.reproduction.tables import TABLES, Row, Table
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
@@ -85,6 +86,30 @@ def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
     assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
     assert knn["difference"] == pytest.approx(57.52 - 88.89)
     assert found["main"][0]["linear"]["ours"] is None
+
+
+# The page
+
+PAGE = (HERE / "docs" / "reproduction.md").read_text()
+COMMANDS = re.findall(r"^(mixnn [^#\n]+)", PAGE, re.MULTILINE) + re.findall(r"`(mixnn [^`\n]+)`", PAGE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_the_page_is_one(command):
+    _, args = mixnn.cli.parse(shlex.split(command)[1:])
+    if args.verb == "reproduce" and args.table not in ("", "TABLE"):
+        asking.tables_of(args.table, args.row)
+
+
+def test_the_page_names_every_table_and_how_many_runs_they_are():
+    assert len(COMMANDS) > 8
+    (state,) = re.findall(r"^\| main \|.*\n\| (.*?) \|", PAGE, re.MULTILINE)
+    assert ["main", *state.split(", ")] == list(TABLES)
+    assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
+    rows = {row.name for table in TABLES.values() for row in table.rows}
+    named = re.findall(r"control\s+`([^`]+)`", PAGE)
+    assert len(named) == 2
+    assert set(named) <= rows
 
 
 # The plan

@@ -109,7 +109,7 @@ def reproduce(args: argparse.Namespace) -> int:
         form=args.format,
         protocol=args.protocol,
         **words.numbers(args, probe_epochs=1),
-        reporter=Reporter(args.quiet, words.as_settings),
+        reporter=Reporter(args.quiet, words.as_settings, once=True),
         **settings,
     )
     return 0

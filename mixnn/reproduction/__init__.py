@@ -45,7 +45,7 @@ def reproduce(
 
     `rows` limits it to rows of these names; `run=False` prints what is there; `settings` are Config's fields.
     """
-    say = reporter or Reporter()
+    say = reporter or Reporter(once=True)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     if protocol not in PROTOCOLS:
