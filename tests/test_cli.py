@@ -377,6 +377,11 @@ def test_advice_about_the_batch_can_be_followed(ask: Ask, words: str):
     assert ask(f"{command} {options} {advice}").code == 0
 
 
+def test_nothing_but_more_images_helps_a_single_one(ask: Ask):
+    message = refused(ask, "pretrain digits --limit 1 --batch-size 2 --bn-groups 1")
+    assert "digits has 1 image, fewer than batch_size=2: add images" in message
+
+
 def test_a_missing_value_and_a_word_too_many(ask: Ask):
     assert "--epochs: expected one argument" in refused(ask, "pretrain digits --epochs")
     assert "too many words: again" in refused(ask, "pretrain digits again")

@@ -32,17 +32,20 @@ def sentences(found: dict[str, Any]) -> list[str]:
         lines += _predicted(found["predicted"], "other") if rest else []
     lines += _predicted(found["applied"], "new") if "applied" in found else []
     if "suggested" in found:
-        how = {"typical": "typical images of regions without a label", "uncertain": "images that it hesitates over"}
-        lines.append(f"worth labelling next: {len(found['suggested'])} {how[found['suggested_by']]}")
+        what, why = {
+            "typical": ("typical image", "of regions without a label"),
+            "uncertain": ("image", "that it hesitates over"),
+        }[found["suggested_by"]]
+        lines.append(f"worth labelling next: {plural(len(found['suggested']), what)} {why}")
         lines.append(f"fill in the labels in {found['files']['suggestions']} and give that file as the labels")
     named = {"predictions": "predictions", "applied": "predictions for the new images", "classifier": "classifier"}
     return lines + [f"{title}: {found['files'][name]}" for name, title in named.items() if name in found["files"]]
 
 
 def _predicted(tally: dict[str, Any], which: str) -> list[str]:
-    have, sure = "has" if tally["images"] == 1 else "have", f"{tally['sure']:,} of them with confidence 0.9 or more"
+    images, sure = f"{tally['images']:,} {which} images", f"{tally['sure']:,} of them with confidence 0.9 or more"
     return [
-        f"{plural(tally['images'], f'{which} image')} {have} a predicted label, {sure}; "
+        f"{images} have a predicted label, {sure}; "
         f"mean confidence {tally['mean_confidence']:.1f}%, a rough estimate of the accuracy among them"
     ]
 
