@@ -20,7 +20,7 @@ from mixnn.reproduction.carrying_out import Work, carry_out, show
 from mixnn.reproduction.planning import plan
 from mixnn.reproduction.rendering import FORMATS, cells, render, title
 from mixnn.reproduction.tables import TABLES
-from mixnn.runs.images import check_there
+from mixnn.runs.images import check_on_disk
 
 __all__ = ["TABLES", "reproduce"]
 
@@ -70,7 +70,7 @@ def reproduce(
     missing = [p for p in needed if work.lacking(p, done)] if run else []
     failed: dict[str, str] = {}
     if missing:
-        check_there(missing[0].config)  # once, not run by run
+        check_on_disk(missing[0].config)  # once, not run by run
         failed = carry_out(work, missing, done, say)
         done = work.finished()
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}

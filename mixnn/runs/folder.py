@@ -13,7 +13,8 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no
 
 class Taken(UserError):
     """A folder that exists, and may not be overwritten."""
+
+
+class Diverged(UserError):
+    """Loss or weights became no numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,14 @@ class Run:
             kept.append(line + "\n")
         self.write("metrics.jsonl", "".join(kept))
         (self.path / DIVERGED).unlink(missing_ok=True)
+
+    @contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        try:
+            yield
+        except Diverged as error:
+            self.write(DIVERGED, f"{error}\n")
+            raise
 
     def results(self) -> dict[str, Any]:
         path = self.path / "results.json"

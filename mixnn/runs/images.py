@@ -28,7 +28,7 @@ def load_split(config: Config, split: str) -> ImageSet:
     return images.limit(config.limit) if config.limit else images
 
 
-def check_there(config: Config) -> None:
+def check_on_disk(config: Config) -> None:
     """UserError that says how to get the configured data set where it is not on disk; no image is read."""
     if config.data in data.DATASETS:
         data.locate(data.DATASETS[config.data], _root(config))

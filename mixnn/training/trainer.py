@@ -23,7 +23,7 @@ from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
-from mixnn.runs.folder import DIVERGED
+from mixnn.runs.folder import Diverged
 from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
@@ -44,10 +44,6 @@ def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[
         "plain": weak(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
     }
     return [made[kind] for kind in kinds]
-
-
-class Diverged(UserError):
-    """Loss or weights are no numbers."""
 
 
 class Trainer:
@@ -143,14 +139,8 @@ class Trainer:
 
     def fit(self, run: Run) -> None:
         """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
-        try:
-            self._fit(run)
-        except Diverged as error:
-            run.write(DIVERGED, f"{error}\n")
-            raise
-
-    def _fit(self, run: Run) -> None:
         with (
+            run.noting_divergence(),
             self._loggers(run),
             interrupts() as flag,
             self.say.bar(self.config.method, self.config.epochs) as advance,
