@@ -26,7 +26,7 @@ from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation import check_writable
 from mixnn.nn.backbone import check_backbone
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, plural, print_table
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.folder import environment
 from mixnn.training.setup import check_device, check_images
@@ -61,14 +61,14 @@ def bench(
 ) -> dict[str, Any]:
     """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes.
 
-    method="all" times every method instead, beside what its encoder passes let expect at MNN's rate.
+    method="all" times every method instead, beside what its encoder passes let expect at MNN's rate. Those that send
+    one view through a pass are timed with twice the batch too, which gives a pass as many images as MNN's.
     """
     say, where = reporter or Reporter(), pick_device(device)
-    given = {name: (name, set or {}) for name in (methods.METHODS if method == "all" else [method])}
-    if method == "all":  # half the images a pass: what the methods of one direction are to be compared with
-        given["mnn, one direction"] = ("mnn", (set or {}) | {"symmetric": False})
-    rest = (backbone, image_size, batch_size, device, mode)
-    configs = {label: _config(name, options, *rest) for label, (name, options) in given.items()}
+    names = methods.METHODS if method == "all" else [method]
+    configs = {name: _config(name, set or {}, backbone, image_size, batch_size, device, mode) for name in names}
+    if method == "all":
+        configs |= _doubled(configs)
     images = random_images(image_size)
     for config in configs.values():
         check_device(config)
@@ -103,6 +103,12 @@ def _config(
         **methods.find(method).recipe,
     )
     return replace(config, options=methods.resolve_options(method, {}, given))
+
+
+def _doubled(configs: dict[str, Config]) -> dict[str, Config]:
+    """Of the methods that send one view through a pass: with twice the batch, and a label that says so."""
+    alone = [c for c in configs.values() if max(methods.passes(c.method, c.options)) == 1]
+    return {f"{c.method}, batch {2 * c.batch_size}": replace(c, batch_size=2 * c.batch_size) for c in alone}
 
 
 def _measure(config: Config, images: ImageSet, steps: int, where: torch.device, say: Reporter) -> tuple[Any, Any, Any]:
@@ -150,39 +156,32 @@ def _one_method(
 def _all_methods(
     configs: dict[str, Config], images: ImageSet, steps: int, where: torch.device, say: Reporter
 ) -> dict[str, Any]:
-    """Each method beside MNN's time, scaled by passes: a student's, with its backward, is three of a teacher's."""
+    """Each method beside MNN's time, scaled by the images that its networks encode."""
     measured = {}
     for label, config in configs.items():
-        students, teachers = methods.passes(config.method, config.options)
-        measured[label] = {"passes": [students, teachers], **_measure(config, images, steps, where, say)[0]}
-    rate = measured["mnn"]["ms_per_step"] / _cost(*measured["mnn"]["passes"])
-    for row in measured.values():
-        row["expected_ms"] = round(rate * _cost(*row["passes"]), 3)
+        about = {"passes": [*methods.passes(config.method, config.options)], "batch_size": config.batch_size}
+        measured[label] = about | _measure(config, images, steps, where, say)[0]
+    costs = {label: methods.cost(c.method, c.options) * c.batch_size for label, c in configs.items()}
+    for label, row in measured.items():
+        row["expected_ms"] = round(measured["mnn"]["ms_per_step"] / costs["mnn"] * costs[label], 3)
         row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
     about = {k: getattr(configs["mnn"], k) for k in ("backbone", "image_size", "batch_size")}
     result = {"config": about, "environment": environment(where), "methods": measured}
-    print_table(
-        ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step"),
-        [
-            (
-                name,
-                "{} + {}".format(*row["passes"]),
-                f"{row['ms_per_step']:.2f}",
-                f"{row['expected_ms']:.2f}",
-                f"{row['over_expected']:.2f}",
-                f"{row['gflop_per_step']:,.0f}",
-                f"{row['peak_memory_gib']:.2f} GiB" if "peak_memory_gib" in row else "",
-                f"{row['startup_s']:.1f} s",
-            )
-            for name, row in measured.items()
-        ],
-    )
+    heads = ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
+    print_table(heads, [_cells(label, row) for label, row in measured.items()])
     print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs['mnn'].backbone}")
     return result
 
 
-def _cost(students: int, teachers: int) -> int:
-    return 3 * students + teachers
+def _cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        label,
+        "{} + {}".format(*row["passes"]),
+        *(f"{row[number]:.2f}" for number in ("ms_per_step", "expected_ms", "over_expected")),
+        f"{row['gflop_per_step']:,.0f}",
+        f"{row['peak_memory_gib']:.2f} GiB" if "peak_memory_gib" in row else "",
+        f"{row['startup_s']:.1f} s",
+    )
 
 
 def random_images(size: int) -> ImageSet:
@@ -288,7 +287,7 @@ def _print(r: dict[str, Any]) -> None:
     rows += [(f"  {100 * share:.0f}%", kind) for kind, share in r["share_by_kernel"].items()]
     if "plain_loop" in r:
         p = r["plain_loop"]
-        text = f"{p['ms_per_step']:.1f} ms a step ({p['workers']} loader workers, {p['precision']})"
+        text = f"{p['ms_per_step']:.1f} ms a step ({plural(p['workers'], 'loader worker')}, {p['precision']})"
         rows.append(("plain loop", f"{text}: {r['times_faster']:g} times as long"))
     print_table(
         (

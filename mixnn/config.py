@@ -32,8 +32,9 @@ class Interrupted(Exception):
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist: the nearest valid one first, then all of them."""
     valid = list(valid)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f", did you mean {close[0]!r}?" if close else ""
+    plain = {other.lower().lstrip("-"): other for other in valid}  # case and dashes say nothing
+    close = difflib.get_close_matches(name.lower().lstrip("-"), plain, n=1)
+    hint = f", did you mean {plain[close[0]]!r}?" if close else ""
     return UserError(f"unknown {kind} {name!r}{hint}\nvalid: {', '.join(valid)}")
 
 

@@ -14,18 +14,20 @@ from mixnn.methods.contract import Seen
 
 NAMES = {
     "d_positive": "d(p, z), squared distance of prediction and target",
-    "d_neighbors": "mean over i of d(p, z_i), before any mixing",
+    "d_neighbors": "mean over neighbors z_i of d(p, z_i), before any mixing",
     "spread": "deviation of unit z over the batch times sqrt(D): 1 if they fill the sphere, 0 if collapsed",
     "rank": "effective dimensions of z in a batch: (sum of variances)^2 / sum of squared covariances",
     "purity": "share of neighbors with the anchor's label",
-    "purity_k": "the same for the k-th neighbor, nearest to z first",
-    "purity_cas_k": "the same for the k-th in order of attention (CAS), largest first",
-    "inconsistency": "share of ranks at which these two orders name different neighbors; 0.8 for random orders of 5",
-    "cas_entropy": "entropy of the attention over K neighbors, nats; at most ln K",
-    "cas_entropy_0.1": "the same with the attention's temperature at 0.1",
+    "purity_k": "share of anchors with the label of neighbor number k, by nearness to z",
+    "purity_cas_k": "share of anchors with the label of neighbor number k, by attention (CAS)",
+    "inconsistency": "share of ranks at which nearness to z and attention (CAS) name different neighbors; "
+    "for random orders of K, 1 - 1/K",
+    "cas_entropy": "entropy of the attention (CAS) over K neighbors, nats; at most ln K",
+    "cas_entropy_0.1": "entropy of the attention (CAS) at temperature 0.1, nats",
     "own_image": "share of anchors that have their own image among their neighbors: a leak, unless images recur",
-    "norm_ratio": "mean |z_i| / |z|: how far raw mixing is from mixing directions",
-    "cos_neighbors": "mean cos(z, z_i)",
+    "norm_ratio": "mean over neighbors z_i of |z_i| / |z|: how far raw mixing is from mixing directions",
+    "cos_neighbors": "mean over neighbors z_i of cos(z, z_i)",
+    "accuracy": "share of training images that the classifier names right, augmented as in training",
 }
 
 

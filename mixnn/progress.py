@@ -18,20 +18,34 @@ def shown(text: str) -> str:
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in text)
 
 
-class Reporter:
-    """`quiet` says nothing but warnings, `mute` nothing at all."""
+def plural(count: int, word: str) -> str:
+    """1 image, 1,297 images."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
 
-    def __init__(self, quiet: bool = False, mute: bool = False) -> None:
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+class Reporter:
+    """`quiet` says nothing but warnings. `reword` puts these in terms of the verb's own flags, `once` repeats none."""
+
+    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str, once: bool = False) -> None:
         self.console = _console(stderr=True)
-        self.console.quiet = mute
-        self.quiet = quiet or mute
+        self.quiet, self.reword, self.once = quiet, reword, once
+        self.warned: set[str] = set()
 
     def say(self, text: str) -> None:
         if not self.quiet:
             self.console.print(shown(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"mixnn: {shown(text)}", style="yellow", soft_wrap=True)
+        if self.once and text in self.warned:
+            return
+        self.warned.add(text)
+        self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -68,6 +82,14 @@ class Reporter:
                 progress.update(task, completed=done, total=total or None)
 
             yield advance
+
+
+class Silence(Reporter):
+    """Says nothing at all: the other processes of a run have one that speaks for them."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.console.quiet = True
 
 
 def _console(stderr: bool = False) -> Console:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from importlib.resources import files
@@ -17,6 +18,25 @@ from typing import Any
 def read(package: str, name: str) -> str:
     """A file that lies beside a package's modules."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{policy}}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<title>{{title}}</title>
+<style>{{style}}</style>
+</head>"""
+
+
+def head(title: str, style: str, script: str = "", served: bool = False) -> str:
+    """Of a page with this style and script alone, up to its body. served: it may ask its own server for images."""
+    return fill(HEAD, policy=policy(style, script, served), title=html.escape(title), style=style)
 
 
 def policy(style: str, script: str = "", served: bool = False) -> str:

@@ -1,6 +1,9 @@
 """bench runs and counts; that it is fast is for its output to say, not for a test."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,9 +48,22 @@ def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
 
 def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
     result = mixnn.bench("all", **TINY)["methods"]
-    assert set(result) == {*mixnn.methods.METHODS, "mnn, one direction"}
-    assert result["mnn, one direction"]["passes"] == result["ressl"]["passes"] == [1, 1]
+    assert list(result) == [*mixnn.methods.METHODS, "ressl, batch 32", "supervised, batch 32"]
+    assert [row["batch_size"] for row in result.values()] == [16] * len(mixnn.methods.METHODS) + [32, 32]
+    assert result["ressl, batch 32"]["passes"] == result["ressl"]["passes"] == [1, 1]
     rate = result["mnn"]["ms_per_step"] / 8  # two students' passes of three, two teachers' of one
     assert result["nnclr"]["expected_ms"] == pytest.approx(6 * rate, abs=0.01)
     assert result["cmsf"]["over_expected"] == pytest.approx(result["cmsf"]["ms_per_step"] / (9 * rate), abs=0.01)
-    assert "mnn, one direction" in capsys.readouterr().out
+    double = result["ressl, batch 32"]
+    assert double["expected_ms"] == pytest.approx(2 * 4 * rate, abs=0.01)
+    assert double["over_expected"] == pytest.approx(double["ms_per_step"] / (8 * rate), abs=0.01)
+    assert double["images_per_s"] == pytest.approx(32 / double["ms_per_step"] * 1e3, abs=1)
+    assert double["gflop_per_step"] == pytest.approx(2 * result["ressl"]["gflop_per_step"], abs=0.11)
+    assert "supervised, batch 32" in capsys.readouterr().out
+
+
+def test_the_profiler_keeps_its_chatter_to_itself():
+    words = shlex.split("bench --no-baseline --steps 1 --image-size 8 --batch-size 16 --device cpu")
+    done = subprocess.run([sys.executable, "-m", "mixnn", *words], capture_output=True, text=True, check=True)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("mnn: first step after ")

@@ -225,6 +225,34 @@ def test_an_unknown_data_set(ask: Ask):
     assert "folder of images" in err
 
 
+@pytest.mark.parametrize(
+    "words, near",
+    [
+        ("pretrain digits --method MNN", "'mnn'"),
+        ("pretrain CIFAR-10", "'cifar10'"),
+        ("train digits", "'pretrain'"),
+        ("reproduce main --protocol KNN", "'knn'"),
+        ("pretrain digits --Epochs 3", "'--epochs'"),
+        ("pretrain digits --mirror maybe", ""),
+        ("pretrain digits --overwirte", "'--overwrite'"),
+        ("report x --overwhelm", ""),
+        ("pretrain images", ""),
+        ("pretrain ./tiny-imagenet-200", ""),
+    ],
+)
+def test_only_what_is_close_is_suggested(ask: Ask, words: str, near: str):
+    answer = ask(words)
+    assert answer.code == 2
+    assert re.findall(r"did you mean (.*)\?", answer.err) == ([near] if near else [])
+
+
+@pytest.mark.parametrize("words", ["pretrain", "reproduce main --data", "figures --results . --data"])
+def test_a_folder_that_does_not_exist_is_called_that(ask: Ask, words: str):
+    answer = ask(words, "./my image")
+    assert answer.code == 2
+    assert answer.err.startswith("mixnn: there is no folder ./my image\n")
+
+
 def test_no_data_set_at_all(ask: Ask):
     assert "`mixnn data` lists the data sets" in refused(ask, "pretrain --epochs 3")
 
@@ -338,6 +366,11 @@ def test_advice_about_the_batch_can_be_followed(ask: Ask, words: str):
     advice = refused(ask, f"{command} {options}").partition("type ")[2].partition(" or ")[0].strip()
     assert advice.startswith("--batch-size ")
     assert ask(f"{command} {options} {advice}").code == 0
+
+
+def test_nothing_but_more_images_helps_a_single_one(ask: Ask):
+    message = refused(ask, "pretrain digits --limit 1 --batch-size 2 --bn-groups 1")
+    assert "digits has 1 image, fewer than batch_size=2: add images" in message
 
 
 def test_a_missing_value_and_a_word_too_many(ask: Ask):

@@ -1,6 +1,7 @@
 """Each diagnostic against a loop over anchors, and on cases whose answer is known."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -148,6 +149,26 @@ def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
         assert found[name] == pytest.approx(last[name], rel=0.5), name  # the epoch's mean, and the end of it
     assert found["own_image"] == 0  # those in the support set are left out
     assert 1 < found["feature_rank"] < 128
+
+
+@pytest.mark.parametrize("method", ["mnn", "moco", "supervised"])
+def test_every_number_is_explained_by_itself(tmp_path, method, capsys):
+    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 64, "reporter": Reporter(quiet=True)}
+    made = mixnn.pretrain("digits", out=tmp_path / "run", method=method, warmup_epochs=0, **common)
+    capsys.readouterr()
+    found = mixnn.diagnose(made, batches=1)
+    assert ("own_image" in capsys.readouterr().err) == ("own_image" in found), "what is not shown is not spoken of"
+    rows = meanings(found)
+    assert sorted(name for name, _, _ in rows) == sorted(found)
+    assert all(text and not re.search(r"\bthe same\b|\bthese\b|number k", text) for _, _, text in rows)
+
+
+def test_ranks_stand_together_in_their_order():
+    names = ["purity_2", "purity_cas_1", "rank", "purity_10", "purity", "purity_cas_2", "purity_1"]
+    rows = meanings(dict.fromkeys(names, 0.5))
+    order = ["rank", "purity", "purity_1", "purity_2", "purity_10", "purity_cas_1", "purity_cas_2"]
+    assert [name for name, _, _ in rows] == order
+    assert "neighbor number 10, by nearness to z" in rows[4][2]
 
 
 def test_features_are_those_that_evaluation_sees_however_many_batches_are_observed(run):

@@ -1,6 +1,8 @@
 """A run's encoder as a file for others: the same vectors, torchvision's names, and a card that tells the truth."""
 
 import json
+import re
+import shlex
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mixnn
+from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.embedding import load
 from mixnn.embedding.encoder import CARD
@@ -172,7 +175,8 @@ def test_the_card_of_a_folders_run_names_the_folder_and_not_where_it_lies(tmp_pa
     config = {"data": "/home/me/photos", "data_dir": "/home/me/data", "labels": "/home/me/labels.csv"}
     of_folder = Run(tmp_path, mixnn.Config(**config, image_size=128))
     state = {"step": 3, "data": {"images": 512, "mean": [0.5] * 3, "std": [0.25] * 3}}
-    card, say = make_card(of_folder, state, "onnx", "", Listening()), Listening()
+    card, say = make_card(of_folder, state, "onnx", "", heard := Listening()), Listening()
+    assert heard.said == ["the card states no accuracy: there are no labelled test images to measure it by"]
     assert card["training"]["data"] == "photos"
     assert "/home" not in json.dumps(card)
     pool = {"kernel": 3, "stride": 2, "padding": 1}
@@ -193,6 +197,17 @@ def test_the_default_place_is_the_run_folder_and_a_file_is_replaced_on_demand_on
     export(run, licence="second", overwrite=True, reporter=QUIET)
     assert card_of(path)["licence"] == "second"
     assert [file.name for file in run.path.glob(".*")] == [".lock"], "nothing half written"
+
+
+def test_the_way_to_a_card_with_an_accuracy_can_be_typed(tmp_path, capsys):
+    made = mixnn.pretrain("digits", limit=64, out=tmp_path / "my cats", **SMALL)
+    assert main(["export", str(made.path)]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no accuracy" in line]
+    (evaluate,) = re.findall("type mixnn (.*), then this again with --overwrite", line)
+    assert main([*shlex.split(evaluate), "--protocol", "knn"]) == 0
+    assert main(["export", str(made.path), "--overwrite"]) == 0
+    assert "no accuracy" not in capsys.readouterr().err
+    assert "knn" in card_of(made.path / "encoder.safetensors")["metrics"]
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import re
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import mixnn
 from mixnn import plotting as package
+from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.plotting import FIGURES, curves, figures, points, style
 from mixnn.plotting.material import Drawing, Lacking, Line, Material
@@ -316,7 +320,8 @@ def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
     written = figures(["purity-augmentation", "loss"], results=tmp_path, out=tmp_path, reporter=heard, **EPOCHS)
     assert written == []
     assert heard.warned == [
-        "skipped purity-augmentation: it lacks MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation`)",
+        "skipped purity-augmentation: it lacks rows MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation "
+        f"--results {tmp_path} --setting epochs=12 --setting warmup_epochs=2`)",
         "skipped loss: it lacks d_neighbors in the log of without mixture (WSE)",
     ]
 
@@ -331,8 +336,26 @@ def test_runs_with_other_settings_are_other_runs(results: Path, material: Materi
 def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path):
     with pytest.raises(UserError, match="did you mean 'ranks'"):
         figures(["rank"], results=tmp_path)
-    with pytest.raises(UserError, match="no folder of finished runs"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*--results FOLDER.*--run RUN"):
         figures(results=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="unknown data set or folder 'digit', did you mean 'digits'"):
+        figures(results=tmp_path, data="digit")
+
+
+def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"epochs": 1, "limit": 64, "warmup_epochs": 0, "knn_every": 1}
+    Path("my results").mkdir()
+    where, heard = {"results": "my results", "data": "digits"}, Listener()
+    assert figures(["methods"], **where, reporter=heard, **small) == []
+    (command,) = re.findall("`mixnn (.*)`", heard.warned[0])
+    assert main([*shlex.split(command), "--row", "BYOL", "--protocol", "knn", "--quiet"]) == 0
+    assert len(figures(["methods"], **where, reporter=heard, **small)) == 3
+
+
+def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_path: Path):
+    with pytest.raises(UserError, match="digits-run is of digits, and the figures of cifar10: type --data digits"):
+        figures(["tsne"], results=tmp_path, runs=[trained])
 
 
 def test_every_line_of_every_figure_is_a_row_of_a_table():
@@ -368,7 +391,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == ["skipped tsne: it lacks a run folder on cifar10 with a checkpoint"]
+    assert heard.said == ["skipped tsne: it lacks a run folder on cifar10 with a checkpoint (type --run RUN)"]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
@@ -387,6 +410,43 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
         caption = first[f"cifar10-{name}.txt"].decode()
         assert "a made-up device" in caption
         assert str(tmp_path) not in caption
+
+
+def tick_labels(ax: Axes) -> list[tuple[str, float, float]]:
+    """Text, left and right end of the labels below the axes, as drawn."""
+    FigureCanvasAgg(ax.figure).draw()
+    low, high = ax.get_xlim()
+    shown = [t for t in ax.xaxis.get_major_ticks() if low <= t.get_loc() <= high and t.label1.get_text()]
+    boxes = [tick.label1.get_window_extent() for tick in shown]
+    return sorted(
+        ((t.label1.get_text(), box.x0, box.x1) for t, box in zip(shown, boxes, strict=True)), key=lambda item: item[1]
+    )
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 20, 200])
+def test_epochs_are_whole_numbers_that_do_not_touch(num: int):
+    with style.styled():
+        _, axes = style.canvas(style.PAGE, 2.45, 3)
+        values = curves.Curve(np.arange(1, num + 1), np.linspace(0.1, 0.2, num), None)
+        for ax in axes:
+            curves.draw_curve(ax, values, curves.FIRST, "made up", 0)
+        for ax in axes:
+            labels = tick_labels(ax)
+            assert labels
+            assert all(text.isdigit() for text, _, _ in labels)
+            assert all(a[2] + 4 < b[1] for a, b in itertools.pairwise(labels))
+
+
+@pytest.mark.parametrize("num, shown", [(1, 1), (2, 2), (3, 2), (4, 2), (12, 4), (100, 26)])
+def test_the_end_of_a_curve_has_two_readings_at_least(num: int, shown: int):
+    record = [{"epoch": epoch, "purity": epoch / num} for epoch in range(1, num + 1)]
+    line = curves.PURITY["purity-neighbors"].lines[0]
+    with style.styled():
+        _, axes = style.canvas(style.PAGE, 2.3, 2)
+        curves.draw_purity(axes, {line: [{"metrics": record}]})
+    (low, high), (bottom, top) = axes[1].get_xlim(), axes[1].get_ylim()
+    inside = [r for r in record if low <= r["epoch"] <= high and bottom <= r["purity"] <= top]
+    assert len(inside) == shown
 
 
 def test_labels_keep_their_order_and_distance_and_move_no_more_than_they_must():
@@ -434,7 +494,7 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
         files = {f"digits-tsne.{ending}": content for ending, content in style.encode(figure).items()}
     assert contents(tmp_path / "out") == files | {"digits-tsne.txt": caption.encode()}, "the same at every call"
     assert "128 test images" in caption
-    assert "n = 1 (seed 0), 1 epochs" in caption
+    assert "n = 1 (seed 0), 1 epoch," in caption
     assert "MNN (digits-run)" in caption
     assert str(trained.path.parent) not in caption
 
@@ -445,11 +505,11 @@ def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):
             draw("tsne", Material.gather(tmp_path, runs, data, {}))
         return str(lacking.value)
 
-    assert reason([trained], data="cifar10") == "a run folder on cifar10 with a checkpoint"
+    assert reason([trained], data="cifar10") == "a run folder on cifar10 with a checkpoint (type --run RUN)"
     assert "at most 6" in reason([trained] * 7)
     (planned,) = plan_row(row_of("main", "MNN"), "cifar10", [0], {"data_dir": str(tmp_path)})
     absent = Run.create(tmp_path / "absent", planned.config, "")
-    assert reason([absent], data="cifar10") == "a run folder on cifar10 with a checkpoint"
+    assert reason([absent], data="cifar10") == "a run folder on cifar10 with a checkpoint (type --run RUN)"
     absent.save_checkpoint(1, {}, {})
     assert "cifar10 is not on disk" in reason([absent], data="cifar10")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, plural, print_table
 
 NAMES = ["[red]a[/red].png", ":cat:.png", "[bold]:smile:", "[/]", "\\[x]", "[link=x]y"]
 
@@ -20,6 +20,19 @@ def test_what_is_said_and_warned_of_stays_text(name: str, capsys):
     assert capsys.readouterr().err.splitlines() == [f"reading {name}", f"mixnn: skipped {name}"]
 
 
+@pytest.mark.parametrize("once, times", [(False, 2), (True, 1)])
+def test_a_warning_is_repeated_unless_it_is_to_be_given_once(once: bool, times: int, capsys):
+    say = Reporter(reword=str.upper, once=once)
+    for text in ("a", "b", "a"):
+        say.warn(text)
+    assert capsys.readouterr().err.splitlines().count("mixnn: A") == times
+
+
 def test_a_long_line_is_not_broken(capsys):
     Reporter().say("word " * 60)
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("count, text", [(0, "0 images"), (1, "1 image"), (2, "2 images"), (1297, "1,297 images")])
+def test_one_thing_is_not_things(count: int, text: str):
+    assert plural(count, "image") == text

@@ -20,8 +20,9 @@ from mixnn import diagnostics
 from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
-from mixnn.reporting import pictures, report, spelled_out
+from mixnn.reporting import pictures, report
 from mixnn.reporting.verdict import RULES, TITLES, judge, slope
+from mixnn.runs import Run
 from tests.browser import NAMES, Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def test_a_verdict_names_the_numbers_it_rests_on():
     assert "kNN accuracy from 51.5% (epoch 1) to 90.0% (epoch 40)." in text
     assert "Purity of the neighbors from 0.22 (epoch 1) to 0.80 (epoch 40)." in text
     text = " ".join(judge(made(30, **SATURATING), 40).sentences)
-    assert "30 of 40 epochs are logged" in text
+    assert "30 of 40 epochs logged: interrupted, or still running" in text
 
 
 def test_noise_is_no_rise():
@@ -182,12 +183,6 @@ def test_curves_are_those_of_the_log_with_their_meanings(pages, place):
     assert {"loss", "d_positive", "d_neighbors", "purity", "purity_k", "knn", "spread", "rank"} <= panels.keys()
     assert panels["spread"] == diagnostics.NAMES["spread"]
     assert all(panels.values()), "every curve is explained"
-
-
-def test_the_same_is_spelled_out():
-    names = spelled_out({"a": "share of x", "b": "the same for k", "c": "the same, twice", "d": "y"})
-    assert names == {"a": "share of x", "b": "share of x, for k", "c": "the same, twice", "d": "y"}
-    assert not any(text.startswith("the same ") for text in spelled_out(diagnostics.NAMES).values())
 
 
 def test_two_runs_list_what_differs_and_nothing_else(pages):
@@ -306,6 +301,35 @@ def _edit(file: Path, old: str, new: str) -> None:
 
 def test_a_run_that_lacks_nothing_says_nothing(pages):
     assert values(pages["one"])["runs"][0]["missing"] == []
+
+
+def test_a_run_that_diverged_is_called_so_and_nobody_is_sent_to_evaluate_it(tmp_path):
+    run, settings = tmp_path / "run", {"epochs": 3, "limit": 128, "lr": 1e30, "warmup_epochs": 0}
+    with pytest.raises(UserError, match="the loss is nan"):
+        mixnn.pretrain("digits", out=run, knn_every=0, reporter=QUIET, **settings)
+    shown = values(report([run], tmp_path / "x.html", images=10, reporter=QUIET))["runs"][0]
+    assert shown["verdict"]["state"] == "diverged"
+    assert shown["verdict"]["sentences"][0].startswith("Training ended: the loss is nan at step ")
+    assert shown["verdict"]["sentences"][1] == "0 of 3 epochs logged."
+    assert "Linear probe and kNN are not both evaluated, for the run has no checkpoint." in shown["missing"]
+    assert "mixnn evaluate" not in " ".join(shown["missing"])
+
+
+def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "run")
+    (tmp_path / "run/diverged.txt").write_text("the loss is nan at step 9\n")
+    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
+    assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training ended: the loss is nan at step 9."
+    mixnn.pretrain(resume=tmp_path / "run", reporter=QUIET)
+    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
+    assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
+
+
+def test_images_that_are_query_and_bank_at_once_are_counted_once(place):
+    configs = [Run.open(place / name).config for name in ("mnn", "own")]
+    divided, alone = (pictures.load_shown(config, 10, torch.device("cpu")) for config in configs)
+    assert divided.num_images == len(divided.queries) + len(divided.bank)
+    assert alone.num_images == len(alone.bank) > len(alone.queries)
 
 
 def test_a_log_that_is_no_longer_a_number_is_reported(place, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from PIL import Image
 import mixnn
 import mixnn.cli
 from mixnn import methods
+from mixnn.cli.words import as_settings
 from mixnn.progress import Reporter
-from mixnn.reproduction import carrying_out, planning, rendering, tables
+from mixnn.reproduction import asking, carrying_out, planning, rendering, tables
 from mixnn.reproduction.tables import TABLES, Row, Table
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
@@ -84,6 +86,30 @@ def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
     assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
     assert knn["difference"] == pytest.approx(57.52 - 88.89)
     assert found["main"][0]["linear"]["ours"] is None
+
+
+# The page
+
+PAGE = (HERE / "docs" / "reproduction.md").read_text()
+COMMANDS = re.findall(r"^(mixnn [^#\n]+)", PAGE, re.MULTILINE) + re.findall(r"`(mixnn [^`\n]+)`", PAGE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_the_page_is_one(command):
+    _, args = mixnn.cli.parse(shlex.split(command)[1:])
+    if args.verb == "reproduce" and args.table not in ("", "TABLE"):
+        asking.tables_of(args.table, args.row)
+
+
+def test_the_page_names_every_table_and_how_many_runs_they_are():
+    assert len(COMMANDS) > 8
+    (state,) = re.findall(r"^\| main \|.*\n\| (.*?) \|", PAGE, re.MULTILINE)
+    assert ["main", *state.split(", ")] == list(TABLES)
+    assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
+    rows = {row.name for table in TABLES.values() for row in table.rows}
+    named = re.findall(r"control\s+`([^`]+)`", PAGE)
+    assert len(named) == 2
+    assert set(named) <= rows
 
 
 # The plan
@@ -199,8 +225,9 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         ({"table": "main", "epoch": 3}, "unknown setting 'epoch', did you mean 'epochs'"),
         ({"table": "main", "rows": ["MNN", "MSFF"]}, "unknown row 'MSFF', did you mean 'MSF'"),
         ({"table": "all", "rows": "xyz"}, "unknown row 'xyz'\nvalid: Supervised, SimCLR, "),
-        ({"table": "main", "data": "cifar11"}, "unknown data set 'cifar11', did you mean 'cifar10'"),
-        ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set 'cifar11'"),
+        ({"table": "main", "data": "cifar11"}, "unknown data set or folder 'cifar11', did you mean 'cifar10'"),
+        ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set or folder 'cifar11'"),
+        ({"table": "main", "data": "./cifar11"}, "there is no folder ./cifar11"),
         ({"table": "main", "data": "photos"}, "gives no labelled test images to evaluate by"),
         ({"table": "main", "protocol": "knnn"}, "unknown protocol 'knnn', did you mean 'knn'"),
         ({"table": "main", "probe_epochs": 0}, "a probe has at least 1 epoch"),
@@ -216,6 +243,56 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
     (results / "broken.json").write_text("{")
     with pytest.raises(mixnn.UserError, match=r"broken\.json is damaged"):
         mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+
+
+def test_a_data_set_that_is_not_on_disk_is_refused_once_with_the_way_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", "--setting", f"data_dir={tmp_path}"]) == 2
+    looked, refused, hint = capsys.readouterr().err.splitlines()
+    assert looked.startswith(f"mixnn: no finished runs: there is no folder {tmp_path}/results; type --results")
+    assert refused.startswith("mixnn: cifar10 is not on disk")
+    assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--no-run"], ["--dry-run"]])
+def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert f"there is no folder {tmp_path}/results" in capsys.readouterr().err
+    (tmp_path / "results").mkdir()
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("type --warmup-epochs 0 to change that", "type --setting warmup_epochs=0 to change that"),
+        (
+            "type --batch-size 96 or another --bn-groups",
+            "type --setting batch_size=96 or another --setting bn_groups=...",
+        ),
+        ("A smaller --lr usually helps", "A smaller --setting lr=... usually helps"),
+        ("type --mode eager or leave it out", "type --setting mode=eager or leave it out"),
+        ("type --results FOLDER for another", "type --results FOLDER for another"),
+        ("type: mixnn data get cifar10 --data-dir /x9", "type: mixnn data get cifar10 --data-dir /x9"),
+    ],
+)
+def test_hints_about_settings_are_told_as_reproduce_takes_them(text, told):
+    assert as_settings(text) == told
+
+
+def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
+    small = [word for pair in {**SMALL, "epochs": 1}.items() for word in ("--setting", "{}={}".format(*pair))]
+    where = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--protocol", "knn", "--quiet"]
+    words = ["reproduce", "main", "--data", "digits", "--row", "BYOL", *where, *small]
+    assert mixnn.cli.main(words) == 0
+    (advice,) = re.findall(r"type (--setting warmup_epochs=\d)", capsys.readouterr().err)
+    assert mixnn.cli.main([*words, *advice.split()]) == 0
+    assert capsys.readouterr().err == ""
+    assert mixnn.cli.main([*words, "--setting", "batch_size=9", "--setting", "bn_groups=2"]) == 2
+    assert "type --setting batch_size=8 or another --setting bn_groups=..." in capsys.readouterr().err
 
 
 def test_one_row_and_one_seed_may_stand_alone(results):
@@ -262,7 +339,7 @@ def test_an_unfinished_run_is_not_there(tmp_path, capsys):
     found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET)
     assert found["main"][0]["knn"]["ours"] is None
     capsys.readouterr()
-    assert "1 of 1 runs to do" in plan_of(tmp_path, capsys)
+    assert "1 of 1 run to do" in plan_of(tmp_path, capsys)
 
 
 def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
@@ -270,7 +347,7 @@ def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
     for result in made["results"].values():
         result["protocol"]["checkpoint_step"] = 0
     (tmp_path / "mnn.json").write_text(json.dumps(made))
-    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, epochs=0)
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, epochs=0)
 
 
 def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, capsys):
@@ -286,7 +363,7 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
 
     assert ours() == [None, None]
     assert ours(probe_epochs=1) == [91.0, None]
-    assert "0 of 1 runs to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
     assert "again: there is neither knn and linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
 
 
@@ -402,7 +479,7 @@ def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypat
     capsys.readouterr()
     mixnn.reproduce("mine", **again, dry_run=True)
     assert "to evaluate: knn and linear" in (out := capsys.readouterr().out)
-    assert "0 of 1 runs to do; 1 to evaluate" in out
+    assert "0 of 1 run to do; 1 to evaluate" in out
     diary.clear()
     (row,) = mixnn.reproduce("mine", **again)["mine"]
     assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "knn"), ("evaluate", "linear")]

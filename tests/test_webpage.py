@@ -33,3 +33,10 @@ def test_a_policy_allows_the_pages_own_style_script_and_images_alone():
     ]
     served = set(webpage.policy("a {}", "run()", served=True).split("; "))
     assert served - set(alone) == {f"script-src {webpage.digest('run()')}", "img-src data: 'self'"}
+
+
+def test_a_head_holds_the_policy_of_its_style_and_script_and_a_title_that_is_text():
+    made = webpage.head("<b>cats</b>", "a {}", "run()", served=True)
+    assert "<title>&lt;b&gt;cats&lt;/b&gt;</title>" in made
+    assert f'content="{webpage.policy("a {}", "run()", served=True)}"' in made
+    assert "<style>a {}</style>" in made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mixnn.classifying.models import MODELS
-from mixnn.progress import print_table, shown
+from mixnn.progress import plural, print_table, shown
 
 SHOWN = 25  # classes in the table, the worst ones where there are more
 FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
@@ -32,8 +32,11 @@ def sentences(found: dict[str, Any]) -> list[str]:
         lines += _predicted(found["predicted"], "other") if rest else []
     lines += _predicted(found["applied"], "new") if "applied" in found else []
     if "suggested" in found:
-        how = {"typical": "typical images of regions without a label", "uncertain": "images that it hesitates over"}
-        lines.append(f"worth labelling next: {len(found['suggested'])} {how[found['suggested_by']]}")
+        what, why = {
+            "typical": ("typical image", "of regions without a label"),
+            "uncertain": ("image", "that it hesitates over"),
+        }[found["suggested_by"]]
+        lines.append(f"worth labelling next: {plural(len(found['suggested']), what)} {why}")
         lines.append(f"fill in the labels in {found['files']['suggestions']} and give that file as the labels")
     named = {"predictions": "predictions", "applied": "predictions for the new images", "classifier": "classifier"}
     return lines + [f"{title}: {found['files'][name]}" for name, title in named.items() if name in found["files"]]
@@ -81,7 +84,7 @@ def _show_classes(found: dict[str, Any]) -> None:
         rows.append((c, str(found["classes"][c]), cell, str(predicted.get(c, 0))))
     print_table(("class", "labelled", "right when held out", "predicted among the others"), rows)
     if len(order) > len(shown):
-        print(f"... and {len(order) - len(shown)} classes with fewer mistakes")
+        print(f"... and {len(order) - len(shown)} more with fewer mistakes")
     if held and len(held["models"]) > 1:
         print()
         both = [(MODELS[model], *_cells(share)) for model, share in held["models"].items()]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mixnn.cli import words
+from mixnn.config import UserError
 
 
 def diagnose_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder")
     parser.add_argument("--batches", default="20", metavar="INT", help="of training images to look at [20]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+    words.place_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
 
 
@@ -28,7 +30,7 @@ def diagnose(args: argparse.Namespace) -> int:
     run = Run.open(args.run)
     found = diagnosis.diagnose(
         run,
-        batches=words.number(args.batches, "batches", 1),
+        **words.numbers(args, batches=1),
         device=args.device,
         data_dir=words.data_dir(args.data_dir, run.config.data_dir),
     )
@@ -56,7 +58,7 @@ def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="how runs are evaluated [all]")
     parser.add_argument("--probe-epochs", default="100", metavar="INT", help="of the linear probe [100]")
     _setting_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
 def _setting_argument(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +75,16 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return dict(words.pair(text, "--setting epochs=20") for text in args.setting)
 
 
+@contextmanager
+def _told_as_settings() -> Iterator[None]:
+    """Mistakes in a run's settings, answered by what these verbs take."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(words.as_settings(str(error))) from None
+
+
+@_told_as_settings()
 def reproduce(args: argparse.Namespace) -> int:
     """regenerate a table of the paper: run what is missing, print our numbers beside the paper's"""
     from mixnn import reproduction
@@ -96,8 +108,8 @@ def reproduce(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         form=args.format,
         protocol=args.protocol,
-        probe_epochs=words.number(args.probe_epochs, "probe-epochs", 1),
-        reporter=Reporter(args.quiet),
+        **words.numbers(args, probe_epochs=1),
+        reporter=Reporter(args.quiet, words.as_settings, once=True),
         **settings,
     )
     return 0
@@ -112,9 +124,10 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
     _setting_argument(parser)
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
+@_told_as_settings()
 def figures(args: argparse.Namespace) -> int:
     """the paper's figures and ours, as SVG and PNG, from finished runs"""
     from mixnn.plotting import figures
@@ -138,9 +151,8 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders; two or more are put side by side")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="[report.html]")
     parser.add_argument("--images", default="500", metavar="INT", help="on the map; 0: no images at all [500]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.place_flags(parser)
+    words.quiet_flag(parser)
 
 
 def report(args: argparse.Namespace) -> int:
@@ -155,7 +167,7 @@ def report(args: argparse.Namespace) -> int:
         args.out,
         device=args.device,
         data_dir=words.data_dir(args.data_dir, known),
-        images=words.number(args.images, "images", 0),
+        **words.numbers(args, images=0),
         reporter=Reporter(args.quiet),
     )
     print(path)

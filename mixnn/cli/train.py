@@ -21,7 +21,7 @@ def demo(args: argparse.Namespace) -> int:
     """train, evaluate and show MNN on embedded data: about a minute on two CPU cores"""
     from mixnn.showcase import demo
 
-    demo(seed=words.number(args.seed, "seed", 0), out=args.out)
+    demo(**words.numbers(args, seed=0), out=args.out)
     return 0
 
 
@@ -48,16 +48,14 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 def bench(args: argparse.Namespace) -> int:
     """time the training step, beside a plain PyTorch loop with a Pillow DataLoader"""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own chatter; read when torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own chatter; read when torch is imported
     from mixnn.benchmark import bench
 
     bench(
         method=args.method,
         set=dict(words.pair(text) for text in args.set),
         backbone=args.backbone,
-        image_size=words.number(args.image_size, "image-size", 4),
-        batch_size=words.number(args.batch_size, "batch-size", 0),
-        steps=words.number(args.steps, "steps", 0),
+        **words.numbers(args, image_size=4, batch_size=0, steps=0),
         device=args.device,
         mode=args.mode,
         baseline=not args.no_baseline,
@@ -82,7 +80,7 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", default="", metavar="RUN", help="continue a run where its last checkpoint left it")
     parser.add_argument("--init-from", default="", metavar="RUN", help="begin with the encoder of another run")
     parser.add_argument("--time-budget", default="", metavar="TIME", help="as many epochs as fit: 90s, 30m, 2h")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
     words.flags_of(Config, parser, skip=("data",))
 
 
@@ -111,13 +109,12 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="which [all]")
     parser.add_argument("--epochs", default="100", metavar="INT", help="of the linear probe [100]")
     parser.add_argument("--seed", default="0", metavar="INT", help="of the linear probe [0]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+    words.place_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON, protocols included")
     parser.add_argument(
         "--save", default="", metavar="FILE", help="write the whole run, curves and results, as one JSON"
     )
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -125,7 +122,7 @@ def evaluate(args: argparse.Namespace) -> int:
     import json
 
     from mixnn.evaluation import check_writable, evaluate, save_summary
-    from mixnn.progress import Reporter
+    from mixnn.progress import Reporter, plural
     from mixnn.runs import Run
 
     run = Run.open(args.run)
@@ -134,8 +131,7 @@ def evaluate(args: argparse.Namespace) -> int:
     results = evaluate(
         run,
         protocol=args.protocol,
-        epochs=words.number(args.epochs, "epochs", 1),
-        seed=words.number(args.seed, "seed", 0),
+        **words.numbers(args, epochs=1, seed=0),
         device=args.device,
         data_dir=words.data_dir(args.data_dir, run.config.data_dir),
         reporter=Reporter(args.quiet),
@@ -150,5 +146,5 @@ def evaluate(args: argparse.Namespace) -> int:
         print(f"kNN     {r['weighted']:.2f}  (k={r['protocol']['k']}, weighted vote; majority {r['majority']:.2f})")
     if "linear" in results:
         r = results["linear"]
-        print(f"linear  {r['last']:.2f}  (last of {r['protocol']['epochs']} epochs; best {r['best']:.2f})")
+        print(f"linear  {r['last']:.2f}  (last of {plural(r['protocol']['epochs'], 'epoch')}; best {r['best']:.2f})")
     return 0

@@ -25,9 +25,8 @@ def embed(args: argparse.Namespace) -> int:
 
 
 def _common_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.place_flags(parser)
+    words.quiet_flag(parser)
 
 
 def _common(args: argparse.Namespace) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def search(args: argparse.Namespace) -> int:
     search(
         query=args.query[0] if len(args.query) == 1 else args.query or "",
         source=args.source,
-        topk=words.number(args.topk, "topk", 1),
+        **words.numbers(args, topk=1),
         duplicates=args.duplicates,
         outliers=args.outliers,
         threshold=words.real(args.threshold, "threshold") if args.threshold else None,
@@ -104,10 +103,9 @@ def classify(args: argparse.Namespace) -> int:
         labels=args.labels,
         source=args.source,
         apply=args.apply,
-        suggest=words.number(args.suggest, "suggest", 0),
+        **words.numbers(args, suggest=0, seed=0),
         model=args.model,
         out=args.out,
-        seed=words.number(args.seed, "seed", 0),
         **_common(args),
     )
     print(json.dumps(found, indent=1)) if args.json else show(found)
@@ -139,12 +137,9 @@ def explore(args: argparse.Namespace) -> int:
         source=args.source,
         out=args.out,
         serve=args.serve,
-        port=words.number(args.port, "port", 0),
         labels=args.labels,
         layout=args.layout,
-        neighbors=words.number(args.neighbors, "neighbors", 1),
-        max_images=words.number(args.max_images, "max-images", 2),
-        seed=words.number(args.seed, "seed", 0),
+        **words.numbers(args, port=0, neighbors=1, max_images=2, seed=0),
         open_browser=args.open,
         **_common(args),
     )
@@ -160,7 +155,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--licence", default="", metavar="TEXT", help="for the card that lies beside the weights")
     parser.add_argument("--opset", default="17", metavar="INT", help="of ONNX [17]")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+    words.quiet_flag(parser)
 
 
 def export(args: argparse.Namespace) -> int:
@@ -173,7 +168,7 @@ def export(args: argparse.Namespace) -> int:
         args.out,
         form=args.format,
         licence=args.licence,
-        opset=words.number(args.opset, "opset", 1),
+        **words.numbers(args, opset=1),
         overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +33,16 @@ def flags_of(cls: type, parser: argparse.ArgumentParser, skip: Sequence[str] = (
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
+def place_flags(parser: argparse.ArgumentParser) -> None:
+    """Where a run is looked at: on which device, with the data sets of which folder."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
+
+
+def quiet_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
+
+
 def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -40,9 +51,25 @@ def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
     return name, value
 
 
+def as_settings(text: str) -> str:
+    """A hint as verbs with --setting take it: `--batch-size 64` is `--setting batch_size=64` there."""
+    names = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(Config) if f.name not in ("data", "data_dir")}
+
+    def retold(found: re.Match[str]) -> str:
+        flag, value = found.groups()
+        return f"--setting {names[flag]}={value or '...'}" if flag in names else found[0]
+
+    return re.sub(r"--([a-z-]+)(?: (\w*\d[\w.]*|eager|compiled|skip|folders)(?!\w))?", retold, text)
+
+
 def data_dir(given: str, runs_own: str) -> str:
     """Where data sets are kept: as typed, else as the run has it, else $MIXNN_DATA; "" for the default."""
     return given or ("" if runs_own else os.environ.get("MIXNN_DATA", ""))
+
+
+def numbers(args: argparse.Namespace, **lows: int) -> dict[str, Any]:
+    """These arguments as whole numbers, each with the least it may be."""
+    return {name: number(getattr(args, name), name.replace("_", "-"), low) for name, low in lows.items()}
 
 
 def number(text: str, name: str, low: int, high: int = 2**63 - 1) -> int:

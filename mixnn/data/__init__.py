@@ -143,13 +143,26 @@ def load(name_or_path: str | Path, split: str, root: Path | None = None, **folde
         return read_folder(path, split, **folder_options)
     if path.exists():
         raise UserError(f"{path} is a file\ngive the folder that holds the images, or one of: {', '.join(DATASETS)}")
-    raise UserError(f"{unknown('data set or folder', name, DATASETS)}, or a folder of images (see: mixnn data)")
+    raise not_found(name)
 
 
-def load_named(row: DataSet, split: str, root: Path) -> ImageSet:
+def not_found(name: str) -> UserError:
+    """The error for what is neither a data set nor a folder."""
+    if Path(name).name != name:  # a path: nobody writes a data set's name like that
+        return UserError(f"there is no folder {name}\ngive a folder of images, or one of: {', '.join(DATASETS)}")
+    return UserError(f"{unknown('data set or folder', name, DATASETS)}, or a folder of images (see: mixnn data)")
+
+
+def locate(row: DataSet, root: Path) -> Path:
+    """The folder that holds a named set; UserError that says how to get it where it is not on disk."""
     folder = row.find(root) if row.layouts else root
     if folder is None:
         raise row.problem(root)
+    return folder
+
+
+def load_named(row: DataSet, split: str, root: Path) -> ImageSet:
+    folder = locate(row, root)
     images, labels, classes = row.read(folder, split)
     mean, std = row.mean, row.std
     if mean is None or std is None:

@@ -16,6 +16,7 @@ from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import Listing, list_splits, natural_key
 from mixnn.data.scan import scan
+from mixnn.progress import plural
 
 ON_ERROR = ("skip", "refuse")
 SIZE = 64
@@ -95,4 +96,4 @@ def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Use
     if every:
         return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
     hint = "repair or remove them, or leave them out with --on-error skip"
-    return UserError("\n".join([f"{len(skipped)} files in {folder} cannot be read:", *lines, hint]))
+    return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))

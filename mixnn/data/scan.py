@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mixnn.data.decode import Facts
+from mixnn.progress import plural
 
 
 @dataclass(frozen=True)
@@ -25,18 +26,16 @@ class Scan:
         low, median, high = self.sides
         modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())
         sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
-        lines = [f"{self.num_images:,} images, {sides} pixels; modes: {modes}"]
+        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; modes: {modes}"]
         if self.num_skipped:
-            lines.append(f"{_files(self.num_skipped)} that cannot be read left out")
+            lines.append(f"{plural(self.num_skipped, 'file')} that cannot be read left out")
         if self.duplicates:
             extra = sum(len(group) - 1 for group in self.duplicates)
             example = " = ".join(self.duplicates[0][:2])
-            lines.append(f"{_files(extra)} with the same content as another ({example}); kept, and counted twice")
+            lines.append(
+                f"{plural(extra, 'file')} with the same content as another ({example}); kept, and counted twice"
+            )
         return lines
-
-
-def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def scan(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> Scan:

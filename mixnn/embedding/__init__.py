@@ -16,7 +16,7 @@ from mixnn.embedding import store
 from mixnn.embedding.encoder import Encoder, load
 from mixnn.embedding.source import Source, open_source
 from mixnn.embedding.store import Embeddings
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import found
 
@@ -49,7 +49,7 @@ def embed(
         count = _fill(writer, encoder, images, say)
         writer.about = _about(run, images)
     missing = f"; could not be read: {len(writer.skipped)}" if writer.skipped else ""
-    say.say(f"{count:,} vectors of {encoder.num_features} numbers in {out}{missing}")
+    say.say(f"{plural(count, 'vector')} of {encoder.num_features} numbers in {out}{missing}")
     return out
 
 

@@ -17,7 +17,7 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.evaluation.linear import Protocol, linear
 from mixnn.nn.backbone import Backbone
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 from mixnn.runs.encoder import student_backbone
@@ -52,8 +52,8 @@ def evaluate(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        how_on = f"`mixnn pretrain --resume {run.path}` goes on"
-        say.warn(f"{run.path} is unfinished: {trained} of {config.epochs} epochs are evaluated; {how_on}")
+        how_on = f"`{run.typed('pretrain --resume')}` goes on"
+        say.warn(f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {how_on}")
     common = {
         "checkpoint_step": state["step"],
         "trained_epochs": trained,

@@ -22,7 +22,7 @@ from mixnn.exploring import page
 from mixnn.exploring.page import Atlas
 from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
 from mixnn.exploring.server import Server
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 
@@ -65,7 +65,7 @@ def explore(
     atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
     atlas.title = f"{run.path.resolve().name}: {_short(images.title)}"
     if len(shown) < len(found):
-        atlas.notes.append(f"{len(shown):,} of {len(found):,} images, drawn at random, are on this map.")
+        atlas.notes.append(f"{len(shown):,} of {plural(len(found), 'image')}, drawn at random, are on this map.")
     pictures = Pictures.of(images, shown.names)
     if serve:
         _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open_browser, say)
@@ -173,7 +173,7 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser
     size = f"{len(text) / 1e6:.1f} MB"
     if len(text) > page.LIMIT * 1.05:
         say.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
-    say.say(f"{len(atlas):,} images in {out}, {size}: open it in a browser")
+    say.say(f"{plural(len(atlas), 'image')} in {out}, {size}: open it in a browser")
     if open_browser:
         webbrowser.open(out.resolve().as_uri())
     return out
@@ -181,7 +181,7 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser
 
 def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open_browser: bool, say: Reporter) -> None:
     with Server(page.write(atlas, side, served=True), pictures, port, side) as server:
-        say.say(f"{len(atlas):,} images at {server.url} on this machine only; Ctrl-C ends it")
+        say.say(f"{plural(len(atlas), 'image')} at {server.url} on this machine only; Ctrl-C ends it")
         if open_browser:
             webbrowser.open(server.url)
         with warnings.catch_warnings():

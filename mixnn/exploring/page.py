@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,9 +80,7 @@ def write(
     script = '"use strict";\n{\n' + "\n".join(scripts) + "\n}"
     return webpage.fill(
         template,
-        policy=webpage.policy(style, script, served),
-        title=html.escape(atlas.title),
-        style=style,
+        head=webpage.head(atlas.title, style, script, served),
         script=script,
         data="\n".join(blocks),
         sheets="\n".join(pictures),

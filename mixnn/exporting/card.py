@@ -17,6 +17,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import make_backbone
 from mixnn.runs.folder import environment
+from mixnn.runs.images import has_test_split
 
 # Named one by one, for a card is published: no folder of the user's machine may slip in with a new setting.
 SETTINGS = (
@@ -113,5 +114,7 @@ def _metrics(run: Run, step: int, say: Reporter) -> dict[str, Any]:
         elif of is not None:
             say.warn(f"{name} was measured at step {of}, these are weights of step {step}: the card leaves it out")
     if not kept:
-        say.say(f"the card states no accuracy: type mixnn evaluate {run.path}, then export again")
+        way = f"type {run.typed('evaluate')}, then this again with --overwrite"
+        none = "there are no labelled test images to measure it by"
+        say.say(f"the card states no accuracy: {way if has_test_split(run.config) else none}")
     return kept

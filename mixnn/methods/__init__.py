@@ -29,6 +29,7 @@ __all__ = [
     "Aux",
     "Batch",
     "build",
+    "cost",
     "describe",
     "explain",
     "find",
@@ -80,6 +81,12 @@ def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
     """How many views student and teacher encode in a step."""
     students, teachers = find(name).encoded_views(make(find(name).Options, f"option of {name}", options))
     return len(students), len(teachers)
+
+
+def cost(name: str, options: Mapping[str, Any]) -> int:
+    """Of a step's passes, in those of the teacher: the student's, with its backward, is three of them."""
+    students, teachers = passes(name, options)
+    return 3 * students + teachers
 
 
 def has_support(name: str, options: Mapping[str, Any]) -> bool:

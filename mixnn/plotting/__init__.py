@@ -15,6 +15,7 @@ from mixnn.plotting.embedding import tsne
 from mixnn.plotting.material import Drawing, Lacking, Material
 from mixnn.plotting.style import encode, styled
 from mixnn.progress import Reporter
+from mixnn.reproduction.asking import data_of
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import write_atomically
 
@@ -38,7 +39,7 @@ def figures(
     *,
     results: str | Path = "results",
     out: str | Path = "figures",
-    data: str = "cifar10",
+    data: str | Path = "cifar10",
     runs: Iterable[str | Path | Run] = (),
     reporter: Reporter | None = None,
     **settings: Any,
@@ -54,7 +55,16 @@ def figures(
     say = reporter or Reporter()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not Path(results).is_dir() and not folders:
-        raise UserError(f"{results} is no folder of finished runs: `mixnn reproduce` makes one; or give run folders")
+        raise UserError(
+            f"no finished runs: there is no folder {Path(results).absolute()}; `mixnn reproduce` makes one\n"
+            "for another folder type --results FOLDER, for run folders --run RUN"
+        )
+    data, settings = data_of(data, settings)
+    for run in folders:
+        if run.config.data != data:
+            raise UserError(
+                f"{run.path} is of {run.config.data}, and the figures of {data}: type --data {run.config.data}"
+            )
     material = Material.gather(Path(results), folders, data, settings)
     written: list[Path] = []
     for name in names or FIGURES:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from mixnn.plotting.material import Curve, Drawing, Lacking, Line, Material, Summary, caption, curve, mean_and_std
 from mixnn.plotting.style import (
@@ -51,7 +52,7 @@ class Purity:
         draw_purity(axes, runs)
         label_ends(axes[-1])
         text = f"Purity over training: share of neighbors with the anchor's label, {self.text}."
-        text += " (b) is the last quarter of (a)." if self.zoom else ""
+        text += " (b) is the end of (a)." if self.zoom else ""
         return Drawing(figure, caption(text, material.name, named(runs)))
 
 
@@ -120,7 +121,7 @@ def methods(material: Material) -> Drawing:
     """kNN readings of all methods, of as many as there are."""
     runs = material.optional(METHODS, ["knn"])
     if not runs:
-        raise Lacking(f"{METHODS[0].name} or any other row (`mixnn reproduce main`)")
+        raise Lacking(f"{METHODS[0].name} or any other row ({material.making('main')})")
     figure, (ax,) = canvas(PAGE, 3.6)
     draw_column(ax, runs, "knn")
     ax.set(xlabel="epoch", ylabel="kNN accuracy (%)")
@@ -159,7 +160,7 @@ def attention(material: Material) -> Drawing:
         f"different neighbors; random orders of {topk} give {1 - 1 / topk:g}. (b) Entropy of the attention over "
         f"the {topk} neighbors in the run whose weights it is, and of the same cosines at temperature 0.1; cosines lie "
         f"within [-1, 1], so at temperature 1 it cannot be less than {least_entropy(topk):.3f}. (c) Purity of the "
-        "neighbors under different weights, and its last quarter (d)."
+        "neighbors under different weights, and its end (d)."
     )
     return Drawing(figure, caption(text, material.name, named(runs)))
 
@@ -186,7 +187,7 @@ def ranks(material: Material) -> Drawing:
             look = Look(color, dash, marker, filled=not star)
             draw_curve(levels, curve(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
     levels.set(xlabel="epoch", ylabel="purity of rank k", ylim=(0, TOP))
-    levels.legend(loc="lower right", ncols=2, columnspacing=1.0)
+    levels.legend(loc="best", ncols=2, columnspacing=1.0)
     everyone = range(1, topk + 1)
     cycle = (FIRST, Look(SKY, DOTTED, "v"), THIRD, FOURTH, SECOND, Look(ORANGE, DASHED, "P"), Look(BLACK, SOLID, "x"))
     for k in everyone:
@@ -268,17 +269,20 @@ def draw_column(ax: Axes, runs: Runs, column: str) -> None:
 
 
 def draw_purity(axes: Sequence[Axes], runs: Runs) -> None:
-    """Over all epochs and, in a second panel, over the last quarter on a scale of its own."""
+    """Over all epochs and, in a second panel, over the last quarter (two readings, at least) on a scale of its own."""
     for ax in axes:
         draw_column(ax, runs, "purity")
         ax.set(xlabel="epoch", ylabel="purity")
     axes[0].set_ylim(0, TOP)
     for ax in axes[1:]:
-        last = max(np.asarray(line.get_xdata()).max() for line in ax.get_lines())
-        ax.set(xlim=(0.745 * last, 1.005 * last), ylim=after(0.745 * last, ax))
+        epochs = np.unique(np.concatenate([np.asarray(line.get_xdata()) for line in ax.get_lines()]))
+        start = min(0.75 * epochs[-1], epochs[-2:][0])
+        margin = 0.02 * (epochs[-1] - start)
+        ax.set(xlim=(start - margin, epochs[-1] + margin), ylim=after(start - margin, ax))
 
 
 def draw_curve(ax: Axes, values: Curve, look: Look, label: str, turn: int) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1))
     draw_line(ax, values.epochs, values.mean, look, label, values.std, turn)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mixnn.plotting.style import Look
+from mixnn.progress import plural
 from mixnn.reproduction.planning import fingerprint, finished, plan_row
 from mixnn.reproduction.tables import Row, find
 from mixnn.runs import Run
@@ -61,6 +63,7 @@ class Material:
     done: Mapping[tuple[str, int], Summary]
     folders: tuple[Run, ...]
     settings: Mapping[str, Any]
+    results: Path
 
     @staticmethod
     def gather(results: Path, runs: Iterable[Run], data: str, settings: Mapping[str, Any]) -> Material:
@@ -69,7 +72,15 @@ class Material:
         for run in folders:
             summary = run.summary()
             done[fingerprint(summary["config"]), run.config.seed] = summary
-        return Material(data, done, folders, settings)
+        return Material(data, done, folders, settings, results)
+
+    def making(self, table: str) -> str:
+        """The command that makes a table's runs."""
+        words = ["mixnn", "reproduce", table]
+        words += ["--data", self.data] if self.data != "cifar10" else []
+        words += ["--results", str(self.results)] if self.results != Path("results") else []
+        words += [word for name, value in self.settings.items() for word in ("--setting", f"{name}={value}")]
+        return f"`{shlex.join(words)}`"
 
     @property
     def name(self) -> str:
@@ -92,7 +103,9 @@ class Material:
         missing: dict[str, list[str]] = {}
         for line in (line for line in lines if not there[line]):
             missing.setdefault(line.table, []).append(line.name)
-        reasons = [f"{'; '.join(names)} (`mixnn reproduce {table}`)" for table, names in missing.items()]
+        reasons = [
+            f"row{'s' * (len(names) > 1)} {'; '.join(names)} ({self.making(table)})" for table, names in missing.items()
+        ]
         for line in (line for line in lines if there[line] and not whole[line]):
             unlogged = [c for c in columns if not any(has(run, [c]) for run in there[line])]
             reasons.append(f"{_listed(unlogged or columns)} in the log of {line.title}")
@@ -141,11 +154,10 @@ def caption(text: str, data: str, runs: Mapping[str, Sequence[Summary]]) -> str:
 
 def _about(summaries: Sequence[Summary]) -> str:
     seeds = _listed(sorted({str(run["config"]["seed"]) for run in summaries}, key=int))
-    epochs = _listed(sorted({str(run["config"]["epochs"]) for run in summaries}, key=int))
+    epochs = plural(summaries[0]["config"]["epochs"], "epoch")  # they have one configuration
     devices = _listed(sorted({run["environment"].get("device") or "unknown device" for run in summaries}))
     code = _listed(sorted({run["environment"].get("git") or "unknown" for run in summaries}))
-    plural = "s" if len(summaries) > 1 else ""
-    return f"n = {len(summaries)} (seed{plural} {seeds}), {epochs} epochs, {devices}, code {code}"
+    return f"n = {len(summaries)} (seed{'s' * (len(summaries) > 1)} {seeds}), {epochs}, {devices}, code {code}"
 
 
 def _listed(words: Iterable[str]) -> str:

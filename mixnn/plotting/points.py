@@ -201,12 +201,13 @@ def main(material: Material) -> Drawing:
     table = TABLES["main"]
     rows = cells(table, material.data, material.seeds, material.settings, material.done)
     if not any(row[metric]["ours"] is not None for row in rows for metric in METRICS):
-        raise Lacking("any evaluated run of `mixnn reproduce main`")
+        raise Lacking(f"any evaluated run of {material.making('main')}")
     figure, axes = canvas(PAGE, 0.9 + 0.2 * len(rows), 2, sharey=True)
     for ax, metric in zip(axes, METRICS, strict=True):
         for y, row in enumerate(rows):
             _compare(ax, y, row[metric])
         ax.set(xlabel=LABELS[metric], ylim=(len(rows) - 0.5, -0.5))
+        ax.locator_params(axis="x", nbins=6)  # labels of four digits do not touch
         ax.tick_params(left=False)
         ax.spines["left"].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows])

@@ -6,7 +6,7 @@ What was run and how, results with their protocols, curves, a t-SNE map, nearest
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import mixnn
 from mixnn import diagnostics
 from mixnn.config import UserError
 from mixnn.device import pick_device
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
@@ -33,7 +33,6 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 OTHER_NAMES = {
     "loss": "the method's loss, mean over the steps of an epoch",
     "knn": "accuracy in %: test images named by the weighted vote of their k nearest training images",
-    "accuracy": "share of training images that the classifier names right, augmented as in training",
     "images_per_s": "training images a second",
 }
 GROUPS = (
@@ -83,7 +82,7 @@ def report(
         "galleries": galleries,
     }
     write_atomically(Path(out), render(values))
-    say.say(f"{len(read)} run{'s' * (len(read) > 1)} reported in {out}")
+    say.say(f"{plural(len(read), 'run')} reported in {out}")
     return Path(out)
 
 
@@ -94,7 +93,7 @@ def _named(read: list[Facts]) -> list[Facts]:
 
 
 def _about(f: Facts, letter: str, look: dict[str, Any] | None) -> dict[str, Any]:
-    verdict = judge(f.records, f.config.epochs)
+    verdict = judge(f.records, f.config.epochs, f.diverged)
     return {
         "letter": letter,
         "name": f.name,
@@ -122,22 +121,12 @@ def panels(read: Sequence[Facts]) -> list[dict[str, Any]]:
     known = {name for _, group in GROUPS for name in group}
     groups = [(title, [name for name in group if name in single]) for title, group in GROUPS]
     groups.append(("Other", [name for name in single if name not in known]))
-    meanings = OTHER_NAMES | spelled_out(diagnostics.NAMES)
+    meanings = OTHER_NAMES | diagnostics.NAMES
     return [
         {"title": title, "panels": [{"name": name, "meaning": meanings.get(name, "")} for name in group]}
         for title, group in groups
         if group
     ]
-
-
-def spelled_out(names: Mapping[str, str]) -> dict[str, str]:
-    """`the same for ...` continues the entry before it; on its own it needs that entry's words."""
-    found: dict[str, str] = {}
-    before = ""
-    for name, meaning in names.items():
-        before = f"{before}, {meaning.removeprefix('the same ')}" if meaning.startswith("the same ") else meaning
-        found[name] = before
-    return found
 
 
 def _look(
@@ -154,8 +143,7 @@ def _look(
             if key not in shown:
                 say.say(f"reading images of {config.data}")
                 shown[key] = pictures.load_shown(config, images, where)
-            count = len(shown[key].queries) + len(shown[key].bank)
-            say.say(f"{f.run.path}: encoding {count:,} images, and a map of {len(shown[key].queries)}")
+            say.say(f"{f.run.path}: encoding {plural(shown[key].num_images, 'image')}")
             looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
         except UserError as error:
             f.missing.append(f"No map and no neighbors: {'; '.join(str(error).splitlines())}.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import RECIPES, Config, UserError
 from mixnn.data import DATASETS
+from mixnn.progress import duration, plural
 from mixnn.reporting.verdict import is_number
-from mixnn.runs import Run
+from mixnn.runs import Run, checkpoint
+from mixnn.runs.folder import DIVERGED
 from mixnn.runs.images import has_test_split
 
 NAMES_OF_RESULTS = {"linear": "Linear probe", "knn": "kNN"}
@@ -33,6 +34,7 @@ class Facts:
     environment: dict[str, Any]
     results: dict[str, Any]
     records: list[dict[str, Any]]
+    diverged: str  # why training ended, where that is known
     missing: list[str]
 
     @property
@@ -61,12 +63,13 @@ def read(path: str | Path) -> Facts:
     facts = Facts(
         run=run,
         name=run.path.name or run.path.resolve().name,
-        command=part("command.txt", lambda: (run.path / "command.txt").read_text().strip(), ""),
+        command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
         environment=part("environment.json", lambda: _json(run.path / "environment.json"), {}),
         results=_checked(part("results.json", run.results, {})),
         records=[
             r for r in part("metrics.jsonl", run.metrics, []) if isinstance(r, dict) and is_number(r.get("epoch"))
         ],
+        diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
         missing=missing,
     )
     missing += gaps(facts)
@@ -78,20 +81,20 @@ def gaps(facts: Facts) -> list[str]:
     missing, run = [], facts.run
     if not facts.records and run.config.epochs:
         missing.append("No epoch is logged, so there are no curves.")
+    there = bool(checkpoint.found(run.path / "checkpoints"))
     if has_test_split(run.config) and not facts.results.keys() >= NAMES_OF_RESULTS.keys():
-        missing.append(f"Linear probe and kNN are not both evaluated: `{_typed('evaluate', run)}` does that.")
+        how = f": `{run.typed('evaluate')}` does that." if there else ", for the run has no checkpoint."
+        missing.append(f"Linear probe and kNN are not both evaluated{how}")
     for name in ("knn", "linear"):
         step = facts.results.get(name, {}).get("protocol", {}).get("checkpoint_step")
-        if facts.records and step is not None and step < facts.records[-1].get("step", 0):
+        if there and facts.records and step is not None and step < facts.records[-1].get("step", 0):
             label, now = NAMES_OF_RESULTS[name], facts.records[-1]["step"]
-            missing.append(
-                f"{label} is of step {step}, and the run went on to {now}: `{_typed('evaluate', run)}` again."
-            )
+            missing.append(f"{label} is of step {step}, and the run went on to {now}: `{run.typed('evaluate')}` again.")
     return missing
 
 
-def _typed(verb: str, run: Run) -> str:
-    return f"mixnn {verb} {shlex.quote(str(run.path))}"
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
 
 
 def _json(path: Path) -> Any:
@@ -175,19 +178,21 @@ def card(facts: Facts) -> dict[str, str]:
     known = DATASETS.get(c.data)
     images = known.splits[methods.METHODS[c.method].split] if known and c.method in methods.METHODS else 0
     count = (
-        f", {min(images, c.limit or images):,} images" if images else f", at most {c.limit:,} images" * bool(c.limit)
+        f", {plural(min(images, c.limit or images), 'image')}"
+        if images
+        else f", at most {plural(c.limit, 'image')}" * bool(c.limit)
     )
     about = methods.METHODS[c.method].about if c.method in methods.METHODS else None
     scaled = "" if c.batch_size == 256 else f" ({c.lr:g} x {c.batch_size} / 256)"
-    done = f"{last.get('epoch', 0)} of {c.epochs} epochs"
+    done = f"{last.get('epoch', 0)} of {plural(c.epochs, 'epoch')}"
     seconds = f", {duration(last['seconds'])} of training" if "seconds" in last else ""
     speed = f", {last['images_per_s']:,} images/s" if "images_per_s" in last else ""
     return {
         "data": f"{c.data}{f' ({known.title})' if known else ''}{count}",
         "method": f"{c.method}: {about.idea} ({about.paper})" if about else c.method,
         "network": f"{c.backbone}, crops of {c.image_size} x {c.image_size} pixels",
-        "training": f"{c.epochs} epochs, batch {c.batch_size}, SGD with lr {c.base_lr:g}{scaled}, "
-        f"{c.warmup_epochs} epochs of warm-up, then a cosine",
+        "training": f"{plural(c.epochs, 'epoch')}, batch {c.batch_size}, SGD with lr {c.base_lr:g}{scaled}, "
+        f"{plural(c.warmup_epochs, 'epoch')} of warm-up, then a cosine",
         "seed": str(c.seed),
         "progress": done + seconds + speed,
         "machine": machine(facts.environment),
@@ -200,7 +205,7 @@ def card(facts: Facts) -> dict[str, str]:
 def machine(environment: Mapping[str, Any]) -> str:
     parts = [environment.get("device"), f"CUDA {environment['cuda']}" if environment.get("cuda") else None]
     threads = environment.get("threads")
-    parts += [f"{threads} CPU thread{'s' * (threads != 1)}"] if threads else []
+    parts += [plural(threads, "CPU thread")] if threads else []
     return ", ".join(str(p) for p in parts if p) or "not recorded"
 
 
@@ -210,9 +215,3 @@ def code(environment: Mapping[str, Any]) -> str:
     if git:
         versions.insert(1, f"git {str(git).rstrip('+')}{' with uncommitted changes' if str(git).endswith('+') else ''}")
     return ", ".join(versions) or "not recorded"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -47,7 +47,7 @@ function controls(gallery, state, refresh) {
     box.append(select);
     return box;
   }
-  const buttons = present.map(({ name, label, size }) => h("button", { type: "button", "aria-pressed": "false", title: `${size} images; click to see this class alone`, onclick: () => {
+  const buttons = present.map(({ name, label, size }) => h("button", { type: "button", "aria-pressed": "false", title: `${size} image${size === 1 ? "" : "s"}; click to see this class alone`, onclick: () => {
     state.only = state.only === label ? -1 : label;
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(present[i].label === state.only)));
     refresh();

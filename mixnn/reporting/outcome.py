@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mixnn.progress import plural
 from mixnn.reporting.facts import Facts, text
 from mixnn.reporting.verdict import is_number
 
@@ -34,7 +35,7 @@ def results(facts: Facts) -> list[dict[str, Any]]:
             ("best", "kNN read during training, best reading, chosen by the test images", best),
         ):
             protocol = {"k": record.get("knn_k", "not recorded"), "temperature": 0.1, "vote": "weighted"}
-            protocol |= {"report": f"{key} of {len(readings)} readings, epoch {record['epoch']}"}
+            protocol |= {"report": f"{key} of {plural(len(readings), 'reading')}, epoch {record['epoch']}"}
             rows.append({"key": f"reading.{key}", "label": label, "value": record["knn"], "protocol": _words(protocol)})
     return rows
 

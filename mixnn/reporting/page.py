@@ -13,5 +13,5 @@ def render(values: dict[str, Any]) -> bytes:
     """The whole page."""
     template, style, *scripts = (webpage.read("mixnn.reporting", name) for name in ("page.html", "page.css", *SCRIPTS))
     script = '"use strict";\n' + "\n".join(scripts)
-    policy, data = webpage.policy(style, script), webpage.as_json(values)
-    return webpage.fill(template, policy=policy, style=style, script=script, data=data).encode()
+    head, data = webpage.head("mixnn report", style, script), webpage.as_json(values)
+    return webpage.fill(template, head=head, script=script, data=data).encode()

@@ -49,6 +49,11 @@ class Shown:
     own_B: Tensor | None  # where each query itself is in the bank; None where the two are apart
 
     @property
+    def num_images(self) -> int:
+        """Each counted once."""
+        return len(self.bank) + (len(self.queries) if self.own_B is None else 0)
+
+    @property
     def labels(self) -> bool:
         return bool((self.queries.labels >= 0).any())
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from mixnn.progress import plural
+
 MIN_EPOCHS = 5  # fewer say nothing
 MIN_SPREAD, HEALTHY_SPREAD = 0.1, 0.5  # of 1
 MIN_RANK = 1.5  # effective dimensions; two tight classes have about 1, so a rising kNN outweighs it
@@ -63,16 +65,21 @@ class Verdict:
         return TITLES[self.state]
 
 
-def judge(records: Sequence[Mapping[str, Any]], epochs: int) -> Verdict:
-    """The verdict on a run of so many planned epochs; the gravest state that applies comes first."""
+def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "") -> Verdict:
+    """The verdict on a run of so many planned epochs; the gravest state that applies comes first.
+
+    `diverged` is why training ended, if loss or weights became no numbers.
+    """
+    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'epoch')} logged"
+    if diverged:
+        return Verdict("diverged", [f"Training ended: {diverged}.", f"{logged}."])
     if not records:
         return Verdict("untrained", ["No epoch was finished." if epochs else "The run was made with 0 epochs."])
     last = records[-1]
     unfinished = last["epoch"] < epochs
     state, sentences = _state(records)
     if unfinished:
-        ending = "interrupted, ended by a loss that is no number, or still running"
-        sentences.insert(0, f"{last['epoch']} of {epochs} epochs are logged: {ending}; the folder does not say which.")
+        sentences.insert(0, f"{logged}: interrupted, or still running; the folder does not say which.")
     return Verdict("interrupted" if unfinished and state not in ("diverged", "collapsed") else state, sentences)
 
 
@@ -87,7 +94,7 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     if reason := collapse(last, bool(rose)):
         return "collapsed", [reason, *told]
     if last["epoch"] < MIN_EPOCHS:
-        return "short", [f"{_count(last['epoch'], 'epoch')} cannot tell learning from chance.", *told]
+        return "short", [f"{plural(last['epoch'], 'epoch')} cannot tell learning from chance.", *told]
     if not curves:
         hint = "Without labels neither kNN nor purity can be read; the curves can only rule out a collapse, and do."
         return "unlabelled", [hint, *told]
@@ -175,10 +182,6 @@ def _told(name: str, curve: Points) -> str:
 
 def _number(name: str, value: float) -> str:
     return f"{value:.1f}%" if TOPS[name] == 100 else f"{value:.2f}"
-
-
-def _count(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def is_number(value: Any) -> TypeGuard[float]:

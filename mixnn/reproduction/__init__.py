@@ -14,12 +14,13 @@ from typing import Any
 from mixnn.config import UserError, unknown
 from mixnn.evaluation import PROTOCOLS
 from mixnn.evaluation.linear import Protocol
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.reproduction.asking import data_of, runnable, seeds_of, tables_of
 from mixnn.reproduction.carrying_out import Work, carry_out, show
 from mixnn.reproduction.planning import plan
 from mixnn.reproduction.rendering import FORMATS, cells, render, title
 from mixnn.reproduction.tables import TABLES
+from mixnn.runs.images import check_on_disk
 
 __all__ = ["TABLES", "reproduce"]
 
@@ -44,7 +45,7 @@ def reproduce(
 
     `rows` limits it to rows of these names; `run=False` prints what is there; `settings` are Config's fields.
     """
-    say = reporter or Reporter()
+    say = reporter or Reporter(once=True)
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     if protocol not in PROTOCOLS:
@@ -61,12 +62,15 @@ def reproduce(
         say.warn(f"left out, for {reason}")
     work = Work(Path(results), Path(runs), PROTOCOLS[protocol], probe_epochs)
     needed, done = plan(chosen, data, seeds, settings), work.finished()
+    if not work.results.is_dir():
+        say.warn(f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another")
     if dry_run:
         show(work, needed, done)
         return {}
     missing = [p for p in needed if work.lacking(p, done)] if run else []
     failed: dict[str, str] = {}
     if missing:
+        check_on_disk(missing[0].config)  # once, not run by run
         failed = carry_out(work, missing, done, say)
         done = work.finished()
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
@@ -75,5 +79,5 @@ def reproduce(
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
     if failed:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise UserError(f"{len(failed)} of {len(missing)} runs failed; the same command tries them again\n{names}")
+        raise UserError(f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries again\n{names}")
     return found

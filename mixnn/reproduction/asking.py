@@ -8,7 +8,7 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import UserError, unknown
-from mixnn.data import DATASETS
+from mixnn.data import DATASETS, not_found
 from mixnn.reproduction.planning import plan_row
 from mixnn.reproduction.tables import TABLES, Row, Table, find
 from mixnn.runs.images import has_test_split
@@ -20,7 +20,7 @@ def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[st
     if str(data) in DATASETS:
         return str(data), settings
     if not folder.is_dir():
-        raise UserError(f"{unknown('data set', str(data), DATASETS)}; or a folder of images")
+        raise not_found(str(data))
     labels = str(settings.get("labels", ""))
     if labels not in ("", "folders"):
         settings["labels"] = str(Path(labels).expanduser().absolute())

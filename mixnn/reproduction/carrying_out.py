@@ -15,7 +15,7 @@ from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.evaluation.linear import Protocol
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, duration, plural, print_table
 from mixnn.reproduction.planning import Planned, counting, finished, last, trained
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
@@ -146,7 +146,7 @@ def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
     print_table(("run", "options other than the method's own", "time"), rows)
     total = f", about {duration(sum(map(cost, to_train)) * pace)} at the fastest pace so far" if pace else ""
     rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
-    print(f"{len(to_train)} of {len(needed)} runs to do{total if to_train else ''}{rest}")
+    print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if to_train else ''}{rest}")
 
 
 def _differences(planned: Planned) -> dict[str, Any]:
@@ -156,8 +156,7 @@ def _differences(planned: Planned) -> dict[str, Any]:
 
 def cost(planned: Planned) -> float:
     """Of a run, in encoder passes times epochs."""
-    students, teachers = methods.passes(planned.config.method, planned.config.options)
-    return (3 * students + teachers) * planned.config.epochs
+    return methods.cost(planned.config.method, planned.config.options) * planned.config.epochs
 
 
 def pace_of(done: Summaries, data: str) -> float:
@@ -166,11 +165,7 @@ def pace_of(done: Summaries, data: str) -> float:
     for summary in done.values():
         config, metrics = summary["config"], summary["metrics"]
         if config["data"] == data and metrics:
-            students, teachers = methods.passes(config["method"], config["options"])
-            paces.append(metrics[-1]["seconds"] / ((3 * students + teachers) * config["epochs"]))
+            paces.append(
+                metrics[-1]["seconds"] / (methods.cost(config["method"], config["options"]) * config["epochs"])
+            )
     return min(paces, default=0.0)
-
-
-def duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -10,9 +10,11 @@ import dataclasses
 import hashlib
 import json
 import platform
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,15 @@ from mixnn.runs import checkpoint
 from mixnn.runs.claims import LOCK
 
 PACKAGE = Path(__file__).parents[1]
+DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
 
 
 class Taken(UserError):
     """A folder that exists, and may not be overwritten."""
+
+
+class Diverged(UserError):
+    """Loss or weights became no numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +48,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
+
+    def typed(self, words: str) -> str:
+        """A command about this run, as a shell takes it: mixnn evaluate 'runs/my cats'."""
+        return f"mixnn {words} {shlex.quote(str(self.path))}"
 
     @staticmethod
     def check_free(path: Path, overwrite: bool) -> None:
@@ -122,7 +133,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
 
     def rewind(self, step: int) -> None:
-        """Drop what was logged after a step, so that a resumed run's log is that of an unbroken one."""
+        """Drop what was noted after a step, so that a resumed run's log is that of an unbroken one."""
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = []
@@ -134,6 +145,15 @@ class Run:
                 break
             kept.append(line + "\n")
         self.write("metrics.jsonl", "".join(kept))
+        (self.path / DIVERGED).unlink(missing_ok=True)
+
+    @contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        try:
+            yield
+        except Diverged as error:
+            self.write(DIVERGED, f"{error}\n")
+            raise
 
     def results(self) -> dict[str, Any]:
         path = self.path / "results.json"

@@ -15,7 +15,7 @@ from mixnn.data.listing import list_splits
 
 def load_split(config: Config, split: str) -> ImageSet:
     """One split of the configured data set or folder, limited as configured."""
-    root = Path(config.data_dir).expanduser() if config.data_dir else None
+    root = _root(config)
     if config.data in data.DATASETS:
         images = data.load(config.data, split, root)
     else:
@@ -26,6 +26,16 @@ def load_split(config: Config, split: str) -> ImageSet:
         images = images.subset(labelled) if len(labelled) else images
     images = replace(images, mirror=images.mirror and config.mirror == "yes")
     return images.limit(config.limit) if config.limit else images
+
+
+def check_on_disk(config: Config) -> None:
+    """UserError that says how to get the configured data set where it is not on disk; no image is read."""
+    if config.data in data.DATASETS:
+        data.locate(data.DATASETS[config.data], _root(config))
+
+
+def _root(config: Config) -> Path:
+    return Path(config.data_dir).expanduser() if config.data_dir else data.default_root()
 
 
 def fits(images: ImageSet, device: torch.device) -> bool:

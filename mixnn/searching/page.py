@@ -7,11 +7,11 @@ from html import escape
 from typing import Any
 
 from mixnn.embedding.source import Source
-from mixnn.progress import shown
+from mixnn.progress import plural, shown
 from mixnn.searching.originals import Originals, small_file
 from mixnn.searching.queries import Asked
-from mixnn.searching.text import plural, summary
-from mixnn.webpage import policy
+from mixnn.searching.text import summary
+from mixnn.webpage import head
 
 MAX_TILES = 1000  # on a page; at some 6 KB each it stays a page that opens
 MAX_IN_GROUP = 60
@@ -53,10 +53,7 @@ def render(result: dict[str, Any], images: Source, asked: list[Asked]) -> str:
         where += f" {plural(len(result['skipped']), 'file')} could not be read."
     return "\n".join(
         [
-            '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy(STYLE)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>\n<style>{STYLE}</style>",
+            head(title, STYLE),
             f"<h1>{title}</h1>\n{_paragraphs([*summary(result), where])}",
             *_sections(result, Originals(images), asked),
             "</html>",

@@ -13,7 +13,7 @@ from mixnn.config import UserError
 from mixnn.data.listing import EXTENSIONS, list_images, printable
 from mixnn.embedding import Embeddings
 from mixnn.embedding.source import Source
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.searching.index import to_unit
 from mixnn.searching.originals import file_id, same_files
@@ -83,7 +83,7 @@ def encode(
         say.warn(f"skipped {asked[i].name}: {why}")
     kept = [i for i in range(len(asked)) if i not in unreadable]
     if not kept:
-        raise UserError(f"none of the {len(asked)} images asked for can be read")
+        raise UserError(f"of {plural(len(asked), 'image')} asked for, none can be read")
     vectors = [fresh[i] if i in fresh else bank_MF[asked[i].own[0]] for i in kept]
     return [asked[i] for i in kept], np.stack(vectors)
 

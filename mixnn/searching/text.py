@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mixnn.progress import shown
+from mixnn.progress import plural, shown
 
 LINKED = "Similarity is to the group's first image; one below the threshold is linked to it by others"
 
@@ -54,7 +54,3 @@ def _duplicates(result: dict[str, Any]) -> list[str]:
             note = f"  (identical to {shown(same)})" if same else ""
             lines.append(f"{cos:>10}  {shown(image['name'])}{note}")
     return lines
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -13,7 +13,7 @@ from mixnn import dist, methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.nn.backbone import Backbone
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, Silence, plural
 from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
@@ -46,7 +46,7 @@ def pretrain(
     `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
     `time_budget`, as in "30m", sets the epochs by how long a step takes here.
     """
-    say, start = (reporter or Reporter()) if dist.speaks() else Reporter(mute=True), time.perf_counter()
+    say, start = (reporter or Reporter()) if dist.speaks() else Silence(), time.perf_counter()
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
@@ -72,8 +72,8 @@ def pretrain(
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"processes": dist.size(), "startup_s": startup}
         run = _create(path, config, command, about)
-        length = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
-        say.say(f"{config.method} on {config.data}: {len(images):,} images, {length}, into {path}")
+        amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
+        say.say(f"{config.method} on {config.data}: {amount}, into {path}")
         say.say(f"ready after {startup} s")
         trainer.fit(run)
     return run

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from mixnn.data.listing import list_splits
+from mixnn.progress import plural
 from mixnn.training.schedule import short_warmup
 
 SAMPLE = 500  # files whose headers are read to learn how large the images are
@@ -64,7 +65,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     epochs = value("epochs", *_epochs(num, cuda))
     steps = epochs * max(1, num // max(1, batch))
     if steps < FEW_STEPS:
-        value("lr", 0.3, f"a larger rate for a run of {steps:,} steps")
+        value("lr", 0.3, f"a larger rate for a run of {plural(steps, 'step')}")
     value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     if size < 16:
         value("crop_area", 0.6, "a smaller part of such a tiny image says little")
@@ -94,10 +95,10 @@ def _batch(num: int, cuda: bool) -> tuple[int, str]:
     if num >= 4096:
         return (256, "as the paper") if cuda else (128, "as large as a CPU likes")
     size = 64 if num >= 512 else max(2, min(32, num // 4))
-    return size, f"{num:,} images give {max(1, num // size)} steps an epoch"
+    return size, f"{num:,} images give {plural(max(1, num // size), 'step')} an epoch"
 
 
 def _epochs(num: int, cuda: bool) -> tuple[int, str]:
     seen, low, high = (SEEN_ON_CUDA, 50, 800) if cuda else (SEEN_ON_CPU, 10, 200)
     epochs = max(low, min(high, round(seen / max(1, num))))
-    return epochs, f"{epochs * num:,} images seen; --time-budget 30m sets it by the clock"
+    return epochs, f"{plural(epochs * num, 'image')} seen; --time-budget 30m sets it by the clock"

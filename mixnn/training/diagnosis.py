@@ -57,8 +57,7 @@ def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float
     support = getattr(trainer.method, "support", None)
     if support is not None:
         fresh[support.index_Q[support.index_Q >= 0]] = False
-    if int(fresh.sum()) < size:
-        say.warn("the support set holds nearly all images: own_image counts those too")
+    if holds_all := int(fresh.sum()) < size:
         fresh[:] = True
     candidates = fresh.nonzero()[:, 0]
     order = candidates[torch.randperm(len(candidates), generator=generator, device=candidates.device)]
@@ -67,6 +66,8 @@ def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float
     for index in chosen:
         step.observe(index, generator)
     means = step.means()
+    if holds_all and "own_image" in means:
+        say.warn("the support set holds nearly all images: own_image counts those too")
     return means if trainer.labelled else {k: v for k, v in means.items() if not k.startswith("purity")}
 
 
@@ -92,9 +93,13 @@ def effective_rank(x_MF: Tensor) -> Tensor:
 
 
 def meanings(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of a table: name, value, what it means."""
+    """Rows of a table: name, value, what it means. In the order of NAMES; what a method logs beside comes last."""
+    known = NAMES | FEATURES
+    places = {name: i for i, name in enumerate(known)}
     rows = []
     for name, value in found.items():
-        stem = name.rstrip("0123456789") + "k" if name.startswith("purity_") else name
-        rows.append((name, f"{value:.4f}", (NAMES | FEATURES).get(stem, "")))
-    return rows
+        stem, _, rank = name.rpartition("_")
+        key, k = (f"{stem}_k", int(rank)) if name not in known and rank.isdigit() else (name, 0)  # purity_3: purity_k
+        text = known.get(key, "").replace("number k", f"number {k}")
+        rows.append((places.get(key, len(known)), k, (name, f"{value:.4f}", text)))
+    return [row for _, _, row in sorted(rows)]

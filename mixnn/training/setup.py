@@ -13,6 +13,7 @@ from mixnn.config import RECIPES, Config, UserError, checked, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
+from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Taken
 from mixnn.runs.images import load_split, training_size
@@ -82,11 +83,13 @@ def check_device(config: Config) -> None:
 def check_images(config: Config, images: ImageSet) -> None:
     """Limits that only the images can tell."""
     if len(images) < config.batch_size:
-        fit = len(images) // config.bn_groups * config.bn_groups
-        hint = f"--batch-size {fit}" if fit > config.bn_groups else "--batch-size 2 --bn-groups 1 or add images"
-        raise UserError(
-            f"{config.data} has {len(images)} images, fewer than batch_size={config.batch_size}: type {hint}"
-        )
+        fit, hint = len(images) // config.bn_groups * config.bn_groups, "add images"
+        if fit > config.bn_groups:
+            hint = f"type --batch-size {fit}"
+        elif len(images) > 1:
+            hint = "type --batch-size 2 --bn-groups 1 or add images"
+        count = plural(len(images), "image")
+        raise UserError(f"{config.data} has {count}, fewer than batch_size={config.batch_size}: {hint}")
     support = config.options.get("support_size", math.inf)
     if support < config.batch_size and methods.has_support(config.method, config.options):
         raise UserError(

@@ -21,9 +21,10 @@ from mixnn.device import pick_device
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
+from mixnn.runs.folder import Diverged
 from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
@@ -114,7 +115,7 @@ class Trainer:
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if state["data"] != self._about_data():
             raise UserError(
-                f"{self.config.data} has changed: {len(self.images)} images, the checkpoint was made with "
+                f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
                 f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
             )
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
@@ -143,6 +144,7 @@ class Trainer:
     def fit(self, run: Run) -> None:
         """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
         with (
+            run.noting_divergence(),
             self._loggers(run),
             interrupts() as flag,
             self.say.bar(self.config.method, self.config.epochs) as advance,
@@ -164,7 +166,7 @@ class Trainer:
                 if signal := dist.largest(flag.signal):
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
-                    how = f"go on with `mixnn pretrain --resume {run.path}`"
+                    how = f"go on with `{run.typed('pretrain --resume')}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", signal)
         if self.saved != self.done:
             self._save(run)
@@ -214,9 +216,9 @@ class Trainer:
             means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
-        return UserError(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
+        return Diverged(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
         """Save first: what happens in the kNN reading costs no training, and a resumed run can take it once more."""

@@ -262,7 +262,7 @@ def test_an_unfinished_run_is_said_to_be_and_its_protocol_has_the_epochs_that_we
     stopped.save_checkpoint(83, tensors, state | {"step": 83})  # two steps an epoch
     results = mixnn.evaluate(stopped, protocol="knn", reporter=QUIET)
     assert results["knn"]["protocol"]["trained_epochs"] == 41
-    assert "is unfinished: 41 of 60 epochs are evaluated" in capsys.readouterr().err.replace("\n", " ")
+    assert "is unfinished: evaluated after 41 of 60 epochs" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_k_of_the_protocol_is_the_k_that_voted(run: Run):
