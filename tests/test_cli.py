@@ -460,6 +460,19 @@ def test_purity_is_not_claimed_where_there_are_no_labels(ask: Ask, tmp_path: Pat
     assert "  purity " not in answer.err
 
 
+@pytest.mark.parametrize("labelled", [14, 6])
+def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask, tmp_path: Path, labelled: int):
+    save_images(tmp_path / "photos", 16)
+    names = sorted(path.name for path in (tmp_path / "photos").iterdir())
+    rows = [f"{name},{i % 2}" for i, name in enumerate(names[:labelled])]
+    (tmp_path / "x.csv").write_text("\n".join(["file,label", *rows]))
+    answer = ask("pretrain photos --labels x.csv --out run", *TINY, *NETWORK)
+    assert answer.code == 0
+    assert f"{labelled} of 16 images labelled, 2 classes" in answer.err
+    assert ("  purity " in answer.err) == (labelled == 14)
+    assert ("purity is left out" in answer.err) == (labelled == 6)
+
+
 def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     (tmp_path / "run" / "notes.txt").write_text("precious")

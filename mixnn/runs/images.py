@@ -54,5 +54,10 @@ def training_size(config: Config, images: ImageSet) -> int:
     return data.DATASETS[config.data].train_size if config.data in data.DATASETS else images.size[0]
 
 
+def tells_purity(images: ImageSet) -> bool:
+    """Whether enough is labelled for purity: of less than half, a batch may hold no pair to judge."""
+    return images.num_labelled * 2 >= len(images)
+
+
 def is_labelled(images: ImageSet) -> bool:
-    return images.num_classes > 1 and int(images.labels.min()) >= 0
+    return images.num_classes > 1 and images.num_labelled == len(images)

@@ -18,7 +18,7 @@ from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import load_split
+from mixnn.runs.images import load_split, tells_purity
 from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
@@ -102,6 +102,8 @@ def _decide(
         say.warn(f"skipped {name}: {reason}")
     for line in images.scan.lines() if images.scan else []:
         say.say(line)
+    if config.labels:
+        say.say(_about_labels(images))
     if budget:  # what else is chosen depends on how many epochs there will be
         settings = settings | {"epochs": _epochs_within(budget, config, images, say)}
         config, images = resolve(data, options, settings)
@@ -115,6 +117,12 @@ def _decide(
             f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
         )
     return config, images
+
+
+def _about_labels(images: ImageSet) -> str:
+    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {images.num_classes} classes"
+    why = "; purity is left out, for which half of the images need a label"
+    return text if tells_purity(images) else text + why
 
 
 def _seconds(text: str) -> float:

@@ -67,7 +67,7 @@ def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float
     for index in chosen:
         step.observe(index, generator)
     means = step.means()
-    return means if trainer.labelled else {k: v for k, v in means.items() if not k.startswith("purity")}
+    return means if trainer.tells_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
 
 def feature_health(trainer: Trainer) -> dict[str, float]:

@@ -23,7 +23,7 @@ from mixnn.nn.encoder import set_compute_dtype
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
-from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
+from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed, tells_purity
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
@@ -52,13 +52,13 @@ class Trainer:
         self.config, self.say = config, say
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
-        self.labelled = int(images.labels.min()) >= 0
+        self.tells_purity = tells_purity(images)
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
         self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         if not self.resident:
             say.say(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
-        if methods.uses_labels(config.method, config.options) and not self.labelled:
+        if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
                 f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
                 f"or choose a method that needs none (`mixnn methods`)"
@@ -205,8 +205,7 @@ class Trainer:
         means = self.step.means()
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
-        if not self.labelled:
-            # An unlabelled row counts as a false neighbor, so these would mean nothing.
+        if not self.tells_purity:
             means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
 
