@@ -36,23 +36,26 @@ FLAGS = {
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
     },
-    "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
+    "evaluate": {
+        "--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--overwrite", "--quiet",
+    },
     "methods": set(),
     "data": {"--data-dir"},
-    "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
+    "embed": {"--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
     "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
-    "figures": {"--data", "--results", "--run", "--out", "--setting", "--quiet"},
-    "report": {"--out", "--images", "--device", "--data-dir", "--quiet"},
+    "figures": {"--data", "--results", "--run", "--out", "--overwrite", "--setting", "--quiet"},
+    "report": {"--out", "--overwrite", "--images", "--device", "--data-dir", "--quiet"},
     "search": {
-        "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out", "--device",
-        "--data-dir", "--quiet",
+        "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out",
+        "--overwrite", "--device", "--data-dir", "--quiet",
     },
     "classify": {
-        "--source", "--apply", "--suggest", "--model", "--out", "--seed", "--json", "--device", "--data-dir", "--quiet",
+        "--source", "--apply", "--suggest", "--model", "--out", "--overwrite", "--seed", "--json", "--device",
+        "--data-dir", "--quiet",
     },
     "explore": {
-        "--out", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images", "--seed",
-        "--device", "--data-dir", "--quiet",
+        "--out", "--overwrite", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images",
+        "--seed", "--device", "--data-dir", "--quiet",
     },
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
@@ -61,7 +64,7 @@ FLAGS = {
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
-        "--no-baseline", "--json",
+        "--no-baseline", "--json", "--overwrite",
     },
 }  # fmt: skip
 
@@ -488,6 +491,39 @@ def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path)
 def test_an_existing_folder_is_refused_before_the_data_are_read(ask: Ask, tmp_path: Path):
     (tmp_path / "run").mkdir()
     assert "run exists" in refused(ask, "pretrain cifar10 --data-dir nowhere --out run")
+
+
+def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    rows = [f"{path.name},{i % 2}" for i, path in enumerate(sorted((tmp_path / "photos").iterdir()))]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows[:8]]))
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    for words, file in (
+        ("embed run --out mine.csv", "mine.csv"),
+        ("report run --out mine.html", "mine.html"),
+        ("search run --outliers --topk 3 --format json --out mine.json", "mine.json"),
+        ("search run --outliers --topk 3 --format html", "outliers.html"),
+        ("explore run --layout pca --out map.html", "map.html"),
+        ("evaluate run --save run.json", "run.json"),
+        ("bench --json bench.json", "bench.json"),
+        ("figures loss --run run --out .", "cifar10-loss.svg"),
+        ("classify run labels.csv --out .", "predictions.csv"),
+    ):
+        (tmp_path / file).write_text("precious")
+        assert f"{file} exists: type another name, or --overwrite to replace it" in refused(ask, words)
+        if words.split()[0] in ("embed", "search", "report", "explore"):
+            assert ask(words, "--overwrite").code == 0
+            assert (tmp_path / file).read_text() != "precious"
+
+
+def test_files_of_a_run_folder_are_made_anew(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    for _ in range(2):
+        assert ask("explore run --layout pca").code == 0
+        (tmp_path / "run" / "explore.html").write_text("old")
+    assert ask("explore run --layout pca").code == 0
+    assert (tmp_path / "run" / "explore.html").read_text() != "old"
 
 
 def test_a_folder_that_is_no_run_survives_overwrite(ask: Ask, tmp_path: Path):

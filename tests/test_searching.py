@@ -338,7 +338,7 @@ def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeyp
     for name in mentioned:
         assert any(line.endswith(f"  {name}") for line in lines), name
     out = given.root / "odd.html"
-    quietly(given.run, **options, form="html", out=out)
+    quietly(given.run, **options, form="html", out=out, overwrite=True)
     assert set(mentioned) <= set(_Page.of(out).names)
 
 
@@ -411,10 +411,10 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     quietly(given.run, given.folder, topk=3, form="html", out=out)
     assert _Page.of(out).tags.count("img") == 8
     assert "94 more queries are not shown" in out.read_text()
-    quietly(given.run, duplicates=True, threshold=0.1, form="html", out=out)
+    quietly(given.run, duplicates=True, threshold=0.1, form="html", out=out, overwrite=True)
     assert _Page.of(out).tags.count("img") == 5
     assert "91 more images of this group" in out.read_text()
-    quietly(given.run, outliers=True, topk=10, form="html", out=out)
+    quietly(given.run, outliers=True, topk=10, form="html", out=out, overwrite=True)
     assert "2 more images are not shown" in out.read_text()
 
 

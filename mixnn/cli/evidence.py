@@ -111,6 +111,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", action="append", default=[], metavar="RUN", help="a run folder, for t-SNE; may be repeated"
     )
     parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
+    words.overwrite_flag(parser, "figures that exist")
     _setting_argument(parser)
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
@@ -126,6 +127,7 @@ def figures(args: argparse.Namespace) -> int:
         out=args.out,
         data=args.data,
         runs=args.run,
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
         **_settings(args),
     )
@@ -137,6 +139,7 @@ def figures(args: argparse.Namespace) -> int:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders; two or more are put side by side")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="[report.html]")
+    words.overwrite_flag(parser)
     parser.add_argument("--images", default="500", metavar="INT", help="on the map; 0: no images at all [500]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--data-dir", default="", metavar="FOLDER", help="where data sets are kept [the run's own]")
@@ -156,6 +159,7 @@ def report(args: argparse.Namespace) -> int:
         device=args.device,
         data_dir=words.data_dir(args.data_dir, known),
         images=words.number(args.images, "images", 0),
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
     )
     print(path)

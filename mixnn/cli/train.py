@@ -44,6 +44,7 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-baseline", action="store_true", help="leave out the plain PyTorch loop with a Pillow DataLoader"
     )
     parser.add_argument("--json", default="", metavar="FILE", help="also write the numbers here")
+    words.overwrite_flag(parser)
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -62,6 +63,7 @@ def bench(args: argparse.Namespace) -> int:
         mode=args.mode,
         baseline=not args.no_baseline,
         json=args.json,
+        overwrite=args.overwrite,
     )
     return 0
 
@@ -78,7 +80,7 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         help="an option of the method; `mixnn methods NAME` lists them",
     )
     parser.add_argument("--out", default="", metavar="FOLDER", help="run folder to make [runs/DATA-METHOD]")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run folder if it exists")
+    words.overwrite_flag(parser, "the run folder if it exists")
     parser.add_argument("--resume", default="", metavar="RUN", help="continue a run where its last checkpoint left it")
     parser.add_argument("--init-from", default="", metavar="RUN", help="begin with the encoder of another run")
     parser.add_argument("--time-budget", default="", metavar="TIME", help="as many epochs as fit: 90s, 30m, 2h")
@@ -114,6 +116,7 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", default="", metavar="FILE", help="write the whole run, curves and results, as one JSON"
     )
+    words.overwrite_flag(parser)
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
 
@@ -121,13 +124,11 @@ def evaluate(args: argparse.Namespace) -> int:
     """linear probe and kNN of a run, by the paper's protocols"""
     import json
 
-    from mixnn.evaluation import check_writable, evaluate, save_summary
+    from mixnn.evaluation import evaluate
     from mixnn.progress import Reporter
     from mixnn.runs import Run
 
     run = Run.open(args.run)
-    if args.save:
-        check_writable(args.save)
     results = evaluate(
         run,
         protocol=args.protocol,
@@ -135,10 +136,10 @@ def evaluate(args: argparse.Namespace) -> int:
         seed=words.number(args.seed, "seed", 0),
         device=args.device,
         data_dir=words.data_dir(args.data_dir, run.config.data_dir),
+        save=args.save,
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
     )
-    if args.save:
-        save_summary(args.run, args.save)
     if args.json:
         print(json.dumps(results, indent=1))
         return 0

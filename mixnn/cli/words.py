@@ -32,6 +32,10 @@ def flags_of(cls: type, parser: argparse.ArgumentParser, skip: Sequence[str] = (
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
+def overwrite_flag(parser: argparse.ArgumentParser, what: str = "the file if it exists") -> None:
+    parser.add_argument("--overwrite", action="store_true", help=f"replace {what}")
+
+
 def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:

@@ -18,7 +18,7 @@ from mixnn.embedding.source import Source, open_source
 from mixnn.embedding.store import Embeddings
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import found
+from mixnn.runs.checkpoint import check_writable, found
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "encode", "load"]
 
@@ -33,6 +33,7 @@ def embed(
     split: str = "train",
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path:
     """Vectors of all images of a folder, a file, or a data set's split, into one file.
@@ -43,6 +44,7 @@ def embed(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out)
     store.check_format(out)
+    check_writable(out, overwrite)
     images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
     encoder = load(run, device)
     with store.writing(out, encoder.num_features) as writer:

@@ -16,7 +16,7 @@ from mixnn.plotting.material import Drawing, Lacking, Material
 from mixnn.plotting.style import encode, styled
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_free, write_atomically
 
 __all__ = ["FIGURES", "figures"]
 
@@ -40,6 +40,7 @@ def figures(
     out: str | Path = "figures",
     data: str = "cifar10",
     runs: Iterable[str | Path | Run] = (),
+    overwrite: bool = False,
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> list[Path]:
@@ -56,6 +57,9 @@ def figures(
     if not Path(results).is_dir() and not folders:
         raise UserError(f"{results} is no folder of finished runs: `mixnn reproduce` makes one; or give run folders")
     material = Material.gather(Path(results), folders, data, settings)
+    for name in names or FIGURES:
+        for path in files_of(name, material, Path(out)).values():
+            check_free(path, overwrite)
     written: list[Path] = []
     for name in names or FIGURES:
         try:
@@ -63,12 +67,16 @@ def figures(
         except Lacking as lacking:
             (say.warn if names else say.say)(f"skipped {name}: it lacks {lacking}")
             continue
-        files = {**figure, "txt": caption.encode()}
-        for ending, content in files.items():
-            path = Path(out) / f"{material.name}-{name}.{ending}"
-            write_atomically(path, content)
+        content = {**figure, "txt": caption.encode()}
+        for ending, path in files_of(name, material, Path(out)).items():
+            write_atomically(path, content[ending])
             written.append(path)
     return written
+
+
+def files_of(name: str, material: Material, out: Path) -> dict[str, Path]:
+    """Where a figure goes, by the ending."""
+    return {ending: out / f"{material.name}-{name}.{ending}" for ending in ("svg", "png", "txt")}
 
 
 def draw(name: str, material: Material) -> tuple[dict[str, bytes], str]:

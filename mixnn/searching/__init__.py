@@ -14,10 +14,9 @@ from mixnn.data import DATASETS
 from mixnn.data.listing import printable
 from mixnn.embedding import collect
 from mixnn.embedding.source import Source, open_source
-from mixnn.evaluation import check_writable
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.searching import page, queries, similar, text
 from mixnn.searching.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.searching.originals import Originals
@@ -44,6 +43,7 @@ def search(
     out: str | Path = "",
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
@@ -53,7 +53,10 @@ def search(
     least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
     """
     kind = _kind(query, duplicates, outliers)
-    _check(kind, topk, threshold, method, form, out)
+    _check(kind, topk, threshold, method, form)
+    out = out or (f"{kind}.html" if form == "html" else "")  # a page always is a file
+    if out:
+        check_writable(out, overwrite)
     run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
     images = _open(run, source, data_dir)
     if kind == "nearest":
@@ -86,7 +89,7 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     return kinds[0]
 
 
-def _check(kind: str, topk: int, threshold: float | None, method: str, form: str, out: str | Path) -> None:
+def _check(kind: str, topk: int, threshold: float | None, method: str, form: str) -> None:
     if form not in FORMS:
         raise unknown("format", form, FORMS)
     if method not in ("auto", *METHODS):
@@ -101,10 +104,6 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
         raise UserError("--threshold is for --duplicates")
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
-    if out:
-        check_writable(out)
-    if out and Path(out).is_dir():
-        raise UserError(f"{out} is a folder: type the name of a file")
 
 
 def _check_topk(topk: int, available: int, what: str = "images") -> None:
@@ -167,9 +166,9 @@ def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> d
 
 
 def _deliver(result: dict[str, Any], form: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
-    """To stdout, or to a file whose name then goes there; a page always is a file."""
+    """To stdout, or to a file whose name then goes there."""
     if form == "html":
-        made, out = page.render(result, images, asked), out or f"{result['kind']}.html"
+        made = page.render(result, images, asked)
     else:
         made = json.dumps(result, indent=1) if form == "json" else text.render(result)
     if out:
