@@ -73,7 +73,7 @@ def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
-    monkeypatch.setattr(embedding, "BATCH", batch)
+    monkeypatch.setattr(embedding.encoder, "BATCH", batch)
     path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
     with np.load(path, allow_pickle=False) as archive:
         same(archive["names"].tolist(), archive["vectors"], expected)
@@ -210,3 +210,21 @@ def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkey
 def test_an_encoder_refuses_what_would_give_wrong_vectors(run, images):
     with pytest.raises(mixnn.UserError, match=r"takes a uint8 tensor \(images, 3, height, width\)"):
         mixnn.load(run)(images)
+
+
+def test_an_encoder_takes_files_in_one_call_and_arrays_of_numpy_too(run, folder, expected):
+    encoder, names = mixnn.load(run, "cpu"), [*expected][:3]
+    found = encoder.files([str(folder / name) for name in names])
+    same(names, found, {name: expected[name] for name in names})
+    same(names[:1], encoder.files(folder / names[0]), {names[0]: expected[names[0]]})
+    arrays = np.stack([decode(folder / name, encoder.size) for name in names])
+    np.testing.assert_allclose(encoder(arrays).numpy(), found, atol=1e-5)
+    assert encoder.files([]).shape == (0, encoder.num_features)
+
+
+def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given(run, folder):
+    encoder = mixnn.load(run, "cpu")
+    with pytest.raises(mixnn.UserError, match=r"broken.jpg: not an image that Pillow can read"):
+        encoder.files([folder / "3.png", folder / "broken.jpg"])
+    with pytest.raises(mixnn.UserError, match=r"got a list: of files, type encoder.files\(paths\)"):
+        encoder(["3.png"])

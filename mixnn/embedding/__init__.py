@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from mixnn.config import UserError
 from mixnn.embedding import store
@@ -20,9 +17,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import check_writable, found
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "encode", "load"]
-
-BATCH = 256
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
 
 def embed(
@@ -79,19 +74,10 @@ def collect(
     return store.read(kept)
 
 
-@torch.no_grad()
-def encode(encoder: Encoder, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-    """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
-    for batch in images.batches(BATCH, encoder.size):
-        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-        vectors = encoder(u8).cpu().numpy() if batch.names else np.empty((0, encoder.num_features), np.float32)
-        yield batch.names, vectors, batch.skipped
-
-
 def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
     skipped, count = list(images.skipped), 0
     with say.bar("embedding", len(images)) as advance:
-        for names, vectors, unreadable in encode(encoder, images):
+        for names, vectors, unreadable in encoder.encode(images):
             if names:
                 writer.add(names, vectors)
             skipped += unreadable
