@@ -109,7 +109,7 @@ def _decide(
         config, images = resolve(data, options, settings)
         if "warmup_epochs" not in settings:
             config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
-    for choice in choices(data, options, settings):
+    for choice in choices(data, options, settings, len(images)):
         say.say(str(choice))
     if 0 < config.epochs <= config.warmup_epochs:
         say.warn(

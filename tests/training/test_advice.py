@@ -10,7 +10,7 @@ from mixnn.runs.images import load_split
 from mixnn.training import _seconds
 from mixnn.training.advice import OPTIONS, choose, typical_side
 from mixnn.training.schedule import short_warmup
-from mixnn.training.setup import resolve
+from mixnn.training.setup import choices, resolve
 from mixnn.training.trainer import pipelines
 
 QUIET = Reporter(quiet=True)
@@ -35,9 +35,26 @@ def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
     assert all(c.reason and str(c).startswith(f"{c.name} {c.value}: ") for c in found)
 
 
-@pytest.mark.parametrize("epochs, warmup", [(0, 0), (1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
+@pytest.mark.parametrize("epochs, warmup", [(1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
 def test_the_warm_up_ends_before_the_run_does(epochs, warmup):
     assert chosen(500, 32, given={"epochs": epochs})["warmup_epochs"] == warmup
+
+
+def test_a_run_of_no_epochs_needs_no_rate():
+    assert not {"lr", "warmup_epochs"} & chosen(500, 32, given={"epochs": 0}).keys()
+
+
+@pytest.mark.parametrize(
+    "method, told", [("mnn", {"support_size", "hidden"}), ("simclr", {"hidden"}), ("supervised", set())]
+)
+def test_only_options_that_the_method_has_are_chosen_and_files_that_are_no_images_do_not_count(tmp_path, method, told):
+    for i in range(8):
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "broken.png").write_text("nonsense")
+    _, images = resolve(str(tmp_path), {}, {"batch_size": 2})
+    found = {c.name: c for c in choices(str(tmp_path), {}, {"method": method, "device": "cpu"}, len(images))}
+    assert set(OPTIONS) & found.keys() == told
+    assert found["batch_size"].reason == "8 images give 4 steps an epoch"
 
 
 def test_a_gpu_gets_larger_images_networks_and_batches():
