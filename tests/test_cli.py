@@ -578,6 +578,31 @@ def test_resume_goes_alone(ask: Ask, words: str):
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 
+def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,a\n1.png,b\n")
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    for words, way in (
+        ("classify run labels.csv", "type --source FOLDER"),
+        ("search run --outliers", "type --source FOLDER"),
+        ("embed run", "type mixnn embed run FOLDER"),
+        ("explore run", "type mixnn explore run FOLDER"),
+        ("evaluate run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+        ("diagnose run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+        ("pretrain --resume run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+    ):
+        err = refused(ask, words)
+        assert f"{tmp_path / 'photos'}, which run was trained on, is gone: " in err
+        assert way in err
+    answer = ask("report run")
+    assert answer.code == 0, "curves and settings are there"
+    assert "No map and no neighbors" in answer.err
+    assert f"`ln -s FOLDER {tmp_path / 'photos'}`" in answer.err
+    (tmp_path / "photos").symlink_to(tmp_path / "moved")
+    assert ask("diagnose run").code == 0
+
+
 def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):
     save_images(tmp_path / "photos")
     assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0

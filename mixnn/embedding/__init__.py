@@ -11,7 +11,7 @@ from typing import Any
 from mixnn.config import UserError
 from mixnn.embedding import store
 from mixnn.embedding.encoder import Encoder, load
-from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.source import Source, source_for
 from mixnn.embedding.store import Embeddings
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -40,7 +40,7 @@ def embed(
     out = Path(out)
     store.check_format(out)
     check_writable(out, overwrite)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
+    images = source_for(run, source, data_dir, split, f"type mixnn embed {run.path} FOLDER")
     encoder = load(run, device)
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, say)
@@ -57,7 +57,7 @@ def collect(
     """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
     say = reporter or Reporter()
     if not isinstance(source, Source):
-        source = open_source(source or run.config.data, data_dir or run.config.data_dir)
+        source = source_for(run, source, data_dir)
     about = _about(run, source)
     key = hashlib.sha256(json.dumps([about, _written(run), source.signature()]).encode()).hexdigest()[:16]
     kept = run.path / "embeddings" / f"{key}.npz"

@@ -22,7 +22,7 @@ from mixnn.runs import Run
 from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.runs.encoder import student_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import is_labelled, load_split, placed
+from mixnn.runs.images import check_there, is_labelled, load_split, placed
 
 PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
 
@@ -50,6 +50,7 @@ def evaluate(
         check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
     say, where = reporter or Reporter(), pick_device(device)
+    check_there(run)
     tensors, state = run.load_checkpoint(say.warn)
     backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]

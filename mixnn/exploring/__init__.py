@@ -16,7 +16,7 @@ from mixnn.data.listing import list_splits, natural_key
 from mixnn.device import pick_device
 from mixnn.embedding import Embeddings, collect
 from mixnn.embedding.neighbors import nearest
-from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.source import Source, source_for
 from mixnn.exploring import layout as layouts
 from mixnn.exploring import page
 from mixnn.exploring.page import Atlas
@@ -61,7 +61,7 @@ def explore(
     _check(target, serve, port, layout, neighbors, max_images, thumb)
     if target:
         check_writable(target, overwrite)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    images = source_for(run, source, data_dir, how=f"type mixnn explore {run.path} FOLDER")
     label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)

@@ -23,6 +23,7 @@ from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
 from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.images import check_there
 
 __all__ = ["report"]
 
@@ -150,6 +151,7 @@ def _look(
         config = pictures.configured(f.run, data_dir)
         key = pictures.key(config)
         try:
+            check_there(f.run)
             encoder = pictures.load_encoder(f.run, f.missing.append)
             if key not in shown:
                 say.say(f"reading images of {config.data}")
@@ -158,7 +160,9 @@ def _look(
             say.say(f"{f.run.path}: encoding {count:,} images, and a map of {len(shown[key].queries)}")
             looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
         except UserError as error:
-            f.missing.append(f"No map and no neighbors: {'; '.join(str(error).splitlines())}.")
+            why = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
+            f.missing.append(why)
+            say.warn(why)
             continue
         if looks[key][i].xy is None:
             f.missing.append("No map: too few images, or all have the same features.")

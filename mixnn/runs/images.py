@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mixnn import data
-from mixnn.config import Config
+from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.data.listing import list_splits
+from mixnn.runs.folder import Run
 
 
 def load_split(config: Config, split: str) -> ImageSet:
@@ -26,6 +28,14 @@ def load_split(config: Config, split: str) -> ImageSet:
         images = images.subset(labelled) if len(labelled) else images
     images = replace(images, mirror=images.mirror and config.mirror == "yes")
     return images.limit(config.limit) if config.limit else images
+
+
+def check_there(run: Run, how: str = "") -> None:
+    """UserError if the folder that a run was trained on is gone; `how` says what to type."""
+    folder = run.config.data
+    if folder not in data.DATASETS and not Path(folder).expanduser().is_dir():
+        how = how or f"put it back, or type `ln -s FOLDER {shlex.quote(folder)}` with its new place as FOLDER"
+        raise UserError(f"{folder}, which {run.path} was trained on, is gone: {how}")
 
 
 def fits(images: ImageSet, device: torch.device) -> bool:

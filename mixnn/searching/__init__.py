@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from mixnn.config import UserError, unknown
-from mixnn.data import DATASETS
 from mixnn.data.listing import printable
 from mixnn.embedding import collect
-from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.source import Source, source_for
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import check_writable, write_atomically
@@ -58,7 +57,7 @@ def search(
     if out:
         check_writable(out, overwrite)
     run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
-    images = _open(run, source, data_dir)
+    images = source_for(run, source, data_dir)
     if kind == "nearest":
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
     if kind != "duplicates":
@@ -109,13 +108,6 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
 def _check_topk(topk: int, available: int, what: str = "images") -> None:
     if topk > available:
         raise UserError(f"topk={topk}, but there are only {available} {what}: type --topk {max(1, available)} or less")
-
-
-def _open(run: Run, source: str | Path | Sequence[str | Path], data_dir: str) -> Source:
-    own = run.config.data
-    if not source and own not in DATASETS and not Path(own).expanduser().is_dir():
-        raise UserError(f"{own}, which {run.path} was trained on, is no folder here: type --source FOLDER")
-    return open_source(source or own, data_dir or run.config.data_dir)
 
 
 def _nearest(

@@ -18,7 +18,7 @@ from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import load_split, tells_purity
+from mixnn.runs.images import check_there, load_split, tells_purity
 from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
@@ -161,6 +161,7 @@ def _initial_backbone(source: Path, config: Config, say: Reporter) -> Backbone:
 
 def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
     run = replace(run, config=replace(run.config, **settings))
+    check_there(run)
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(say.warn)
