@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import time
 
 from mixnn.cli import words
 from mixnn.config import Config
@@ -83,13 +84,19 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
     words.overwrite_flag(parser, "the run folder if it exists")
     parser.add_argument("--resume", default="", metavar="RUN", help="continue a run where its last checkpoint left it")
     parser.add_argument("--init-from", default="", metavar="RUN", help="begin with the encoder of another run")
-    parser.add_argument("--time-budget", default="", metavar="TIME", help="as many epochs as fit: 90s, 30m, 2h")
+    parser.add_argument(
+        "--time-budget",
+        default="",
+        metavar="TIME",
+        help="as many epochs as fit from the command's start to its end, by the pace of the first steps: 90s, 30m, 2h",
+    )
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
     words.flags_of(Config, parser, skip=("data",))
 
 
 def pretrain(args: argparse.Namespace) -> int:
     """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
+    started = time.perf_counter()  # before torch is imported
     from mixnn.progress import Reporter
     from mixnn.training import pretrain
 
@@ -100,7 +107,8 @@ def pretrain(args: argparse.Namespace) -> int:
     if "data_dir" not in settings and not settings["resume"] and os.environ.get("MIXNN_DATA"):
         settings["data_dir"] = os.environ["MIXNN_DATA"]
     command = shlex.join(["mixnn", *settings.pop("words")])
-    run = pretrain(set=options, command=command, reporter=Reporter(settings.pop("quiet")), **settings)
+    say = Reporter(settings.pop("quiet"))
+    run = pretrain(set=options, command=command, started=started, reporter=say, **settings)
     print(run.path)
     return 0
 

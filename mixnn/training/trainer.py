@@ -178,6 +178,14 @@ class Trainer:
             times.append(time.perf_counter() - start)
         return statistics.median(times[3:])
 
+    def seconds_a_reading(self) -> float:
+        """Of kNN; 0 where there is none."""
+        if not self.probe_sets:
+            return 0.0
+        start = time.perf_counter()
+        self._reading()
+        return time.perf_counter() - start
+
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
         self.loggers = loggers.start(self.config.loggers, run, self.done)

@@ -1,9 +1,12 @@
 """Settings chosen for a folder: sensible at every size, explained, and never against the user's own."""
 
+from dataclasses import replace
+
 import pytest
 from PIL import Image
 
 import mixnn
+from mixnn import training
 from mixnn.config import Config
 from mixnn.progress import Reporter
 from mixnn.runs.images import load_split
@@ -11,7 +14,7 @@ from mixnn.training import _seconds
 from mixnn.training.advice import OPTIONS, choose, typical_side
 from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import choices, resolve
-from mixnn.training.trainer import pipelines
+from mixnn.training.trainer import Trainer, pipelines
 
 QUIET = Reporter(quiet=True)
 
@@ -118,6 +121,22 @@ def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
     assert run.config.warmup_epochs == short_warmup(run.config.epochs)
     own = mixnn.pretrain("digits", out=tmp_path / "own", set=options, warmup_epochs=4, **common)
     assert own.config.warmup_epochs == 4
+
+
+def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
+    config, images = resolve("digits", {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
+    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _: 1.0)
+    monkeypatch.setattr(Trainer, "seconds_a_reading", lambda _: 6.0)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: 500.0)
+
+    def within(budget, start, every):
+        return training._epochs_within(budget, start, replace(config, knn_every=every), images, Reporter())
+
+    assert within(1006.0, 300.0, 2) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6 / 2))
+    assert within(1006.0, 300.0, 1) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6))
+    assert "longer" not in capsys.readouterr().err
+    assert within(100.0, 300.0, 2) == 1
+    assert "200 of 100 s are gone before the first epoch" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_time_budget_and_epochs_exclude_each_other():
