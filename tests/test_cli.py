@@ -574,7 +574,9 @@ def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
 )
 def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
-    assert "--resume takes its settings from the run folder" in refused(ask, f"pretrain --resume run {words}")
+    err = refused(ask, f"pretrain --resume run {words}")
+    assert "--resume takes its settings from the run folder" in err
+    assert "to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from run" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 

@@ -60,8 +60,6 @@ def search(
     images = source_for(run, source, data_dir)
     if kind == "nearest":
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
-    if kind != "duplicates":
-        _check_topk(topk, len(images))
     embeddings = collect(run, images, device=device, reporter=say)
     names, bank = embeddings.names, to_unit(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
@@ -69,7 +67,7 @@ def search(
     asked: list[Asked] = []
     if kind == "nearest":
         asked, vectors = queries.encode(queries.find(query, images, embeddings), bank, run, device, say)
-        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method)
+        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method, say)
     elif kind == "duplicates":
         found = _duplicates(names, bank, threshold, Originals(images), say)
     else:
@@ -105,16 +103,27 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
         raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
 
 
-def _check_topk(topk: int, available: int, what: str = "images") -> None:
+def _at_most(topk: int, available: int, what: str, say: Reporter) -> int:
+    """All that there are, where more are asked for."""
+    if not available:
+        raise UserError(f"there are no {what} to be found")
     if topk > available:
-        raise UserError(f"topk={topk}, but there are only {available} {what}: type --topk {max(1, available)} or less")
+        say.say(f"there are {available:,} {what}, and not {topk:,}")
+    return min(topk, available)
 
 
 def _nearest(
-    names: list[str], bank: np.ndarray, asked: list[Asked], vectors: np.ndarray, topk: int, method: str
+    names: list[str],
+    bank: np.ndarray,
+    asked: list[Asked],
+    vectors: np.ndarray,
+    topk: int,
+    method: str,
+    say: Reporter,
 ) -> dict[str, Any]:
     own = [query.own for query in asked]
-    _check_topk(topk, len(names) - max(map(len, own)), "images beside the one asked for" if any(own) else "images")
+    what = "images beside the one asked for" if any(own) else "images"
+    topk = _at_most(topk, len(names) - max(map(len, own)), what, say)
     hits = nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
@@ -145,12 +154,13 @@ def _duplicates(
         ]
         for group in found
     ]
-    return {"threshold": threshold, "threshold_is": why, "groups": groups}
+    lowest = [round(similar.least_alike(bank, [i for i, _ in group]), DIGITS) for group in found]
+    return {"threshold": threshold, "threshold_is": why, "groups": groups, "lowest": lowest}
 
 
 def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> dict[str, Any]:
     k = min(similar.NEIGHBORS, len(names) - 1)
-    _check_topk(topk, len(names))
+    topk = _at_most(topk, len(names), "images", say)
     with say.bar("comparing", len(bank)) as advance:
         score = similar.unusual(bank, k, advance)
     least = np.argsort(score, kind="stable")[:topk]

@@ -53,7 +53,8 @@ def pretrain(
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
-                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
+                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ\n"
+                f"to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from {resume}"
             )
         run = Run.open(resume)
         with held(run.path):
