@@ -153,6 +153,31 @@ def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folde
     assert not np.allclose(changed.vectors[at], first.vectors[at])
 
 
+def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    images = shutil.copytree(folder, tmp_path / "images")
+    one, two = images / "3.png", images / "4.png"
+
+    def kept(*sources):
+        for source in sources:
+            collect(copy, source, device="cpu", reporter=QUIET)
+        return {path.name for path in (copy.path / "embeddings").iterdir()}
+
+    first = kept(one, two)
+    assert len(first) == 2
+    assert kept(one, two) == first
+    Image.new("RGB", (SIZE, SIZE), "white").save(one)
+    second = kept(one)
+    assert len(second) == 2
+    assert len(first & second) == 1, "the other source's"
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    copy.save_checkpoint(state["step"] + 1, tensors, state | {"step": state["step"] + 1})
+    third = kept(two)
+    assert len(third) == 1
+    assert not third & second
+
+
 def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     first = collect(copy, folder, device="cpu", reporter=QUIET)

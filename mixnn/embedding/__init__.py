@@ -54,13 +54,16 @@ def collect(
     run: Run, source: str | Path | Sequence[str | Path] | Source = "", *, device: str = "auto", data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
-    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
+    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change.
+
+    One file a source is kept, and those of earlier checkpoints go.
+    """
     say = reporter or Reporter()
     if not isinstance(source, Source):
         source = source_for(run, source, data_dir)
     about = _about(run, source)
-    key = hashlib.sha256(json.dumps([about, _written(run), source.signature()]).encode()).hexdigest()[:16]
-    kept = run.path / "embeddings" / f"{key}.npz"
+    checkpoint, title = _digest([about["checkpoint"], about["image_size"], *_written(run)]), _digest(source.title)
+    kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
         return store.read(kept)
     try:
@@ -71,7 +74,14 @@ def collect(
     with store.writing(kept, encoder.num_features) as writer:
         _fill(writer, encoder, source, say)
         writer.about = about
+    for old in kept.parent.glob("*.npz"):
+        if old != kept and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
+            old.unlink(missing_ok=True)
     return store.read(kept)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
