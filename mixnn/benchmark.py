@@ -24,10 +24,9 @@ from mixnn.baseline import time_baseline
 from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
-from mixnn.evaluation import check_writable
 from mixnn.nn.backbone import check_backbone
 from mixnn.progress import Reporter, plural, print_table
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.runs.folder import environment
 from mixnn.training.setup import check_device, check_images
 from mixnn.training.trainer import Trainer
@@ -57,6 +56,7 @@ def bench(
     mode: str = "auto",
     baseline: bool = True,
     json: str | Path = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes.
@@ -75,7 +75,7 @@ def bench(
         check_backbone(config.backbone)
         check_images(config, images)
     if json:
-        check_writable(json)
+        check_writable(json, overwrite)
     steps = steps or (100 if where.type == "cuda" else 1)
     if method == "all":
         result = _all_methods(configs, images, steps, where, say)

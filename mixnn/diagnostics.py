@@ -17,7 +17,7 @@ NAMES = {
     "d_neighbors": "mean over neighbors z_i of d(p, z_i), before any mixing",
     "spread": "deviation of unit z over the batch times sqrt(D): 1 if they fill the sphere, 0 if collapsed",
     "rank": "effective dimensions of z in a batch: (sum of variances)^2 / sum of squared covariances",
-    "purity": "share of neighbors with the anchor's label",
+    "purity": "share of neighbors with the anchor's label; images without one do not count",
     "purity_k": "share of anchors with the label of neighbor number k, by nearness to z",
     "purity_cas_k": "share of anchors with the label of neighbor number k, by attention (CAS)",
     "inconsistency": "share of ranks at which nearness to z and attention (CAS) name different neighbors; "
@@ -46,16 +46,19 @@ def measure(seen: Seen | None, labels_B: Tensor, index_B: Tensor) -> dict[str, T
     out["cos_neighbors"] = _dot(z[:, None], neighbors).mean()
     out["norm_ratio"] = (neighbors.norm(dim=2) / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).mean()
     out["own_image"] = (images == index[:, None]).any(1).to(z.dtype).mean()
-    out["purity"] = F.purity(theirs, labels)
+    # Of an image without a label nobody knows; a row of the support set that was never written is a false neighbor.
+    counts = (labels >= 0)[:, None] & ((theirs >= 0) | (images < 0))
+    out["purity"] = F.purity(theirs, labels, counts)
     sharp = F.attention(q, neighbors, 0.1)
     order = sharp.argsort(dim=1, descending=True, stable=True)  # as at any temperature
     out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
     out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
     out["cas_entropy_0.1"] = entropy(sharp).mean()
-    by_attention = theirs.gather(1, order)
+    by_attention, counts_there = theirs.gather(1, order), counts.gather(1, order)
     for k in range(topk):
-        out[f"purity_{k + 1}"] = F.purity(theirs[:, k : k + 1], labels)
-        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, k : k + 1], labels)
+        at = slice(k, k + 1)
+        out[f"purity_{k + 1}"] = F.purity(theirs[:, at], labels, counts[:, at])
+        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, at], labels, counts_there[:, at])
     return out
 
 

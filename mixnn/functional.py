@@ -86,11 +86,10 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
 
 
-def purity(labels_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Share of neighbors that have the anchor's label, over the anchors that have one."""
-    labelled_B1 = (labels_B >= 0)[:, None]
-    right_BK = (labels_BK == labels_B[:, None]) & labelled_B1
-    return right_BK.sum() / (labelled_B1.sum() * labels_BK.shape[1]).clamp(min=1)
+def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
+    """Share of neighbors that have the anchor's label, over the pairs that count."""
+    right_BK = (labels_BK == labels_B[:, None]) & counts_BK
+    return right_BK.sum() / counts_BK.sum().clamp(min=1)
 
 
 def spread(z_BD: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 import csv
 import functools
+import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from PIL import Image
 
 import mixnn
 from mixnn import classifying
-from mixnn.classifying import choosing, classify, learning, saving, suggesting, without
+from mixnn.classifying import choosing, classify, learning, saving, suggesting, tables, without
 from mixnn.classifying.choosing import Task, calibrate, choose, folds, held_out, log_loss, wilson
 from mixnn.classifying.curve import curve
-from mixnn.classifying.learning import WORTH, learn
-from mixnn.classifying.models import DEFAULTS, Frame, Setting, fit, logits, settings, softmax
+from mixnn.classifying.learning import WORTH, learn, percent
+from mixnn.classifying.models import DEFAULTS, MODELS, Frame, Setting, fit, logits, settings, softmax
+from mixnn.classifying.words import _show_curve
 from mixnn.config import Config, UserError
 from mixnn.data.decode import decode_all
 from mixnn.embedding import Embeddings
@@ -248,8 +251,22 @@ def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     assert [p["draws"] for p in points] == [10, 10, 10, 10, 5]
     assert all(p["low"] <= p["accuracy"] <= p["high"] for p in points)
     assert points[-1]["accuracy"] > points[0]["accuracy"] + 5
+    assert "gain" not in points[0]
+    for before, point in itertools.pairwise(points[:4]):  # of as many draws
+        assert point["gain"] == pytest.approx(point["accuracy"] - before["accuracy"], abs=1e-4)
+        assert point["gain_low"] <= point["gain"] <= point["gain_high"]
     few = task_of(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
     assert [p["labels_per_class"] for p in curve(few, settings("knn"), 0, 2)] == [1, 2, 5, 10]
+
+
+@pytest.mark.parametrize(
+    "low, high, said",
+    [(0.4, 6.0, "should help"), (-2.0, 0.8, "may help little"), (-4.0, 7.0, "too few labels to say")],
+)
+def test_that_more_labels_will_help_is_said_only_where_the_gain_is_beyond_noise(low, high, said, capsys):
+    point = {"labels_per_class": 2, "accuracy": 90.0, "low": 80.0, "high": 95.0, "draws": 20}
+    _show_curve([point, point | {"gain": (low + high) / 2, "gain_low": low, "gain_high": high}])
+    assert said in capsys.readouterr().out
 
 
 # --- too few labels, odd labels ---
@@ -437,6 +454,45 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
     assert classify(run, plenty, suggest=4, model="knn", reporter=QUIET)["suggested_by"] == "uncertain"
+
+
+def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sample():
+    embeddings, truth = separable(per_class=200)
+    given = some(embeddings, truth, 40)
+    others = [name for name in embeddings.names if name not in given]
+    for suggested, said in (
+        ([*given][:1] + others[:39], []),  # one of fifteen labels, as chance would have it
+        ([*given][:1], ["1 of the 15 labelled images was suggested, which is no random sample"]),
+        ([*given][:9] + others[:1], ["9 of the 15 labelled images were suggested, which is no random sample"]),
+    ):
+        notes = learn(embeddings, given, model="knn", suggested=suggested, draws=1).results["notes"]
+        assert [note.partition(":")[0] for note in notes] == said
+
+
+def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(stub, tmp_path, capsys):
+    run, embeddings, truth = stub
+    found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), reporter=QUIET)
+    found["held_out"] |= {"accuracy": 81.249, "low": 60.0, "high": 90.0}
+    classifying.show(found)
+    said = capsys.readouterr().out
+    kept = MODELS[found["classifier"]["model"]]
+    assert said.count("(kept)") == 1
+    assert f"\n{kept} (kept) " in said
+    assert re.search(r"either, chosen anew in each fold +81.2% +60.0 to 90.0", said)
+    assert "accuracy 81.2% (95% interval 60.0 to 90.0)" in said
+    assert "confidence ranks them, and is no accuracy: for that see the interval above" in said
+
+
+def test_shares_are_rounded_once():
+    assert f"{percent(0.812496):.1f}" == f"{81.2496:.1f}" == "81.2"
+    assert f"{percent(0.8125 - 4e-5):.1f}" == "81.2", "to two digits it would be 81.25, and then 81.3"
+
+
+def test_spaces_around_a_name_are_part_of_it_when_suggestions_are_looked_at(tmp_path):
+    folder, spaced = tmp_path, " a.png "
+    first = tables.write_suggestions(folder, ["b.png"], {spaced: "cat"}, "")
+    again = tables.write_suggestions(folder, ["c.png"], {spaced: "cat"}, "")
+    assert first == again, "nothing was filled in, so nothing is lost"
 
 
 def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):

@@ -36,23 +36,26 @@ FLAGS = {
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
     },
-    "evaluate": {"--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--quiet"},
+    "evaluate": {
+        "--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--overwrite", "--quiet",
+    },
     "methods": set(),
     "data": {"--data-dir"},
-    "embed": {"--out", "--split", "--device", "--data-dir", "--quiet"},
+    "embed": {"--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
     "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
-    "figures": {"--data", "--results", "--run", "--out", "--setting", "--quiet"},
-    "report": {"--out", "--images", "--device", "--data-dir", "--quiet"},
+    "figures": {"--data", "--results", "--run", "--out", "--overwrite", "--setting", "--quiet"},
+    "report": {"--out", "--overwrite", "--images", "--device", "--data-dir", "--quiet"},
     "search": {
-        "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out", "--device",
-        "--data-dir", "--quiet",
+        "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out",
+        "--overwrite", "--device", "--data-dir", "--quiet",
     },
     "classify": {
-        "--source", "--apply", "--suggest", "--model", "--out", "--seed", "--json", "--device", "--data-dir", "--quiet",
+        "--source", "--apply", "--suggest", "--model", "--out", "--overwrite", "--seed", "--json", "--device",
+        "--data-dir", "--quiet",
     },
     "explore": {
-        "--out", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images", "--seed",
-        "--device", "--data-dir", "--quiet",
+        "--out", "--overwrite", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images",
+        "--seed", "--device", "--data-dir", "--quiet",
     },
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
@@ -61,7 +64,7 @@ FLAGS = {
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
-        "--no-baseline", "--json",
+        "--no-baseline", "--json", "--overwrite",
     },
 }  # fmt: skip
 
@@ -484,6 +487,19 @@ def test_purity_is_not_claimed_where_there_are_no_labels(ask: Ask, tmp_path: Pat
     assert "  purity " not in answer.err
 
 
+@pytest.mark.parametrize("labelled", [14, 6])
+def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask, tmp_path: Path, labelled: int):
+    save_images(tmp_path / "photos", 16)
+    names = sorted(path.name for path in (tmp_path / "photos").iterdir())
+    rows = [f"{name},{i % 2}" for i, name in enumerate(names[:labelled])]
+    (tmp_path / "x.csv").write_text("\n".join(["file,label", *rows]))
+    answer = ask("pretrain photos --labels x.csv --out run", *TINY, *NETWORK)
+    assert answer.code == 0
+    assert f"{labelled} of 16 images labelled, 2 classes" in answer.err
+    assert ("  purity " in answer.err) == (labelled == 14)
+    assert ("purity is left out" in answer.err) == (labelled == 6)
+
+
 def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     (tmp_path / "run" / "notes.txt").write_text("precious")
@@ -499,6 +515,39 @@ def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path)
 def test_an_existing_folder_is_refused_before_the_data_are_read(ask: Ask, tmp_path: Path):
     (tmp_path / "run").mkdir()
     assert "run exists" in refused(ask, "pretrain cifar10 --data-dir nowhere --out run")
+
+
+def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    rows = [f"{path.name},{i % 2}" for i, path in enumerate(sorted((tmp_path / "photos").iterdir()))]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows[:8]]))
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    for words, file in (
+        ("embed run --out mine.csv", "mine.csv"),
+        ("report run --out mine.html", "mine.html"),
+        ("search run --outliers --topk 3 --format json --out mine.json", "mine.json"),
+        ("search run --outliers --topk 3 --format html", "outliers.html"),
+        ("explore run --layout pca --out map.html", "map.html"),
+        ("evaluate run --save run.json", "run.json"),
+        ("bench --json bench.json", "bench.json"),
+        ("figures loss --run run --out .", "cifar10-loss.svg"),
+        ("classify run labels.csv --out .", "predictions.csv"),
+    ):
+        (tmp_path / file).write_text("precious")
+        assert f"{file} exists: type another name, or --overwrite to replace it" in refused(ask, words)
+        if words.split()[0] in ("embed", "search", "report", "explore"):
+            assert ask(words, "--overwrite").code == 0
+            assert (tmp_path / file).read_text() != "precious"
+
+
+def test_files_of_a_run_folder_are_made_anew(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    for _ in range(2):
+        assert ask("explore run --layout pca").code == 0
+        (tmp_path / "run" / "explore.html").write_text("old")
+    assert ask("explore run --layout pca").code == 0
+    assert (tmp_path / "run" / "explore.html").read_text() != "old"
 
 
 def test_a_folder_that_is_no_run_survives_overwrite(ask: Ask, tmp_path: Path):
@@ -549,8 +598,35 @@ def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
 )
 def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
-    assert "--resume takes its settings from the run folder" in refused(ask, f"pretrain --resume run {words}")
+    err = refused(ask, f"pretrain --resume run {words}")
+    assert "--resume takes its settings from the run folder" in err
+    assert "to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from run" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
+
+
+def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,a\n1.png,b\n")
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    for words, way in (
+        ("classify run labels.csv", "type --source FOLDER"),
+        ("search run --outliers", "type --source FOLDER"),
+        ("embed run", "type mixnn embed run FOLDER"),
+        ("explore run", "type mixnn explore run FOLDER"),
+        ("evaluate run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+        ("diagnose run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+        ("pretrain --resume run", f"`ln -s FOLDER {tmp_path / 'photos'}`"),
+    ):
+        err = refused(ask, words)
+        assert f"{tmp_path / 'photos'}, which run was trained on, is gone: " in err
+        assert way in err
+    answer = ask("report run")
+    assert answer.code == 0, "curves and settings are there"
+    assert "No map and no neighbors" in answer.err
+    assert f"`ln -s FOLDER {tmp_path / 'photos'}`" in answer.err
+    (tmp_path / "photos").symlink_to(tmp_path / "moved")
+    assert ask("diagnose run").code == 0
 
 
 def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):

@@ -27,7 +27,7 @@ def direction(seed, number=0, with_neighbors=True):
         torch.randint(0, 50, (B, K), generator=rng),
         torch.randn(B, K, D, generator=rng, dtype=torch.float64) * 3,
         torch.randint(-1, 3, (B, K), generator=rng),
-        torch.randint(0, 10, (B, K), generator=rng),
+        torch.randint(-3, 10, (B, K), generator=rng).clamp(min=-1),
     )
     return Direction(number, q.requires_grad_(), p.requires_grad_(), z, (found,) if with_neighbors else (), z[:0], {})
 
@@ -35,10 +35,18 @@ def direction(seed, number=0, with_neighbors=True):
 def naive(directions, labels, index):
     """Sums over directions and anchors, written out."""
     sums: dict[str, float] = {}
-    anchors = labelled = 0
+    pairs: dict[str, int] = {}
+    anchors = 0
 
     def add(name, value):
         sums[name] = sums.get(name, 0.0) + float(value)
+
+    def judge(n, found, k, *names):
+        """A neighbor that is an image without a label tells nothing; a row never written is a false one."""
+        for name in names:
+            if found.labels_BK[n, k] >= 0 or found.images_BK[n, k] < 0:
+                pairs[name] = pairs.get(name, 0) + 1
+                add(name, found.labels_BK[n, k] == labels[n])
 
     for d in directions:
         found = d.found[0]
@@ -60,12 +68,10 @@ def naive(directions, labels, index):
             order = sorted(range(K), key=lambda i: -scores[i])
             add("inconsistency", sum(order[k] != k for k in range(K)) / K)
             if labels[n] >= 0:
-                labelled += 1
                 for k in range(K):
-                    add(f"purity_{k + 1}", found.labels_BK[n, k] == labels[n])
-                    add(f"purity_cas_{k + 1}", found.labels_BK[n, order[k]] == labels[n])
-                    add("purity", (found.labels_BK[n, k] == labels[n]) / K)
-    return {name: value / (labelled if name.startswith("purity") else anchors) for name, value in sums.items()}
+                    judge(n, found, k, f"purity_{k + 1}", "purity")
+                    judge(n, found, order[k], f"purity_cas_{k + 1}")
+    return {name: value / pairs.get(name, anchors) for name, value in sums.items()}
 
 
 def test_every_number_equals_the_loop():

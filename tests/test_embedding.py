@@ -73,7 +73,7 @@ def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
-    monkeypatch.setattr(embedding, "BATCH", batch)
+    monkeypatch.setattr(embedding.encoder, "BATCH", batch)
     path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
     with np.load(path, allow_pickle=False) as archive:
         same(archive["names"].tolist(), archive["vectors"], expected)
@@ -153,6 +153,31 @@ def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folde
     assert not np.allclose(changed.vectors[at], first.vectors[at])
 
 
+def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    images = shutil.copytree(folder, tmp_path / "images")
+    one, two = images / "3.png", images / "4.png"
+
+    def kept(*sources):
+        for source in sources:
+            collect(copy, source, device="cpu", reporter=QUIET)
+        return {path.name for path in (copy.path / "embeddings").iterdir()}
+
+    first = kept(one, two)
+    assert len(first) == 2
+    assert kept(one, two) == first
+    Image.new("RGB", (SIZE, SIZE), "white").save(one)
+    second = kept(one)
+    assert len(second) == 2
+    assert len(first & second) == 1, "the other source's"
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    copy.save_checkpoint(state["step"] + 1, tensors, state | {"step": state["step"] + 1})
+    third = kept(two)
+    assert len(third) == 1
+    assert not third & second
+
+
 def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     first = collect(copy, folder, device="cpu", reporter=QUIET)
@@ -210,3 +235,21 @@ def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkey
 def test_an_encoder_refuses_what_would_give_wrong_vectors(run, images):
     with pytest.raises(mixnn.UserError, match=r"takes a uint8 tensor \(images, 3, height, width\)"):
         mixnn.load(run)(images)
+
+
+def test_an_encoder_takes_files_in_one_call_and_arrays_of_numpy_too(run, folder, expected):
+    encoder, names = mixnn.load(run, "cpu"), [*expected][:3]
+    found = encoder.files([str(folder / name) for name in names])
+    same(names, found, {name: expected[name] for name in names})
+    same(names[:1], encoder.files(folder / names[0]), {names[0]: expected[names[0]]})
+    arrays = np.stack([decode(folder / name, encoder.size) for name in names])
+    np.testing.assert_allclose(encoder(arrays).numpy(), found, atol=1e-5)
+    assert encoder.files([]).shape == (0, encoder.num_features)
+
+
+def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given(run, folder):
+    encoder = mixnn.load(run, "cpu")
+    with pytest.raises(mixnn.UserError, match=r"broken.jpg: not an image that Pillow can read"):
+        encoder.files([folder / "3.png", folder / "broken.jpg"])
+    with pytest.raises(mixnn.UserError, match=r"got a list: of files, type encoder.files\(paths\)"):
+        encoder(["3.png"])

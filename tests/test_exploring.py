@@ -360,7 +360,7 @@ def test_labels_come_from_a_csv_or_are_left_out(run: Run, tmp_path: Path):
     table = tmp_path / "labels.csv"
     table.write_text("file,label\n3/003.png,three\n4/004.png,four\n")
     for labels, expected in ((table, ["four", "three"]), ("none", [])):
-        path = explore(run, out=tmp_path / "x.html", labels=labels, layout="pca", device="cpu", reporter=Quiet())
+        path = explore(run, out=tmp_path / f"{len(expected)}.html", labels=labels, layout="pca", reporter=Quiet())
         assert path
         assert json.loads(blocks(path)["data-meta"])["classes"] == expected
 

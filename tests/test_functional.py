@@ -207,7 +207,9 @@ def test_weighted_squared_error_of_unit_targets_is_the_weighted_squared_distance
 
 def test_purity_is_the_share_of_neighbors_with_the_anchors_label():
     labels_BK = torch.tensor([[0, 0, 1, 2], [1, -1, 1, 1]])
-    assert F.purity(labels_BK, torch.tensor([0, 1])).item() == pytest.approx((2 + 3) / 8)
+    every_BK = torch.ones(2, 4, dtype=torch.bool)
+    assert F.purity(labels_BK, torch.tensor([0, 1]), every_BK).item() == pytest.approx((2 + 3) / 8)
+    assert F.purity(labels_BK, torch.tensor([0, 1]), labels_BK >= 0).item() == pytest.approx((2 + 3) / 7)
 
 
 def test_spread_is_zero_when_collapsed_and_near_one_on_the_whole_sphere():

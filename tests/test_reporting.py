@@ -359,9 +359,9 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
     assert not (tmp_path / "x.html").exists()
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(place, tmp_path):
+def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match=r"is no folder, so .* cannot be written there"):
         report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -16,6 +16,7 @@ from mixnn.config import UserError, unknown
 from mixnn.embedding import Embeddings, collect
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.checkpoint import check_free
 
 __all__ = ["classify", "show"]
 
@@ -34,6 +35,7 @@ def classify(
     seed: int = 0,
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Label all images from a CSV of file,label, and say how far to trust it; accuracies are in percent.
@@ -45,6 +47,11 @@ def classify(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
     _check(labels, source, apply, suggest, folder, model, seed)
+    if str(out):
+        for file in (saving.FILE, tables.PREDICTIONS) if str(labels) else ():
+            check_free(folder / file, overwrite)
+        if str(apply):
+            check_free(folder / _applied(apply), overwrite)
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "reporter": say}
     found: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
     if str(labels) or suggest:
@@ -108,10 +115,15 @@ def _apply(run: Run, apply: str | Path, folder: Path, where: dict[str, Any]) -> 
     saving.check_encoder(saved, about, saving.encoder_of(run))
     embeddings = _finite(collect(run, apply, **where))
     probabilities = classifier.probabilities(embeddings.vectors)
-    place = Path(apply).expanduser().resolve()
-    table = folder / f"predictions-{place.stem if place.is_file() else place.name}.csv"
+    table = folder / _applied(apply)
     tables.write_predictions(table, embeddings.names, classifier.classes, probabilities, {})
     return tally(probabilities, classifier.classes), str(table)
+
+
+def _applied(apply: str | Path) -> str:
+    """The file of the predictions for other images."""
+    place = Path(apply).expanduser().resolve()
+    return f"predictions-{place.stem if place.is_file() else place.name}.csv"
 
 
 def _check(

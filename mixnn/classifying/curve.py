@@ -14,6 +14,7 @@ STEPS = (1, 2, 5, 10, 20, 50, 100)  # labels a class; beyond, see the cross-vali
 DRAWS = 20  # of up to 10 labels a class; a quarter of that of more, which vary less and cost more
 TESTED = 0.25  # share of each class's labels that a draw holds out
 SPREAD = (5, 95)  # percentiles over draws
+APART = 1 / TESTED  # draws that can hold out different labels; more of them tell no more about a gain
 
 
 def curve(
@@ -24,6 +25,8 @@ def curve(
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Mean accuracy in percent over draws, and where nine of ten draws lie; empty if labels cannot be held out.
+
+    From the second point on, also the gain over the one before and its 95% interval.
 
     A draw holds out a quarter of each class, at least one label, and takes the first m of the others in random order
     for each m in turn, so its points differ in the labels added alone. A class with fewer than m gives what it has;
@@ -46,10 +49,13 @@ def curve(
             guess = train.train(choose(train, options, rng)[0].setting).probabilities(test.vectors).argmax(1)
             right[i].append(100 * float((guess == test.y).mean()))
         advance(draw + 1)
-    return [_point(m, found) for m, found in zip(steps, right, strict=True)]
+    return [_point(m, found, before) for m, found, before in zip(steps, right, [[], *right], strict=False)]
 
 
-def _point(m: int, found: list[float]) -> dict[str, Any]:
-    mean, (low, high) = np.mean(found), np.percentile(found, SPREAD)
-    values = {"accuracy": mean, "low": low, "high": high}
-    return {"labels_per_class": m, **{k: round(float(v), 2) for k, v in values.items()}, "draws": len(found)}
+def _point(m: int, found: list[float], before: list[float]) -> dict[str, Any]:
+    values = {"accuracy": np.mean(found)} | dict(zip(("low", "high"), np.percentile(found, SPREAD), strict=True))
+    gains = [b - a for a, b in zip(before, found, strict=False)]  # draw by draw
+    if len(gains) > 1:
+        mean, error = np.mean(gains), np.std(gains, ddof=1) / min(len(gains), APART) ** 0.5
+        values |= {"gain": mean, "gain_low": mean - 1.96 * error, "gain_high": mean + 1.96 * error}
+    return {"labels_per_class": m, **{k: round(float(v), 6) for k, v in values.items()}, "draws": len(found)}

@@ -62,7 +62,7 @@ def learn(
         "classes": {c: int(count) for c, count in zip(classes, np.bincount(y), strict=True)},
         "classifier": _about(best),
         "held_out": _trust(held, task, names) if held else None,
-        "notes": _notes(held, task, len(set(suggested) & set(names))),
+        "notes": _notes(held, task, _picked(embeddings.names, names, suggested)),
         "curve": points,
         "predicted": tally(np.delete(probabilities, rows, axis=0), classes),
     }
@@ -112,6 +112,13 @@ def _about(best: Candidate) -> dict[str, Any]:
     }
 
 
+def _picked(names: Sequence[str], labelled: Sequence[str], suggested: Collection[str]) -> int:
+    """How many of the labelled images had been suggested; 0 where chance would have it so."""
+    picked = len(set(suggested) & set(labelled))
+    by_chance = len(labelled) * len(set(suggested) & set(names)) / len(names)
+    return picked if picked > by_chance + 2 * math.sqrt(by_chance) else 0
+
+
 def _notes(held: HeldOut | None, task: Task, picked: int) -> list[str]:
     """What the labels do not allow to say."""
     if not held:
@@ -124,7 +131,8 @@ def _notes(held: HeldOut | None, task: Task, picked: int) -> list[str]:
     notes = [f"one label only: {shown}; trained on, but never tested"] if single else []
     if picked:
         notes.append(
-            f"{picked:,} of the {len(task.y):,} labelled images were suggested, which is no random sample: "
+            f"{picked:,} of the {len(task.y):,} labelled images {'was' if picked == 1 else 'were'} suggested, "
+            "which is no random sample: "
             "accuracy on the other images may be far from that held out, either way"
         )
     return notes
@@ -169,4 +177,5 @@ def _share(right: int, count: int) -> dict[str, float]:
 
 
 def percent(share: float) -> float:
-    return round(100 * float(share), 2)
+    """To six digits: what is shown is rounded again, and must not be rounded twice where that would show."""
+    return round(100 * float(share), 6)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mixnn.config import UserError
-from mixnn.data.labels import columns, from_csv, from_folders, read_rows
+from mixnn.data.labels import as_known, columns, from_csv, from_folders, read_rows
 from mixnn.data.listing import list_splits
 from mixnn.embedding import Embeddings
 from mixnn.runs.checkpoint import write_atomically
@@ -84,7 +84,7 @@ def _has_more(path: Path, given: dict[str, str]) -> bool:
     except UserError:
         return True  # whatever it is, it is not ours to lose
     filled = [row for _, row in rows[header:] if len(row) > max(file, label) and row[label].strip()]
-    return any(given.get(row[file].strip()) != row[label].strip() for row in filled)
+    return any(given.get(as_known(row[file], given)) != row[label].strip() for row in filled)
 
 
 def _write(path: Path, rows: Iterable[Sequence[object]]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from mixnn.classifying.learning import held_out_share
 from mixnn.embedding import Embeddings, Encoder, load
-from mixnn.embedding.source import open_source
+from mixnn.embedding.source import source_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import untrained
 
@@ -29,7 +29,7 @@ def without_training(
     data_dir: str = "",
 ) -> dict[str, dict[str, float]]:
     """Held-out accuracy of each, in percent: the folds of `learn`, so that a difference is one of the features."""
-    images, trained = open_source(source or run.config.data, data_dir or run.config.data_dir), load(run, device)
+    images, trained = source_for(run, source, data_dir), load(run, device)
     fresh = Encoder(untrained(run.config), trained.size, trained.mean.cpu(), trained.std.cpu()).to(trained.device)
     others = [name for name in images.names if name not in given]
     kept = {*given, *others[:: -(-len(others) // UNLABELLED) or 1]}

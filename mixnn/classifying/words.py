@@ -8,7 +8,7 @@ from mixnn.classifying.models import MODELS
 from mixnn.progress import plural, print_table, shown
 
 SHOWN = 25  # classes in the table, the worst ones where there are more
-FLAT = 1.0  # percent; a smaller gain between the curve's last points is called small
+FLAT = 1.0  # percent; a gain that is surely smaller, between the curve's last points, is called small
 
 
 def show(found: dict[str, Any]) -> None:
@@ -29,7 +29,8 @@ def sentences(found: dict[str, Any]) -> list[str]:
         lines += _accuracy(found)
         why = ", for its lower log loss, which counts confidence too" if kept["cv_log_loss"] is not None else ""
         lines.append(f"kept: {MODELS[kept['model']]} ({kept['setting']}){why}")
-        lines += _predicted(found["predicted"], "other") if rest else []
+        where = ": for that see the interval above" if found["held_out"] else ""
+        lines += _predicted(found["predicted"], "other", where) if rest else []
     lines += _predicted(found["applied"], "new") if "applied" in found else []
     if "suggested" in found:
         what, why = {
@@ -42,21 +43,19 @@ def sentences(found: dict[str, Any]) -> list[str]:
     return lines + [f"{title}: {found['files'][name]}" for name, title in named.items() if name in found["files"]]
 
 
-def _predicted(tally: dict[str, Any], which: str) -> list[str]:
+def _predicted(tally: dict[str, Any], which: str, where: str = "") -> list[str]:
     images, sure = f"{tally['images']:,} {which} images", f"{tally['sure']:,} of them with confidence 0.9 or more"
-    return [
-        f"{images} have a predicted label, {sure}; "
-        f"mean confidence {tally['mean_confidence']:.1f}%, a rough estimate of the accuracy among them"
-    ]
+    return [f"{images} have a predicted label, {sure}; confidence ranks them, and is no accuracy{where}"]
 
 
 def _accuracy(found: dict[str, Any]) -> list[str]:
     held = found["held_out"]
     if not held:
         return found["notes"]
+    chosen = ", from the choice of the classifier too" if len(held["models"]) > 1 else ""
     lines = [
         f"accuracy {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
-        f"on {held['images']:,} labelled images, each held out once; always saying {held['commonest']!r} "
+        f"on {held['images']:,} labelled images, each held out once{chosen}; always saying {held['commonest']!r} "
         f"would be right in {held['commonest_share']:.1f}%",
         *found["notes"],
     ]
@@ -87,8 +86,10 @@ def _show_classes(found: dict[str, Any]) -> None:
         print(f"... and {len(order) - len(shown)} more with fewer mistakes")
     if held and len(held["models"]) > 1:
         print()
-        both = [(MODELS[model], *_cells(share)) for model, share in held["models"].items()]
-        print_table(("classifier", "accuracy", "95% interval"), both)
+        kept = found["classifier"]["model"]
+        tried = {MODELS[m] + " (kept)" * (m == kept): share for m, share in held["models"].items()}
+        tried["either, chosen anew in each fold"] = held
+        print_table(("classifier", "accuracy", "95% interval"), [(t, *_cells(row)) for t, row in tried.items()])
     print()
 
 
@@ -104,12 +105,19 @@ def _show_curve(points: list[dict[str, Any]]) -> None:
         return
     rows = [(str(point["labels_per_class"]), *_cells(point)) for point in points]
     print_table(("labels a class", "accuracy", "nine of ten draws"), rows)
-    if len(points) > 1:
+    if "gain" in points[-1]:
         before, last = points[-2], points[-1]
-        gain = last["accuracy"] - before["accuracy"]
-        outlook = "more labels should help" if gain >= FLAT else "more labels may help little"
-        print(f"{last['labels_per_class']} in place of {before['labels_per_class']}: {gain:+.1f} points; {outlook}")
+        print(
+            f"{last['labels_per_class']} in place of {before['labels_per_class']}: {last['gain']:+.1f} points "
+            f"(95% interval {last['gain_low']:+.1f} to {last['gain_high']:+.1f}); {_outlook(last)}"
+        )
     print()
+
+
+def _outlook(last: dict[str, Any]) -> str:
+    if last["gain_low"] > 0:
+        return "more labels should help"
+    return "more labels may help little" if last["gain_high"] < FLAT else "too few labels to say whether more will help"
 
 
 def _cells(found: dict[str, Any]) -> tuple[str, str]:

@@ -123,6 +123,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", action="append", default=[], metavar="RUN", help="a run folder, for t-SNE; may be repeated"
     )
     parser.add_argument("--out", default="figures", metavar="FOLDER", help="where they go [figures]")
+    words.overwrite_flag(parser, "figures that exist")
     _setting_argument(parser)
     words.quiet_flag(parser)
 
@@ -139,6 +140,7 @@ def figures(args: argparse.Namespace) -> int:
         out=args.out,
         data=args.data,
         runs=args.run,
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
         **_settings(args),
     )
@@ -150,6 +152,7 @@ def figures(args: argparse.Namespace) -> int:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", help="run folders; two or more are put side by side")
     parser.add_argument("--out", default="report.html", metavar="FILE", help="[report.html]")
+    words.overwrite_flag(parser)
     parser.add_argument("--images", default="500", metavar="INT", help="on the map; 0: no images at all [500]")
     words.place_flags(parser)
     words.quiet_flag(parser)
@@ -168,6 +171,7 @@ def report(args: argparse.Namespace) -> int:
         device=args.device,
         data_dir=words.data_dir(args.data_dir, known),
         **words.numbers(args, images=0),
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
     )
     print(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import time
 
 from mixnn.cli import words
 from mixnn.config import Config
@@ -44,6 +45,7 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-baseline", action="store_true", help="leave out the plain PyTorch loop with a Pillow DataLoader"
     )
     parser.add_argument("--json", default="", metavar="FILE", help="also write the numbers here")
+    words.overwrite_flag(parser)
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -60,6 +62,7 @@ def bench(args: argparse.Namespace) -> int:
         mode=args.mode,
         baseline=not args.no_baseline,
         json=args.json,
+        overwrite=args.overwrite,
     )
     return 0
 
@@ -76,16 +79,22 @@ def pretrain_arguments(parser: argparse.ArgumentParser) -> None:
         help="an option of the method; `mixnn methods NAME` lists them",
     )
     parser.add_argument("--out", default="", metavar="FOLDER", help="run folder to make [runs/DATA-METHOD]")
-    parser.add_argument("--overwrite", action="store_true", help="replace the run folder if it exists")
+    words.overwrite_flag(parser, "the run folder if it exists")
     parser.add_argument("--resume", default="", metavar="RUN", help="continue a run where its last checkpoint left it")
     parser.add_argument("--init-from", default="", metavar="RUN", help="begin with the encoder of another run")
-    parser.add_argument("--time-budget", default="", metavar="TIME", help="as many epochs as fit: 90s, 30m, 2h")
+    parser.add_argument(
+        "--time-budget",
+        default="",
+        metavar="TIME",
+        help="as many epochs as fit from the command's start to its end, by the pace of the first steps: 90s, 30m, 2h",
+    )
     words.quiet_flag(parser)
     words.flags_of(Config, parser, skip=("data",))
 
 
 def pretrain(args: argparse.Namespace) -> int:
     """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
+    started = time.perf_counter()  # before torch is imported
     from mixnn import dist
     from mixnn.progress import Reporter
     from mixnn.training import pretrain
@@ -97,7 +106,8 @@ def pretrain(args: argparse.Namespace) -> int:
     if "data_dir" not in settings and not settings["resume"] and os.environ.get("MIXNN_DATA"):
         settings["data_dir"] = os.environ["MIXNN_DATA"]
     command = shlex.join(["mixnn", *settings.pop("words")])
-    run = pretrain(set=options, command=command, reporter=Reporter(settings.pop("quiet")), **settings)
+    say = Reporter(settings.pop("quiet"))
+    run = pretrain(set=options, command=command, started=started, reporter=say, **settings)
     if dist.speaks():
         print(run.path)
     dist.stop()
@@ -114,6 +124,7 @@ def evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save", default="", metavar="FILE", help="write the whole run, curves and results, as one JSON"
     )
+    words.overwrite_flag(parser)
     words.quiet_flag(parser)
 
 
@@ -121,23 +132,21 @@ def evaluate(args: argparse.Namespace) -> int:
     """linear probe and kNN of a run, by the paper's protocols"""
     import json
 
-    from mixnn.evaluation import check_writable, evaluate, save_summary
+    from mixnn.evaluation import evaluate
     from mixnn.progress import Reporter, plural
     from mixnn.runs import Run
 
     run = Run.open(args.run)
-    if args.save:
-        check_writable(args.save)
     results = evaluate(
         run,
         protocol=args.protocol,
         **words.numbers(args, epochs=1, seed=0),
         device=args.device,
         data_dir=words.data_dir(args.data_dir, run.config.data_dir),
+        save=args.save,
+        overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
     )
-    if args.save:
-        save_summary(args.run, args.save)
     if args.json:
         print(json.dumps(results, indent=1))
         return 0

@@ -12,6 +12,7 @@ def embed_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder")
     parser.add_argument("source", nargs="?", default="", help="folder, image or data set [what the run was trained on]")
     parser.add_argument("--out", default="embeddings.npz", metavar="FILE", help=".npz, .parquet, .csv [embeddings.npz]")
+    words.overwrite_flag(parser)
     parser.add_argument("--split", default="train", metavar="{train,test}", help="of a data set [train]")
     _common_arguments(parser)
 
@@ -20,7 +21,7 @@ def embed(args: argparse.Namespace) -> int:
     """vectors of a folder's images, with their file names"""
     from mixnn.embedding import embed
 
-    print(embed(source=args.source, out=args.out, split=args.split, **_common(args)))
+    print(embed(source=args.source, out=args.out, split=args.split, overwrite=args.overwrite, **_common(args)))
     return 0
 
 
@@ -52,6 +53,7 @@ def search_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", default="terminal", metavar="{terminal,json,html}", help="of the results [terminal]"
     )
     parser.add_argument("--out", default="", metavar="FILE", help="write them here; with --format html, a page")
+    words.overwrite_flag(parser)
     _common_arguments(parser)
 
 
@@ -69,6 +71,7 @@ def search(args: argparse.Namespace) -> int:
         method=args.method,
         form=args.format,
         out=args.out,
+        overwrite=args.overwrite,
         **_common(args),
     )
     return 0
@@ -88,6 +91,7 @@ def classify_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default="auto", metavar="{auto,logistic,knn}", help="[auto: by cross-validation]")
     parser.add_argument("--out", default="", metavar="FOLDER", help="where all files go [RUN/classifier]")
+    words.overwrite_flag(parser, "files in the folder of --out")
     parser.add_argument("--seed", default="0", metavar="INT", help="of folds and draws [0]")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     _common_arguments(parser)
@@ -106,6 +110,7 @@ def classify(args: argparse.Namespace) -> int:
         **words.numbers(args, suggest=0, seed=0),
         model=args.model,
         out=args.out,
+        overwrite=args.overwrite,
         **_common(args),
     )
     print(json.dumps(found, indent=1)) if args.json else show(found)
@@ -116,6 +121,7 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder")
     parser.add_argument("source", nargs="?", default="", help="folder or data set [what the run was trained on]")
     parser.add_argument("--out", default="", metavar="FILE", help="[RUN/explore.html]")
+    words.overwrite_flag(parser, "the file of --out if it exists")
     parser.add_argument("--serve", action="store_true", help="on a local address instead, until Ctrl-C")
     parser.add_argument("--port", default="0", metavar="INT", help="of that address [any that is free]")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
@@ -141,6 +147,7 @@ def explore(args: argparse.Namespace) -> int:
         layout=args.layout,
         **words.numbers(args, port=0, neighbors=1, max_images=2, seed=0),
         open_browser=args.open,
+        overwrite=args.overwrite,
         **_common(args),
     )
     if path is not None:
@@ -154,7 +161,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="safetensors", metavar="{safetensors,onnx,pt2}", help="[safetensors]")
     parser.add_argument("--licence", default="", metavar="TEXT", help="for the card that lies beside the weights")
     parser.add_argument("--opset", default="17", metavar="INT", help="of ONNX [17]")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    words.overwrite_flag(parser)
     words.quiet_flag(parser)
 
 

@@ -43,6 +43,10 @@ def quiet_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print warnings and results alone")
 
 
+def overwrite_flag(parser: argparse.ArgumentParser, what: str = "the file if it exists") -> None:
+    parser.add_argument("--overwrite", action="store_true", help=f"replace {what}")
+
+
 def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:

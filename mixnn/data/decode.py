@@ -45,7 +45,6 @@ def decode(path: Path, size: int) -> np.ndarray:
 
 def inspect(path: Path, size: int) -> tuple[np.ndarray, Facts]:
     """The same, and what is known of the file."""
-    path = Path(path)
     if path.is_symlink() and not path.exists():
         raise ValueError("a link that leads nowhere")
     if not path.is_file():  # a pipe named x.jpg would block for ever
@@ -89,18 +88,19 @@ def from_wide(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(gray / 257).astype(np.uint8)).convert("RGB")  # 65535 = 257 * 255
 
 
-def decode_all(paths: Sequence[Path], size: int) -> tuple[np.ndarray, dict[int, str]]:
+def decode_all(paths: Sequence[str | Path], size: int) -> tuple[np.ndarray, dict[int, str]]:
     """All images as uint8 [M,3,size,size], and the reason at the position of each that could not be read."""
     images = np.empty((len(paths), 3, size, size), np.uint8)
     return images, {i: text for i, text in enumerate(decode_into(images, paths)) if isinstance(text, str)}
 
 
-def decode_into(images: np.ndarray, paths: Sequence[Path]) -> list[Facts | str]:
+def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[Facts | str]:
     """Fill an array of square images, in parallel; returns each file's facts, or the reason that it has none."""
+    files = [Path(path) for path in paths]  # here, for what is no path at all is no unreadable file
 
     def put(i: int) -> Facts | str:
         try:
-            images[i], facts = inspect(paths[i], images.shape[-1])
+            images[i], facts = inspect(files[i], images.shape[-1])
         except Exception as error:  # a decoder fed with garbage can raise nearly anything
             return reason(error)
         return facts
@@ -108,7 +108,7 @@ def decode_into(images: np.ndarray, paths: Sequence[Path]) -> list[Facts | str]:
     # Pillow warns about odd metadata and large images; set here and not in the threads, whose filters are shared
     with warnings.catch_warnings(), ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        return list(pool.map(put, range(len(paths))))
+        return list(pool.map(put, range(len(files))))
 
 
 def reason(error: Exception) -> str:

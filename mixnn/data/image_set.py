@@ -57,6 +57,10 @@ class ImageSet:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def num_labelled(self) -> int:
+        return int((self.labels >= 0).sum())
+
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 

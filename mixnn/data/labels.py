@@ -33,9 +33,7 @@ def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
     for number, row in rows[1:] if header else rows:
         if len(row) <= max(file_column, label_column):
             raise wrong_row(path, number, row, "a column is missing, expected file,label with a comma between")
-        name, label = PurePosixPath(row[file_column]).as_posix(), row[label_column].strip()
-        if name not in known:  # else the spaces around it are part of it
-            name = PurePosixPath(name.strip()).as_posix()
+        name, label = as_known(row[file_column], known), row[label_column].strip()
         if name not in known:
             raise wrong_row(path, number, row, absent(name, known, may_be_header=not header and number == rows[0][0]))
         if label and found.setdefault(name, label) != label:
@@ -46,6 +44,12 @@ def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
     if not found:
         raise UserError(f"{path} holds no label\nwrite one line for each labelled image: file,label")
     return found
+
+
+def as_known(cell: str, known: Collection[str]) -> str:
+    """The name in a cell; without the spaces around it, unless an image has them in its name."""
+    name = PurePosixPath(cell).as_posix()
+    return name if name in known else PurePosixPath(name.strip()).as_posix()
 
 
 def absent(name: str, known: Collection[str], may_be_header: bool) -> str:

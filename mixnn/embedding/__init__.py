@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from mixnn.config import UserError
 from mixnn.embedding import store
 from mixnn.embedding.encoder import Encoder, load
-from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.source import Source, source_for
 from mixnn.embedding.store import Embeddings
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import found
+from mixnn.runs.checkpoint import check_writable, found
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "encode", "load"]
-
-BATCH = 256
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
 
 def embed(
@@ -33,6 +28,7 @@ def embed(
     split: str = "train",
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path:
     """Vectors of all images of a folder, a file, or a data set's split, into one file.
@@ -43,7 +39,8 @@ def embed(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out)
     store.check_format(out)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir, split)
+    check_writable(out, overwrite)
+    images = source_for(run, source, data_dir, split, f"type mixnn embed {run.path} FOLDER")
     encoder = load(run, device)
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, say)
@@ -57,13 +54,16 @@ def collect(
     run: Run, source: str | Path | Sequence[str | Path] | Source = "", *, device: str = "auto", data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
-    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change."""
+    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change.
+
+    One file a source is kept, and those of earlier checkpoints go.
+    """
     say = reporter or Reporter()
     if not isinstance(source, Source):
-        source = open_source(source or run.config.data, data_dir or run.config.data_dir)
+        source = source_for(run, source, data_dir)
     about = _about(run, source)
-    key = hashlib.sha256(json.dumps([about, _written(run), source.signature()]).encode()).hexdigest()[:16]
-    kept = run.path / "embeddings" / f"{key}.npz"
+    checkpoint, title = _digest([about["checkpoint"], about["image_size"], *_written(run)]), _digest(source.title)
+    kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
         return store.read(kept)
     try:
@@ -74,22 +74,20 @@ def collect(
     with store.writing(kept, encoder.num_features) as writer:
         _fill(writer, encoder, source, say)
         writer.about = about
+    for old in kept.parent.glob("*.npz"):
+        if old != kept and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
+            old.unlink(missing_ok=True)
     return store.read(kept)
 
 
-@torch.no_grad()
-def encode(encoder: Encoder, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-    """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
-    for batch in images.batches(BATCH, encoder.size):
-        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-        vectors = encoder(u8).cpu().numpy() if batch.names else np.empty((0, encoder.num_features), np.float32)
-        yield batch.names, vectors, batch.skipped
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
 def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter) -> int:
     skipped, count = list(images.skipped), 0
     with say.bar("embedding", len(images)) as advance:
-        for names, vectors, unreadable in encode(encoder, images):
+        for names, vectors, unreadable in encoder.encode(images):
             if names:
                 writer.add(names, vectors)
             skipped += unreadable

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -13,10 +15,12 @@ from torch import Tensor, nn
 from mixnn.augment import normalize
 from mixnn.config import UserError
 from mixnn.device import pick_device
+from mixnn.embedding.source import Source, open_source
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, student_backbone
 
+BATCH = 256  # files at a time
 CARD = "card"  # where an exported file's header keeps its description
 CARD_VERSION = 1  # changes when files written before can no longer be read
 
@@ -24,8 +28,8 @@ CARD_VERSION = 1  # changes when files written before can no longer be read
 class Encoder(nn.Module):
     """The student's backbone in eval mode, with the normalisation it was trained with.
 
-    encoder(images) takes uint8 (B, 3, H, W), best at `size` x `size`, and gives (B, F); `data.decode.decode_all`
-    makes such images from files.
+    encoder.files(paths) gives (M, F) of image files. encoder(images) takes uint8 (B, 3, H, W), a tensor or numpy's,
+    best at `size` x `size`, and gives a tensor (B, F).
     """
 
     mean: Tensor
@@ -39,12 +43,37 @@ class Encoder(nn.Module):
         self.register_buffer("std", std)
         self.eval().requires_grad_(False)
 
-    def forward(self, images_u8: Tensor) -> Tensor:
+    def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
+        if isinstance(images_u8, np.ndarray):
+            images_u8 = torch.from_numpy(np.ascontiguousarray(images_u8)).to(self.device)
+        if not isinstance(images_u8, Tensor):
+            got = type(images_u8).__name__
+            raise UserError(
+                f"the encoder takes a tensor of images, and got a {got}: of files, type encoder.files(paths)"
+            )
         if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
             got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
             raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), and got {got}")
         x = (images_u8.float() / 255).contiguous(memory_format=torch.channels_last)
         return self.backbone(normalize(x, self.mean, self.std)).float()
+
+    def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
+        """(M, F) vectors of image files, in their order; UserError names those that cannot be read."""
+        source = open_source([paths] if isinstance(paths, str | Path) else paths)
+        found = list(self.encode(source))
+        unreadable = [f"{name}: {why}" for _, _, skipped in found for name, why in skipped]
+        if unreadable:
+            raise UserError("\n".join(["cannot be read:", *unreadable]))
+        return np.concatenate([vectors for _, vectors, _ in found] or [self._none()])
+
+    @torch.no_grad()
+    def encode(self, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+        """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
+        for batch in images.batches(BATCH, self.size):
+            yield batch.names, self(batch.u8).cpu().numpy() if batch.names else self._none(), batch.skipped
+
+    def _none(self) -> np.ndarray:
+        return np.empty((0, self.num_features), np.float32)
 
     @property
     def device(self) -> torch.device:

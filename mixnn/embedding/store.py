@@ -154,8 +154,6 @@ def writing(path: Path, width: int) -> Iterator[Writer]:
 def check_format(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise unknown("format", path.suffix or path.name, FORMATS)
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{path.parent} is no folder, so {path} cannot be written there")
 
 
 def read(path: str | Path) -> Embeddings:

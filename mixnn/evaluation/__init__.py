@@ -19,10 +19,10 @@ from mixnn.evaluation.linear import Protocol, linear
 from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.runs.encoder import student_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import is_labelled, load_split, placed
+from mixnn.runs.images import check_there, is_labelled, load_split, placed
 
 PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
 
@@ -35,14 +35,22 @@ def evaluate(
     seed: int = 0,
     device: str = "auto",
     data_dir: str | Path = "",
+    save: str | Path = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json."""
+    """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json.
+
+    `save`: a file for the whole run, curves and results, as one JSON.
+    """
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
     epochs, seed = whole("epochs", epochs, 1), whole("seed", seed, 0)
+    if str(save):
+        check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
     say, where = reporter or Reporter(), pick_device(device)
+    check_there(run)
     tensors, state = run.load_checkpoint(say.warn)
     backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -71,6 +79,8 @@ def evaluate(
             found, how = _linear(backbone, train, test, config.image_size, probe, say)
         results[name] = {**found, "protocol": how | common, "seconds": round(time.perf_counter() - start, 2)}
     run.save_results(results | {"evaluated_with": environment(where)})
+    if str(save):
+        save_summary(run.path, save)
     return results
 
 
@@ -98,14 +108,8 @@ def _linear(
     return found, how | {"report": "last epoch; best is named"}
 
 
-def check_writable(file: str | Path) -> None:
-    if not Path(file).absolute().parent.is_dir():
-        raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
-
-
 def save_summary(run: str | Path, file: str | Path) -> None:
     """The run's configuration, command, environment, curves and results as one small JSON file."""
-    check_writable(file)
     summary = Run.open(run).summary()
     summary["metrics"] = [_short(record) for record in summary["metrics"]]
     write_atomically(Path(file), (json.dumps(summary, separators=(",", ":")) + "\n").encode())

@@ -16,7 +16,7 @@ from mixnn.data.listing import list_splits, natural_key
 from mixnn.device import pick_device
 from mixnn.embedding import Embeddings, collect
 from mixnn.embedding.neighbors import nearest
-from mixnn.embedding.source import Source, open_source
+from mixnn.embedding.source import Source, source_for
 from mixnn.exploring import layout as layouts
 from mixnn.exploring import page
 from mixnn.exploring.page import Atlas
@@ -24,7 +24,7 @@ from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures,
 from mixnn.exploring.server import Server
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 
 __all__ = ["explore"]
 
@@ -47,6 +47,7 @@ def explore(
     open_browser: bool = False,
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path | None:
     """One HTML file with a map of all images (default: RUN/explore.html), or the same on a local address until Ctrl-C.
@@ -58,7 +59,9 @@ def explore(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out) if str(out) else None
     _check(target, serve, port, layout, neighbors, max_images, thumb)
-    images = open_source(source or run.config.data, data_dir or run.config.data_dir)
+    if target:
+        check_writable(target, overwrite)
+    images = source_for(run, source, data_dir, how=f"type mixnn explore {run.path} FOLDER")
     label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)
@@ -80,8 +83,6 @@ def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int
         raise UserError("--out writes a file and --serve needs none: leave one of them out")
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out} would be a web page: let its name end in .html")
-    if out and out.is_dir():
-        raise UserError(f"{out} is a folder: name a file in it")
     if neighbors < 1 or max_images < 2:
         raise UserError("neighbors must be at least 1, and max_images at least 2")
     if thumb and not SMALLEST <= thumb <= LARGEST:

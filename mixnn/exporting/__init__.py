@@ -7,12 +7,11 @@ from pathlib import Path
 
 from mixnn.config import UserError, unknown
 from mixnn.embedding.encoder import encoder_of
-from mixnn.evaluation import check_writable
 from mixnn.exporting.card import make_card
 from mixnn.exporting.forms import FORMS, OPSETS, check_form
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 
 __all__ = ["FORMS", "export"]
 
@@ -59,7 +58,5 @@ def _check_out(out: Path, beside: Path, form: str, overwrite: bool) -> None:
         fitting = out.suffix[1:]
         other = f" or --format {fitting}" if fitting in FORMS else ""
         raise UserError(f"{out} does not end in .{form}: type --out {out.with_suffix(f'.{form}')}{other}")
-    check_writable(out)
     for path in (out, beside):
-        if path.exists() and not overwrite:
-            raise UserError(f"{path} exists: type another --out, or --overwrite to replace it")
+        check_writable(path, overwrite)

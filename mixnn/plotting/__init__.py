@@ -17,7 +17,7 @@ from mixnn.plotting.style import encode, styled
 from mixnn.progress import Reporter
 from mixnn.reproduction.asking import data_of
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_free, write_atomically
 
 __all__ = ["FIGURES", "figures"]
 
@@ -41,6 +41,7 @@ def figures(
     out: str | Path = "figures",
     data: str | Path = "cifar10",
     runs: Iterable[str | Path | Run] = (),
+    overwrite: bool = False,
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> list[Path]:
@@ -66,6 +67,9 @@ def figures(
                 f"{run.path} is of {run.config.data}, and the figures of {data}: type --data {run.config.data}"
             )
     material = Material.gather(Path(results), folders, data, settings)
+    for name in names or FIGURES:
+        for path in files_of(name, material, Path(out)).values():
+            check_free(path, overwrite)
     written: list[Path] = []
     for name in names or FIGURES:
         try:
@@ -73,12 +77,16 @@ def figures(
         except Lacking as lacking:
             (say.warn if names else say.say)(f"skipped {name}: it lacks {lacking}")
             continue
-        files = {**figure, "txt": caption.encode()}
-        for ending, content in files.items():
-            path = Path(out) / f"{material.name}-{name}.{ending}"
-            write_atomically(path, content)
+        content = {**figure, "txt": caption.encode()}
+        for ending, path in files_of(name, material, Path(out)).items():
+            write_atomically(path, content[ending])
             written.append(path)
     return written
+
+
+def files_of(name: str, material: Material, out: Path) -> dict[str, Path]:
+    """Where a figure goes, by the ending."""
+    return {ending: out / f"{material.name}-{name}.{ending}" for ending in ("svg", "png", "txt")}
 
 
 def draw(name: str, material: Material) -> tuple[dict[str, bytes], str]:

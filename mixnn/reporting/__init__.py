@@ -22,7 +22,8 @@ from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.images import check_there
 
 __all__ = ["report"]
 
@@ -57,6 +58,7 @@ def report(
     device: str = "auto",
     data_dir: str | Path = "",
     images: int = 500,
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path:
     """Write the page about these run folders; `images` is how many are mapped (0: no images at all)."""
@@ -68,8 +70,7 @@ def report(
         raise UserError(f"{len(runs)} runs are more than a page can show: give at most {len(LETTERS)}")
     if not 0 <= images <= MAX_IMAGES:
         raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
-    if Path(out).is_dir():
-        raise UserError(f"{out} is a folder: type the name of a file, as in {Path(out) / 'report.html'}")
+    check_writable(out, overwrite)
     read = [facts.read(path) for path in runs]
     galleries, looks = _look(read, data_dir, images, where, say) if images else ([], {})
     values = {
@@ -139,6 +140,7 @@ def _look(
         config = pictures.configured(f.run, data_dir)
         key = pictures.key(config)
         try:
+            check_there(f.run)
             encoder = pictures.load_encoder(f.run, f.missing.append)
             if key not in shown:
                 say.say(f"reading images of {config.data}")
@@ -146,7 +148,9 @@ def _look(
             say.say(f"{f.run.path}: encoding {plural(shown[key].num_images, 'image')}")
             looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
         except UserError as error:
-            f.missing.append(f"No map and no neighbors: {'; '.join(str(error).splitlines())}.")
+            why = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
+            f.missing.append(why)
+            say.warn(why)
             continue
         if looks[key][i].xy is None:
             f.missing.append("No map: too few images, or all have the same features.")

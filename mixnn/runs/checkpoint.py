@@ -57,6 +57,21 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
 
 
+def check_free(file: str | Path, overwrite: bool) -> None:
+    """A file that is there is refused unless it may be replaced; a verb asks before it begins to work."""
+    if Path(file).is_dir():
+        raise UserError(f"{file} is a folder: type the name of a file")
+    if Path(file).exists() and not overwrite:
+        raise UserError(f"{file} exists: type another name, or --overwrite to replace it")
+
+
+def check_writable(file: str | Path, overwrite: bool) -> None:
+    """The same; and the folder where it goes must be there."""
+    if not Path(file).absolute().parent.is_dir():
+        raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
+    check_free(file, overwrite)
+
+
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
     """Write the checkpoint of a step and drop all but the last two."""
     on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}

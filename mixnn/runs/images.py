@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mixnn import data
-from mixnn.config import Config
+from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.data.listing import list_splits
+from mixnn.runs.folder import Run
 
 
 def load_split(config: Config, split: str) -> ImageSet:
@@ -36,6 +38,14 @@ def check_on_disk(config: Config) -> None:
 
 def _root(config: Config) -> Path:
     return Path(config.data_dir).expanduser() if config.data_dir else data.default_root()
+
+
+def check_there(run: Run, how: str = "") -> None:
+    """UserError if the folder that a run was trained on is gone; `how` says what to type."""
+    folder = run.config.data
+    if folder not in data.DATASETS and not Path(folder).expanduser().is_dir():
+        how = how or f"put it back, or type `ln -s FOLDER {shlex.quote(folder)}` with its new place as FOLDER"
+        raise UserError(f"{folder}, which {run.path} was trained on, is gone: {how}")
 
 
 def fits(images: ImageSet, device: torch.device) -> bool:
@@ -64,5 +74,10 @@ def training_size(config: Config, images: ImageSet) -> int:
     return data.DATASETS[config.data].train_size if config.data in data.DATASETS else images.size[0]
 
 
+def tells_purity(images: ImageSet) -> bool:
+    """Whether enough is labelled for purity: of less than half, a batch may hold no pair to judge."""
+    return images.num_labelled * 2 >= len(images)
+
+
 def is_labelled(images: ImageSet) -> bool:
-    return images.num_classes > 1 and int(images.labels.min()) >= 0
+    return images.num_classes > 1 and images.num_labelled == len(images)

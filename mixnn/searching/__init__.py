@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from mixnn.config import UserError, unknown
-from mixnn.data import DATASETS
 from mixnn.data.listing import printable
 from mixnn.embedding import collect
-from mixnn.embedding.source import Source, open_source
-from mixnn.evaluation import check_writable
+from mixnn.embedding.source import Source, source_for
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.searching import page, queries, similar, text
 from mixnn.searching.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.searching.originals import Originals
@@ -44,6 +42,7 @@ def search(
     out: str | Path = "",
     device: str = "auto",
     data_dir: str = "",
+    overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
@@ -53,13 +52,14 @@ def search(
     least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
     """
     kind = _kind(query, duplicates, outliers)
-    _check(kind, topk, threshold, method, form, out)
+    _check(kind, topk, threshold, method, form)
+    out = out or (f"{kind}.html" if form == "html" else "")  # a page always is a file
+    if out:
+        check_writable(out, overwrite)
     run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
-    images = _open(run, source, data_dir)
+    images = source_for(run, source, data_dir)
     if kind == "nearest":
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
-    if kind != "duplicates":
-        _check_topk(topk, len(images))
     embeddings = collect(run, images, device=device, reporter=say)
     names, bank = embeddings.names, to_unit(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
@@ -67,7 +67,7 @@ def search(
     asked: list[Asked] = []
     if kind == "nearest":
         asked, vectors = queries.encode(queries.find(query, images, embeddings), bank, run, device, say)
-        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method)
+        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method, say)
     elif kind == "duplicates":
         found = _duplicates(names, bank, threshold, Originals(images), say)
     else:
@@ -86,7 +86,7 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     return kinds[0]
 
 
-def _check(kind: str, topk: int, threshold: float | None, method: str, form: str, out: str | Path) -> None:
+def _check(kind: str, topk: int, threshold: float | None, method: str, form: str) -> None:
     if form not in FORMS:
         raise unknown("format", form, FORMS)
     if method not in ("auto", *METHODS):
@@ -101,29 +101,29 @@ def _check(kind: str, topk: int, threshold: float | None, method: str, form: str
         raise UserError("--threshold is for --duplicates")
     if threshold is not None and not 0 < threshold <= 1:
         raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
-    if out:
-        check_writable(out)
-    if out and Path(out).is_dir():
-        raise UserError(f"{out} is a folder: type the name of a file")
 
 
-def _check_topk(topk: int, available: int, what: str = "images") -> None:
+def _at_most(topk: int, available: int, what: str, say: Reporter) -> int:
+    """All that there are, where more are asked for."""
+    if not available:
+        raise UserError(f"there are no {what} to be found")
     if topk > available:
-        raise UserError(f"topk={topk}, but there are only {available} {what}: type --topk {max(1, available)} or less")
-
-
-def _open(run: Run, source: str | Path | Sequence[str | Path], data_dir: str) -> Source:
-    own = run.config.data
-    if not source and own not in DATASETS and not Path(own).expanduser().is_dir():
-        raise UserError(f"{own}, which {run.path} was trained on, is no folder here: type --source FOLDER")
-    return open_source(source or own, data_dir or run.config.data_dir)
+        say.say(f"there are {available:,} {what}, and not {topk:,}")
+    return min(topk, available)
 
 
 def _nearest(
-    names: list[str], bank: np.ndarray, asked: list[Asked], vectors: np.ndarray, topk: int, method: str
+    names: list[str],
+    bank: np.ndarray,
+    asked: list[Asked],
+    vectors: np.ndarray,
+    topk: int,
+    method: str,
+    say: Reporter,
 ) -> dict[str, Any]:
     own = [query.own for query in asked]
-    _check_topk(topk, len(names) - max(map(len, own)), "images beside the one asked for" if any(own) else "images")
+    what = "images beside the one asked for" if any(own) else "images"
+    topk = _at_most(topk, len(names) - max(map(len, own)), what, say)
     hits = nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
@@ -154,12 +154,13 @@ def _duplicates(
         ]
         for group in found
     ]
-    return {"threshold": threshold, "threshold_is": why, "groups": groups}
+    lowest = [round(similar.least_alike(bank, [i for i, _ in group]), DIGITS) for group in found]
+    return {"threshold": threshold, "threshold_is": why, "groups": groups, "lowest": lowest}
 
 
 def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> dict[str, Any]:
     k = min(similar.NEIGHBORS, len(names) - 1)
-    _check_topk(topk, len(names))
+    topk = _at_most(topk, len(names), "images", say)
     with say.bar("comparing", len(bank)) as advance:
         score = similar.unusual(bank, k, advance)
     least = np.argsort(score, kind="stable")[:topk]
@@ -167,9 +168,9 @@ def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> d
 
 
 def _deliver(result: dict[str, Any], form: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
-    """To stdout, or to a file whose name then goes there; a page always is a file."""
+    """To stdout, or to a file whose name then goes there."""
     if form == "html":
-        made, out = page.render(result, images, asked), out or f"{result['kind']}.html"
+        made = page.render(result, images, asked)
     else:
         made = json.dumps(result, indent=1) if form == "json" else text.render(result)
     if out:

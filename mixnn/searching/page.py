@@ -10,7 +10,7 @@ from mixnn.embedding.source import Source
 from mixnn.progress import plural, shown
 from mixnn.searching.originals import Originals, small_file
 from mixnn.searching.queries import Asked
-from mixnn.searching.text import summary
+from mixnn.searching.text import summary, titles
 from mixnn.webpage import head
 
 MAX_TILES = 1000  # on a page; at some 6 KB each it stays a page that opens
@@ -76,7 +76,7 @@ def _sections(result: dict[str, Any], originals: Originals, asked: list[Asked]) 
         if kind == "nearest":
             heading, tiles = f"Nearest to {_name(part['query'])}", _answers(part, asked[number], originals, left)
         else:
-            heading, tiles = f"Group {number + 1}: {len(part)} images", _copies(part[:MAX_IN_GROUP], originals)
+            heading, tiles = titles(result)[number].capitalize(), _copies(part[:MAX_IN_GROUP], originals)
         left -= len(tiles)
         yield f"<h2>{heading}</h2>\n{_tiles(tiles)}"
         yield _more(len(part) - MAX_IN_GROUP, "images of this group") if kind == "duplicates" else ""

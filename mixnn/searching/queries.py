@@ -94,7 +94,7 @@ def _fresh(paths: dict[int, Path], run: Run, device: str) -> tuple[dict[int, np.
     unreadable: dict[int, str] = {}
     if paths:
         files = Source("", [str(i) for i in paths], list(paths.values()))
-        for names, found, skipped in embedding.encode(embedding.load(run, device), files):
+        for names, found, skipped in embedding.load(run, device).encode(files):
             vectors |= zip(map(int, names), to_unit(found), strict=True)
             unreadable |= {int(i): why for i, why in skipped}
     return vectors, unreadable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -67,6 +67,12 @@ def near_duplicates(
         order = np.argsort(-cos[1:], kind="stable") + 1
         found.append([(int(group[i]), float(cos[i])) for i in (0, *order)])
     return sorted(found, key=lambda group: (-round(group[1][1], 5), group[0][0]))
+
+
+def least_alike(bank_MF: np.ndarray, group: Sequence[int]) -> float:
+    """The lowest cosine of two images of a group; of a very large one, of a sample."""
+    some = bank_MF[list(group[:: -(-len(group) // SAMPLE)])]
+    return float((some @ some.T).min())
 
 
 def num_blocks(num_images: int) -> int:

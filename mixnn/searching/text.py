@@ -6,6 +6,8 @@ from typing import Any
 
 from mixnn.progress import plural, shown
 
+LARGE = 5  # images; copies of one image are seldom more
+FAR = 0.98  # a cosine that copies of one image hardly fall below
 LINKED = "Similarity is to the group's first image; one below the threshold is linked to it by others"
 
 
@@ -32,6 +34,16 @@ def summary(result: dict[str, Any]) -> list[str]:
     return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{bound}. {LINKED}"]
 
 
+def titles(result: dict[str, Any]) -> list[str]:
+    """Of each group of near-duplicates; the page has them too."""
+    found = []
+    for number, (group, lowest) in enumerate(zip(result["groups"], result["lowest"], strict=True), 1):
+        apart = len(group) >= LARGE and lowest < max(FAR, result["threshold"] - 1e-5)  # float32
+        kind = f"; two of them reach {lowest:.4f} only: probably images of one kind, not copies" if apart else ""
+        found.append(f"group {number}, {len(group)} images{kind}")
+    return found
+
+
 def _nearest(result: dict[str, Any]) -> list[str]:
     lines = summary(result)
     for row in result["queries"]:
@@ -47,8 +59,8 @@ def _outliers(result: dict[str, Any]) -> list[str]:
 
 def _duplicates(result: dict[str, Any]) -> list[str]:
     lines = summary(result)
-    for number, group in enumerate(result["groups"], 1):
-        lines += ["", f"group {number}, {len(group)} images", "similarity  image"]
+    for title, group in zip(titles(result), result["groups"], strict=True):
+        lines += ["", title, "similarity  image"]
         for i, image in enumerate(group):
             same, cos = image["same_content_as"], f"{image['similarity']:.4f}" if i else "first"
             note = f"  (identical to {shown(same)})" if same else ""

@@ -18,7 +18,7 @@ from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
 from mixnn.runs.encoder import load_backbone, read_backbone
 from mixnn.runs.folder import environment
-from mixnn.runs.images import load_split
+from mixnn.runs.images import check_there, load_split, tells_purity
 from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
@@ -38,19 +38,23 @@ def pretrain(
     init_from: str | Path = "",
     time_budget: str = "",
     command: str = "mixnn.pretrain(...)",
+    started: float | None = None,
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> Run:
     """Train an encoder without labels; returns the run folder.
 
     `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
-    `time_budget`, as in "30m", sets the epochs by how long a step takes here.
+    `time_budget`, as in "30m", sets the epochs by how long a step takes here; it counts from this call, or from
+    `started`, by time.perf_counter().
     """
-    say, start = (reporter or Reporter()) if dist.speaks() else Silence(), time.perf_counter()
+    say = (reporter or Reporter()) if dist.speaks() else Silence()
+    start = time.perf_counter() if started is None else started
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
-                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ"
+                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ\n"
+                f"to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from {resume}"
             )
         run = Run.open(resume)
         with _alone(run.path):
@@ -62,7 +66,7 @@ def pretrain(
         if (Path(out) / LOCK).exists():
             with held(Path(out)):  # nor is a run overwritten while another process trains it
                 pass
-    config, images = _decide(str(data), set or {}, settings, str(time_budget), say)
+    config, images = _decide(str(data), set or {}, settings, str(time_budget), start, say)
     initial = _initial_backbone(Path(init_from), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:
@@ -101,7 +105,7 @@ def _alone(path: Path) -> AbstractContextManager[None]:
 
 
 def _decide(
-    data: str, options: dict[str, Any], settings: dict[str, Any], time_budget: str, say: Reporter
+    data: str, options: dict[str, Any], settings: dict[str, Any], time_budget: str, start: float, say: Reporter
 ) -> tuple[Config, ImageSet]:
     """The configuration and its images; says what the images are, and what was chosen for them and why."""
     budget = _seconds(time_budget) if time_budget else 0.0
@@ -112,12 +116,14 @@ def _decide(
         say.warn(f"skipped {name}: {reason}")
     for line in images.scan.lines() if images.scan else []:
         say.say(line)
+    if config.labels:
+        say.say(_about_labels(images))
     if budget:  # what else is chosen depends on how many epochs there will be
-        settings = settings | {"epochs": _epochs_within(budget, config, images, say)}
+        settings = settings | {"epochs": _epochs_within(budget, start, config, images, say)}
         config, images = resolve(data, options, settings)
         if "warmup_epochs" not in settings:
             config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
-    for choice in choices(data, options, settings):
+    for choice in choices(data, options, settings, len(images)):
         say.say(str(choice))
     if 0 < config.epochs <= config.warmup_epochs:
         say.warn(
@@ -125,6 +131,12 @@ def _decide(
             f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
         )
     return config, images
+
+
+def _about_labels(images: ImageSet) -> str:
+    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {images.num_classes} classes"
+    why = "; purity is left out, for which half of the images need a label"
+    return text if tells_purity(images) else text + why
 
 
 def _seconds(text: str) -> float:
@@ -140,13 +152,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _epochs_within(budget: float, config: Config, images: ImageSet, say: Reporter) -> int:
-    """As many as fit, by the time of a few steps on a trainer that is thrown away."""
-    trial = Trainer(replace(config, epochs=10**6, knn_every=0, loggers=""), images, say)
-    per_step = trial.seconds_a_step()
-    epochs = max(1, int(0.95 * budget / (per_step * trial.steps_per_epoch)))
-    epoch = per_step * trial.steps_per_epoch
-    say.say(f"epochs {epochs}: a step takes {1e3 * per_step:.0f} ms here, an epoch {epoch:.1f} s")
+def _epochs_within(budget: float, start: float, config: Config, images: ImageSet, say: Reporter) -> int:
+    """As many as fit, by the time of a few steps and a reading on a trainer that is thrown away.
+
+    What has gone by since the start is counted, and the last reading; a twentieth is left for checkpoints.
+    """
+    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, say)
+    step, reading = trial.seconds_a_step(), trial.seconds_a_reading()
+    epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
+    gone = time.perf_counter() - start
+    left = 0.95 * (budget - gone - reading)
+    epochs = dist.agreed(max(1, int(left / epoch)))
+    say.say(f"epochs {epochs}: a step takes {1e3 * step:.0f} ms here, an epoch {epoch:.1f} s")
+    if left < epoch:
+        say.warn(f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, so it takes longer than --time-budget")
     return epochs
 
 
@@ -163,6 +182,7 @@ def _initial_backbone(source: Path, config: Config, say: Reporter) -> Backbone:
 
 def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
     run = replace(run, config=replace(run.config, **settings))
+    check_there(run)
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(say.warn)

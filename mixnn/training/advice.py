@@ -29,10 +29,15 @@ class Choice(NamedTuple):
         return f"{self.name} {self.value}: {self.reason}"
 
 
-def advise(folder: Path, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool) -> list[Choice]:
-    """What to add to the user's own settings, and to the options of the method (OPTIONS says which are those)."""
+def advise(
+    folder: Path, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool, num: int = 0
+) -> list[Choice]:
+    """What to add to the user's own settings, and to the options of the method (OPTIONS says which are those).
+
+    `num`: how many images there are, once they have been read; before that, files are counted.
+    """
     names = list_splits(folder).names("train")
-    return choose(len(names), typical_side([folder / name for name in names]), given, options, cuda)
+    return choose(num or len(names), typical_side([folder / name for name in names]), given, options, cuda)
 
 
 def typical_side(paths: list[Path]) -> int:
@@ -64,9 +69,10 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     value("bn_groups", 8 if batch == 256 else 1, "groups of 32, as the paper" if batch == 256 else "the batch is small")
     epochs = value("epochs", *_epochs(num, cuda))
     steps = epochs * max(1, num // max(1, batch))
-    if steps < FEW_STEPS:
+    if 0 < steps < FEW_STEPS:
         value("lr", 0.3, f"a larger rate for a run of {plural(steps, 'step')}")
-    value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
+    if steps:
+        value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     if size < 16:
         value("crop_area", 0.6, "a smaller part of such a tiny image says little")
     value("mirror", "yes", "a mirrored photograph is one too; for text, digits or maps type --mirror no")

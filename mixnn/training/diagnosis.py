@@ -15,7 +15,7 @@ from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import load_split
+from mixnn.runs.images import check_there, load_split
 from mixnn.training.trainer import Trainer
 
 FEATURES = {
@@ -40,6 +40,7 @@ def diagnose(
     """
     batches = whole("batches", batches, 1)
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    check_there(run)
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0)  # type: ignore[arg-type]
     tensors, state = run.load_checkpoint(say.warn)
@@ -68,7 +69,7 @@ def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float
     means = step.means()
     if holds_all and "own_image" in means:
         say.warn("the support set holds nearly all images: own_image counts those too")
-    return means if trainer.labelled else {k: v for k, v in means.items() if not k.startswith("purity")}
+    return means if trainer.tells_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
 
 def feature_health(trainer: Trainer) -> dict[str, float]:

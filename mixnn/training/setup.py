@@ -20,8 +20,11 @@ from mixnn.runs.images import load_split, training_size
 from mixnn.training.advice import OPTIONS, Choice, advise
 
 
-def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Defaults, then the data set's recipe and the method's, then what the user gave; no image is read for it."""
+def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any], num: int = 0) -> Config:
+    """Defaults, then the data set's recipe and the method's, then what the user gave; no image is read for it.
+
+    `num`: of a folder's images, where they have been read.
+    """
     if "options" in settings:
         raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     method = str(settings.get("method", "mnn"))
@@ -31,7 +34,7 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
     options = checked(methods.find(method).Options, f"option of {method}", options)
     recipe = dict(RECIPES.get(data, {}))
     recipe_options = recipe.pop("options", {})
-    for choice in choices(data, options, settings):
+    for choice in choices(data, options, settings, num):
         (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": data})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
@@ -46,12 +49,16 @@ def check_setting(name: str, method: str) -> None:
         raise UserError(f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python")
 
 
-def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> list[Choice]:
+def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any], num: int = 0) -> list[Choice]:
     """What is chosen for a folder of images, with the reasons; nothing for a data set, which has its recipe."""
     folder = Path(data).expanduser()
     if data in DATASETS or not folder.is_dir():
         return []
-    return advise(folder, settings, options, pick_device(str(settings.get("device", "auto"))).type == "cuda")
+    cuda = pick_device(str(settings.get("device", "auto"))).type == "cuda"
+    method = str(settings.get("method", "mnn"))
+    unused = set(OPTIONS) - {f.name for f in fields(methods.find(method).Options)}
+    unused |= set() if methods.has_support(method, options) else {"support_size"}
+    return [choice for choice in advise(folder, settings, options, cuda, num) if choice.name not in unused]
 
 
 def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
@@ -60,6 +67,8 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     if data in DATASETS and (config.labels or config.on_error != "skip"):
         raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
     images = load_split(config, methods.find(config.method).split)
+    if data not in DATASETS:  # some files may have been no images
+        config = configure(data, options, settings, len(images))
     config = replace(config, image_size=training_size(config, images))
     check_images(config, images)
     # Absolute, so that a run can be resumed and evaluated from any place.

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.augment import View, strong, weak
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
@@ -25,26 +24,16 @@ from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
 from mixnn.runs.folder import Diverged
-from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed
+from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed, tells_purity
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
+from mixnn.training.views import pipelines
 
 # Seconds between readings of the running means for the bar; each makes the host wait for the device once.
 READ_EVERY = 1.0
 DRAWS = 2**31  # added to the seed: on a CPU the draws would else be the numbers that made the weights; it reads 32 bits
-
-
-def pipelines(config: Config, images: ImageSet, kinds: tuple[str, ...]) -> list[View]:
-    """The augmentation of each view; no flips where a mirrored image is another image."""
-    area = (config.crop_area, 1.0)
-    made = {
-        "strong": strong(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
-        "weak": weak(config.image_size, area=area, flip=config.weak_flip if images.mirror else 0.0),
-        "plain": weak(config.image_size, area=area, flip=0.5 if images.mirror else 0.0),
-    }
-    return [made[kind] for kind in kinds]
 
 
 class Trainer:
@@ -55,13 +44,13 @@ class Trainer:
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.start(device)
-        self.labelled = int(images.labels.min()) >= 0
+        self.tells_purity = tells_purity(images)
         self.probe_sets = self._probe_sets(device) if config.knn_every else None
         self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         if not self.resident:
             say.say(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
-        if methods.uses_labels(config.method, config.options) and not self.labelled:
+        if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
                 f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
                 f"or choose a method that needs none (`mixnn methods`)"
@@ -184,6 +173,14 @@ class Trainer:
             times.append(time.perf_counter() - start)
         return dist.agreed(statistics.median(times[3:]))
 
+    def seconds_a_reading(self) -> float:
+        """Of kNN; 0 where there is none."""
+        if not self.probe_sets:
+            return 0.0
+        start = time.perf_counter()
+        self._reading()
+        return time.perf_counter() - start
+
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
         self.loggers = loggers.start(self.config.loggers, run, self.done) if dist.speaks() else []
@@ -211,8 +208,7 @@ class Trainer:
         means = self.step.means()
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
-        if not self.labelled:
-            # An unlabelled row counts as a false neighbor, so these would mean nothing.
+        if not self.tells_purity:
             means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
 

@@ -172,3 +172,9 @@ def test_an_image_above_pillows_warning_is_still_read(tmp_path: Path, monkeypatc
     images, reasons = decode_all([tmp_path / "x.png"], 8)
     assert not reasons
     assert images[0, :, 0, 0].tolist() == [255, 0, 0]
+
+
+def test_a_name_may_be_text_and_what_is_no_name_is_no_unreadable_file(tmp_path: Path):
+    assert decode_all([str(tmp_path / "gone.png")], 8)[1] == {0: "not a regular file"}
+    with pytest.raises(TypeError):
+        decode_all([None], 8)  # type: ignore[list-item]

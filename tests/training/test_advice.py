@@ -1,17 +1,21 @@
 """Settings chosen for a folder: sensible at every size, explained, and never against the user's own."""
 
+from dataclasses import replace
+
 import pytest
 from PIL import Image
 
 import mixnn
+from mixnn import training
 from mixnn.config import Config
 from mixnn.progress import Reporter
 from mixnn.runs.images import load_split
 from mixnn.training import _seconds
 from mixnn.training.advice import OPTIONS, choose, typical_side
 from mixnn.training.schedule import short_warmup
-from mixnn.training.setup import resolve
-from mixnn.training.trainer import pipelines
+from mixnn.training.setup import choices, resolve
+from mixnn.training.trainer import Trainer
+from mixnn.training.views import pipelines
 
 QUIET = Reporter(quiet=True)
 
@@ -35,9 +39,26 @@ def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
     assert all(c.reason and str(c).startswith(f"{c.name} {c.value}: ") for c in found)
 
 
-@pytest.mark.parametrize("epochs, warmup", [(0, 0), (1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
+@pytest.mark.parametrize("epochs, warmup", [(1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
 def test_the_warm_up_ends_before_the_run_does(epochs, warmup):
     assert chosen(500, 32, given={"epochs": epochs})["warmup_epochs"] == warmup
+
+
+def test_a_run_of_no_epochs_needs_no_rate():
+    assert not {"lr", "warmup_epochs"} & chosen(500, 32, given={"epochs": 0}).keys()
+
+
+@pytest.mark.parametrize(
+    "method, told", [("mnn", {"support_size", "hidden"}), ("simclr", {"hidden"}), ("supervised", set())]
+)
+def test_only_options_that_the_method_has_are_chosen_and_files_that_are_no_images_do_not_count(tmp_path, method, told):
+    for i in range(8):
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "broken.png").write_text("nonsense")
+    _, images = resolve(str(tmp_path), {}, {"batch_size": 2})
+    found = {c.name: c for c in choices(str(tmp_path), {}, {"method": method, "device": "cpu"}, len(images))}
+    assert set(OPTIONS) & found.keys() == told
+    assert found["batch_size"].reason == "8 images give 4 steps an epoch"
 
 
 def test_a_gpu_gets_larger_images_networks_and_batches():
@@ -101,6 +122,22 @@ def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
     assert run.config.warmup_epochs == short_warmup(run.config.epochs)
     own = mixnn.pretrain("digits", out=tmp_path / "own", set=options, warmup_epochs=4, **common)
     assert own.config.warmup_epochs == 4
+
+
+def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
+    config, images = resolve("digits", {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
+    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _: 1.0)
+    monkeypatch.setattr(Trainer, "seconds_a_reading", lambda _: 6.0)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: 500.0)
+
+    def within(budget, start, every):
+        return training._epochs_within(budget, start, replace(config, knn_every=every), images, Reporter())
+
+    assert within(1006.0, 300.0, 2) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6 / 2))
+    assert within(1006.0, 300.0, 1) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6))
+    assert "longer" not in capsys.readouterr().err
+    assert within(100.0, 300.0, 2) == 1
+    assert "200 of 100 s are gone before the first epoch" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_time_budget_and_epochs_exclude_each_other():

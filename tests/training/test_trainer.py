@@ -13,7 +13,8 @@ from mixnn.config import Config
 from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
-from mixnn.training.trainer import Trainer, pipelines
+from mixnn.training.trainer import Trainer
+from mixnn.training.views import pipelines
 
 CONFIG = Config(data="cifar10", image_size=8, crop_area=0.3, weak_flip=0.7)
 QUIET = Reporter(quiet=True)
