@@ -238,7 +238,7 @@ def test_an_unknown_data_set(ask: Ask):
         ("pretrain digits --Epochs 3", "'--epochs'"),
         ("pretrain digits --mirror maybe", ""),
         ("pretrain digits --overwirte", "'--overwrite'"),
-        ("report x --overwhelm", ""),
+        ("diagnose x --overwrite", ""),
         ("pretrain images", ""),
         ("pretrain ./tiny-imagenet-200", ""),
     ],
