@@ -506,7 +506,6 @@ def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: 
         ("explore run --layout pca --out map.html", "map.html"),
         ("evaluate run --save run.json", "run.json"),
         ("bench --json bench.json", "bench.json"),
-        ("figures loss --run run --out .", "cifar10-loss.svg"),
         ("classify run labels.csv --out .", "predictions.csv"),
     ):
         (tmp_path / file).write_text("precious")
