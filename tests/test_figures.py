@@ -358,6 +358,18 @@ def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_
         figures(["tsne"], results=tmp_path, runs=[trained])
 
 
+def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(FIGURES, "loss", lambda _: pytest.fail("drawn"))
+    (tmp_path / "cifar10-loss.txt").write_text("precious")
+    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: type another name, or --overwrite"):
+        figures(["loss"], results=tmp_path, out=tmp_path)
+    monkeypatch.undo()
+    heard = Listener()
+    assert figures(["loss"], results=tmp_path, out=tmp_path, overwrite=True, reporter=heard) == []
+    assert "skipped loss" in heard.warned[0], "and what is there stays, where there is nothing to draw"
+    assert (tmp_path / "cifar10-loss.txt").read_text() == "precious"
+
+
 def test_every_line_of_every_figure_is_a_row_of_a_table():
     named = [
         *curves.METHODS,
