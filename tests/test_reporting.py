@@ -321,7 +321,7 @@ def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_pat
     page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
     assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training ended: the loss is nan at step 9."
     mixnn.pretrain(resume=tmp_path / "run", reporter=QUIET)
-    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
+    page = report([tmp_path / "run"], tmp_path / "y.html", images=0, reporter=QUIET)
     assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
 
 

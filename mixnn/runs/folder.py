@@ -62,7 +62,7 @@ class Run:
         if not overwrite:
             ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
             raise Taken(f"{path} exists: type another --out{ways}")
-        if not (is_run or (path.is_dir() and all(file.name == LOCK for file in path.iterdir()))):
+        if not (is_run or (path.is_dir() and all(_begun(file.name) for file in path.iterdir()))):
             raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
 
     @staticmethod
@@ -99,8 +99,8 @@ class Run:
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         run = Run(path, config)
-        run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
         run.write("command.txt", command + "\n")
+        run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))  # last: now it is one
         return run
 
     @staticmethod
@@ -188,6 +188,11 @@ class Run:
             except checkpoint.Damaged as error:
                 warn(f"{error}{'' if path == paths[-1] else '; falling back to the one before'}")
         raise UserError(f"{self.path} has no usable checkpoint: start it anew, with --out {self.path} --overwrite")
+
+
+def _begun(name: str) -> bool:
+    """Whether a file is of those that are there before a run folder is one."""
+    return name in (LOCK, "command.txt") or name.endswith(".tmp")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

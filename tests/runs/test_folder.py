@@ -66,6 +66,22 @@ def test_overwrite_replaces_a_run_and_leaves_nothing_of_it(tmp_path: Path):
     assert Run.open(new.path).config.epochs == 3
 
 
+def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    original, written = Run.write, []
+
+    def die_at_second(self: Run, name: str, text: str) -> None:
+        if written:
+            raise KeyboardInterrupt
+        original(self, name, text)
+        written.append(name)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "write", die_at_second)
+        Run.create(tmp_path / "x", CONFIG, "")
+    assert not Run.is_one(tmp_path / "x")
+    assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
+
+
 def test_overwrite_accepts_an_empty_folder(tmp_path: Path):
     (tmp_path / "x").mkdir()
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
