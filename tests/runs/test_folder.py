@@ -75,9 +75,10 @@ def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, 
         original(self, name, text)
         written.append(name)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Run, "write", die_at_second)
-        Run.create(tmp_path / "x", CONFIG, "")
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(tmp_path / "x", CONFIG, "")
     assert not Run.is_one(tmp_path / "x")
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
 
