@@ -173,9 +173,11 @@ def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, fold
     assert len(first & second) == 1, "the other source's"
     tensors, state = copy.load_checkpoint(pytest.fail)
     copy.save_checkpoint(state["step"] + 1, tensors, state | {"step": state["step"] + 1})
+    (copy.path / "embeddings" / "mine.npz").touch()
     third = kept(two)
-    assert len(third) == 1
+    assert len(third) == 2
     assert not third & second
+    assert "mine.npz" in third, "what others put there stays"
 
 
 def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):

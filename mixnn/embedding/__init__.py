@@ -19,6 +19,8 @@ from mixnn.runs.checkpoint import check_writable, found
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
+KEPT = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # names that `collect` gives, and nobody else
+
 
 def embed(
     run: str | Path | Run,
@@ -74,7 +76,7 @@ def collect(
     with store.writing(kept, encoder.num_features) as writer:
         _fill(writer, encoder, source, say)
         writer.about = about
-    for old in kept.parent.glob("*.npz"):
+    for old in kept.parent.glob(KEPT):
         if old != kept and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
             old.unlink(missing_ok=True)
     return store.read(kept)
