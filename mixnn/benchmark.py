@@ -26,7 +26,7 @@ from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
 from mixnn.progress import Reporter, plural, print_table
-from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 from mixnn.runs.folder import environment
 from mixnn.training.setup import check_device, check_images
 from mixnn.training.trainer import Trainer
@@ -108,7 +108,8 @@ def _config(
 def _doubled(configs: dict[str, Config]) -> dict[str, Config]:
     """Of the methods that send one view through a pass: with twice the batch, and a label that says so."""
     alone = [c for c in configs.values() if max(methods.passes(c.method, c.options)) == 1]
-    return {f"{c.method}, batch {2 * c.batch_size}": replace(c, batch_size=2 * c.batch_size) for c in alone}
+    fit = [c for c in alone if 2 * c.batch_size <= min(NUM_IMAGES, c.options.get("support_size", NUM_IMAGES))]
+    return {f"{c.method}, batch {2 * c.batch_size}": replace(c, batch_size=2 * c.batch_size) for c in fit}
 
 
 def _measure(config: Config, images: ImageSet, steps: int, where: torch.device, say: Reporter) -> tuple[Any, Any, Any]:

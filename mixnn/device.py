@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mixnn import dist
+from mixnn import processes
 from mixnn.config import UserError
 
 
@@ -19,12 +19,12 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; valid: auto, cpu, cuda, cuda:N")
     if device.type == "cuda":
-        device = _pick_cuda(name, dist.place() if device.index is None else device.index)
+        device = _pick_cuda(name, processes.place() if device.index is None else device.index)
     return device
 
 
 def _pick_cuda(name: str, index: int) -> torch.device:
-    if dist.asked_for() > 1 and ":" in name:
+    if processes.asked_for() > 1 and ":" in name:
         raise UserError(f"device {name!r} is one device, and each process takes one of its own: type --device cuda")
     if index >= torch.cuda.device_count():
         which = f"device {name!r}" if index == 0 or ":" in name else f"a CUDA device for process {index}"

@@ -10,7 +10,8 @@ that it has in one process, up to rounding.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -18,24 +19,7 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from mixnn.config import UserError
-
-
-def asked_for() -> int:
-    """How many processes were started together."""
-    text = os.environ.get("WORLD_SIZE") or "1"
-    if not text.isdecimal():
-        raise UserError(f"WORLD_SIZE={text} is no number of processes: unset it, or start the run with torchrun")
-    return max(1, int(text))
-
-
-def place() -> int:
-    """Which of this machine's processes this is."""
-    return int(os.environ.get("LOCAL_RANK") or 0) if asked_for() > 1 else 0
-
-
-def speaks() -> bool:
-    """Whether this is the process that prints, and writes files."""
-    return asked_for() == 1 or (os.environ.get("RANK") or "0") == "0"
+from mixnn.processes import asked_for
 
 
 def start(device: torch.device) -> None:
@@ -64,11 +48,21 @@ def rank() -> int:
     return torch_dist.get_rank() if torch_dist.is_initialized() else 0
 
 
+@contextmanager
+def _meeting() -> Iterator[None]:
+    """Where all processes must come."""
+    try:
+        yield
+    except RuntimeError:
+        raise UserError("another process of this run has ended; what it said tells why") from None
+
+
 def agreed(value: Any) -> Any:
     """The first process' value, in all."""
     values = [value]
     if size() > 1:
-        torch_dist.broadcast_object_list(values)
+        with _meeting():
+            torch_dist.broadcast_object_list(values)
     return values[0]
 
 
@@ -77,7 +71,8 @@ def largest(value: int) -> int:
     if size() == 1:
         return value
     number = torch.tensor(value)
-    torch_dist.all_reduce(number, torch_dist.ReduceOp.MAX)
+    with _meeting():
+        torch_dist.all_reduce(number, torch_dist.ReduceOp.MAX)
     return int(number)
 
 
@@ -99,7 +94,8 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, views: int) -> Tensor:
         ctx.views = views
         shares = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size())]
-        torch_dist.all_gather(shares, x.contiguous())
+        with _meeting():
+            torch_dist.all_gather(shares, x.contiguous())
         return torch.stack([part.unflatten(0, (views, -1)) for part in shares], dim=2).flatten(0, 2)
 
     @staticmethod
@@ -133,7 +129,8 @@ def sum_gradients(method: nn.Module) -> None:
         if id(p) not in shared:
             gradient /= size()
     flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message, not one for each
-    torch_dist.all_reduce(flat)
+    with _meeting():
+        torch_dist.all_reduce(flat)
     for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))
 
@@ -148,15 +145,16 @@ def average_statistics(module: nn.Module) -> None:
         return
     for name, buffer in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
-            torch_dist.all_reduce(buffer)
+            with _meeting():
+                torch_dist.all_reduce(buffer)
             buffer /= size()
 
 
 def check(bn_groups: int) -> None:
     """Every process must have whole batch-norm groups, and with them equal shares of a batch."""
-    n = asked_for()
-    if bn_groups % n:
+    if bn_groups % asked_for():
+        valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]
         raise UserError(
-            f"{n} processes cannot share bn_groups={bn_groups}, which must be a multiple of {n}: "
-            f"type --bn-groups {-(-bn_groups // n) * n}"
+            f"{asked_for()} processes cannot share bn_groups={bn_groups}: start {' or '.join(valid)} of them, "
+            f"or a run with another --bn-groups"
         )

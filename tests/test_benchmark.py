@@ -46,6 +46,15 @@ def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
         mixnn.bench(set={"support_size": 8}, **TINY)
 
 
+def test_twice_the_batch_is_timed_only_where_it_fits():
+    def doubled(batch_size: int) -> list[str]:
+        config = benchmark._config("ressl", {"support_size": 64}, "", 8, batch_size, "cpu", "auto")
+        return list(benchmark._doubled({"ressl": config}))
+
+    assert doubled(32) == ["ressl, batch 64"]
+    assert doubled(64) == []
+
+
 def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
     result = mixnn.bench("all", **TINY)["methods"]
     assert list(result) == [*mixnn.methods.METHODS, "ressl, batch 32", "supervised, batch 32"]

@@ -18,7 +18,7 @@ import mixnn
 from mixnn import classifying
 from mixnn.classifying import choosing, classify, learning, saving, suggesting, tables, without
 from mixnn.classifying.choosing import Task, calibrate, choose, folds, held_out, log_loss, wilson
-from mixnn.classifying.curve import curve
+from mixnn.classifying.curve import _point, curve
 from mixnn.classifying.learning import WORTH, learn, percent
 from mixnn.classifying.models import DEFAULTS, MODELS, Frame, Setting, fit, logits, settings, softmax
 from mixnn.classifying.words import _show_curve
@@ -259,6 +259,17 @@ def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     assert [p["labels_per_class"] for p in curve(few, settings("knn"), 0, 2)] == [1, 2, 5, 10]
 
 
+def test_a_gains_interval_covers_the_truth_as_often_as_it_says():
+    """Labels are right or not before and after; draws hold out a quarter of the same hundred, as the curve does."""
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        before, after = rng.random(100) < 0.6, rng.random(100) < 0.7
+        tested = [rng.permutation(100)[:25] for _ in range(20)]
+        point = _point(2, [100 * after[t].mean() for t in tested], [100 * before[t].mean() for t in tested])
+        covered += point["gain_low"] <= 10 <= point["gain_high"]
+    assert 0.92 < covered / 400 < 0.98
+
+
 @pytest.mark.parametrize(
     "low, high, said",
     [(0.4, 6.0, "should help"), (-2.0, 0.8, "may help little"), (-4.0, 7.0, "too few labels to say")],
@@ -454,6 +465,15 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
     assert classify(run, plenty, suggest=4, model="knn", reporter=QUIET)["suggested_by"] == "uncertain"
+
+
+@pytest.mark.parametrize("text", ['{"mine": 1}', "[1, 2]", "precious"])
+def test_a_file_of_another_in_the_place_of_the_suggested_is_refused_before_any_work(stub, tmp_path, text):
+    (tmp_path / "suggested.json").write_text(text)
+    with pytest.raises(UserError, match="no list of suggested images"):
+        classify(stub[0], suggest=4, out=tmp_path, reporter=QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["suggested.json"]
+    assert (tmp_path / "suggested.json").read_text() == text
 
 
 def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sample():

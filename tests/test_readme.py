@@ -74,12 +74,14 @@ def test_accuracies_are_those_of_the_committed_runs(path: Path):
 def test_times_are_those_of_the_committed_measurements():
     table = TEXT.split("`mixnn bench --method all`")[1].split("ReSSL and the supervised")[0]
     names = {"moco": "MoCo v2", "unmix": "UnMix", "simclr": "SimCLR", "ressl": "ReSSL", "supervised": "Supervised"}
+    one_direction, words = read("bench-one-direction-h200.json")["ms_per_step"], " ".join(TEXT.split())
+    assert f"with one direction (`mixnn bench --set symmetric=false`) takes {one_direction:.2f} ms" in words
     for name, row in read("bench-methods-h200.json")["methods"].items():
         passes, ms, ratio, *_ = cells(table, names.get(name, name.upper()))
         assert passes == "{} + {}".format(*row["passes"])
         assert ms == f"{row['ms_per_step']:.2f}"
         assert ratio == f"{row['over_expected']:.2f}"
-    large, words = read("bench-pass-size-h200.json")["ms_per_step"], " ".join(TEXT.split())
+    large = read("bench-pass-size-h200.json")["ms_per_step"]
     assert f"ReSSL takes {large['batch 512']['ressl']:.2f} ms" in words
     assert f"the supervised reference {large['batch 512']['supervised']:.2f}" in words
     assert f"MNN's {large['batch 256']['mnn']:.2f} of that day" in words

@@ -16,7 +16,7 @@ from mixnn.config import UserError, unknown
 from mixnn.embedding import Embeddings, collect
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_free
+from mixnn.runs.files import check_free
 
 __all__ = ["classify", "show"]
 
@@ -52,6 +52,7 @@ def classify(
             check_free(folder / file, overwrite)
         if str(apply):
             check_free(folder / _applied(apply), overwrite)
+    tables.ever_suggested(folder)  # refused, if it is another's file
     where: dict[str, Any] = {"device": device, "data_dir": data_dir, "reporter": say}
     found: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
     if str(labels) or suggest:

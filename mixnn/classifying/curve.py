@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from mixnn.classifying.choosing import Task, choose, testable
 from mixnn.classifying.models import Setting
@@ -14,7 +15,6 @@ STEPS = (1, 2, 5, 10, 20, 50, 100)  # labels a class; beyond, see the cross-vali
 DRAWS = 20  # of up to 10 labels a class; a quarter of that of more, which vary less and cost more
 TESTED = 0.25  # share of each class's labels that a draw holds out
 SPREAD = (5, 95)  # percentiles over draws
-APART = 1 / TESTED  # draws that can hold out different labels; more of them tell no more about a gain
 
 
 def curve(
@@ -56,6 +56,13 @@ def _point(m: int, found: list[float], before: list[float]) -> dict[str, Any]:
     values = {"accuracy": np.mean(found)} | dict(zip(("low", "high"), np.percentile(found, SPREAD), strict=True))
     gains = [b - a for a, b in zip(before, found, strict=False)]  # draw by draw
     if len(gains) > 1:
-        mean, error = np.mean(gains), np.std(gains, ddof=1) / min(len(gains), APART) ** 0.5
-        values |= {"gain": mean, "gain_low": mean - 1.96 * error, "gain_high": mean + 1.96 * error}
+        mean, reach = np.mean(gains), _reach(gains)
+        values |= {"gain": mean, "gain_low": mean - reach, "gain_high": mean + reach}
     return {"labels_per_class": m, **{k: round(float(v), 6) for k, v in values.items()}, "draws": len(found)}
+
+
+def _reach(gains: list[float]) -> float:
+    """Half the 95% interval of their mean, corrected for draws that share labels (Nadeau and Bengio, 2003)."""
+    count = len(gains)
+    error = np.std(gains, ddof=1) * (1 / count + TESTED / (1 - TESTED)) ** 0.5
+    return float(student_t.ppf(0.975, count - 1) * error)

@@ -19,7 +19,8 @@ from mixnn.classifying.models import Classifier, Frame, Setting
 from mixnn.config import UserError
 from mixnn.embedding import load as load_encoder
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import found, write_atomically
+from mixnn.runs.checkpoint import found
+from mixnn.runs.files import write_atomically
 
 FILE = "classifier.npz"
 FORMAT = 1

@@ -14,7 +14,7 @@ from mixnn.config import UserError
 from mixnn.data.labels import as_known, columns, from_csv, from_folders, read_rows
 from mixnn.data.listing import list_splits
 from mixnn.embedding import Embeddings
-from mixnn.runs.checkpoint import write_atomically
+from mixnn.runs.files import write_atomically
 
 PREDICTIONS = "predictions.csv"
 SUGGESTIONS = "suggestions.csv"
@@ -70,10 +70,16 @@ def write_suggestions(folder: Path, suggested: Sequence[str], given: dict[str, s
 
 def ever_suggested(folder: Path) -> list[str]:
     """What was suggested here before, in any round."""
-    try:
-        return [str(name) for name in json.loads((folder / SUGGESTED).read_text())]
-    except (OSError, ValueError, TypeError):  # none, or not ours: all it decides is a caution
+    path = folder / SUGGESTED
+    if not path.exists():
         return []
+    try:
+        names = json.loads(path.read_text())
+    except (OSError, ValueError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path} is no list of suggested images: move it away, or type another --out")
+    return names
 
 
 def _has_more(path: Path, given: dict[str, str]) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from mixnn.cli import evidence, look, train, use
 from mixnn.cli.words import Parser
 from mixnn.config import Interrupted, UserError, unknown
+from mixnn.processes import asked_for, speaks
 
 EPILOG = """examples:
   mixnn demo                                  embedded data, a minute on a CPU: train, evaluate, show
@@ -99,13 +100,15 @@ def main(words: Sequence[str] | None = None) -> int:
         if not args.verb:
             parser.print_help()
             return 0
-        if args.verb != "pretrain" and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
-            raise UserError(f"only pretrain runs on several processes: type mixnn {args.verb} without torchrun")
+        if args.verb != "pretrain" and asked_for() > 1:
+            raise UserError(
+                f"only pretrain runs on several processes: type mixnn {args.verb} without torchrun, or unset WORLD_SIZE"
+            )
         return VERBS[args.verb][0](args)
     except UserError as error:
         from mixnn.progress import shown
 
-        if os.environ.get("RANK", "0") != "0":
+        if not speaks():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
@@ -116,6 +119,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print("mixnn: interrupted", file=sys.stderr)
         return 130
     except Interrupted as error:
-        if os.environ.get("RANK", "0") == "0":
+        if speaks():
             print(f"mixnn: {error}", file=sys.stderr)
         return 128 + error.signal

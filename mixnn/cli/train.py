@@ -96,6 +96,7 @@ def pretrain(args: argparse.Namespace) -> int:
     """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
     started = time.perf_counter()  # before torch is imported
     from mixnn import dist
+    from mixnn.processes import speaks
     from mixnn.progress import Reporter
     from mixnn.training import pretrain
 
@@ -108,7 +109,7 @@ def pretrain(args: argparse.Namespace) -> int:
     command = shlex.join(["mixnn", *settings.pop("words")])
     say = Reporter(settings.pop("quiet"))
     run = pretrain(set=options, command=command, started=started, reporter=say, **settings)
-    if dist.speaks():
+    if speaks():
         print(run.path)
     dist.stop()
     return 0

@@ -57,13 +57,15 @@ def pair(text: str, example: str = "--set topk=5") -> tuple[str, str]:
 
 def as_settings(text: str) -> str:
     """A hint as verbs with --setting take it: `--batch-size 64` is `--setting batch_size=64` there."""
-    names = {f.name.replace("_", "-"): f.name for f in dataclasses.fields(Config) if f.name not in ("data", "data_dir")}
+    fields = [f for f in dataclasses.fields(Config) if f.name not in ("data", "data_dir")]
+    names = {f.name.replace("_", "-"): f.name for f in fields}
+    values = {"cpu", "cuda", "folders", *(choice for f in fields for choice in f.metadata.get("choices", ()))}
 
     def retold(found: re.Match[str]) -> str:
         flag, value = found.groups()
         return f"--setting {names[flag]}={value or '...'}" if flag in names else found[0]
 
-    return re.sub(r"--([a-z-]+)(?: (\w*\d[\w.]*|eager|compiled|skip|folders)(?!\w))?", retold, text)
+    return re.sub(rf"--([a-z-]+)(?: (\w*\d[\w.]*|{'|'.join(sorted(values))})(?!\w))?", retold, text)
 
 
 def data_dir(given: str, runs_own: str) -> str:

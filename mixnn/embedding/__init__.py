@@ -15,7 +15,8 @@ from mixnn.embedding.source import Source, source_for
 from mixnn.embedding.store import Embeddings
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_writable, found
+from mixnn.runs.checkpoint import found
+from mixnn.runs.files import check_writable
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 

@@ -19,8 +19,8 @@ from mixnn.evaluation.linear import Protocol, linear
 from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_writable, write_atomically
 from mixnn.runs.encoder import student_backbone
+from mixnn.runs.files import check_writable, write_atomically
 from mixnn.runs.folder import environment
 from mixnn.runs.images import check_there, is_labelled, load_split, placed
 

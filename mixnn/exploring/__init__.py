@@ -24,7 +24,7 @@ from mixnn.exploring.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures,
 from mixnn.exploring.server import Server
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 
 __all__ = ["explore"]
 

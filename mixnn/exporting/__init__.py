@@ -11,7 +11,7 @@ from mixnn.exporting.card import make_card
 from mixnn.exporting.forms import FORMS, OPSETS, check_form
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 
 __all__ = ["FORMS", "export"]
 

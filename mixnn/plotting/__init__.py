@@ -17,7 +17,7 @@ from mixnn.plotting.style import encode, styled
 from mixnn.progress import Reporter
 from mixnn.reproduction.asking import data_of
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_free, write_atomically
+from mixnn.runs.files import check_free, write_atomically
 
 __all__ = ["FIGURES", "figures"]
 

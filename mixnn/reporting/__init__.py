@@ -22,7 +22,7 @@ from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
-from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 from mixnn.runs.images import check_there
 
 __all__ = ["report"]

@@ -1,7 +1,8 @@
 """The folder of one run:
 
-config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json;
-and .lock, which the process that trains it holds.
+config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json,
+diverged.txt if training ended so, and .lock, which the process that trains it holds; beside them what verbs keep there:
+embeddings/, classifier/, explore.html, exported weights.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from torch import Tensor
 
 import mixnn
 from mixnn.config import Config, UserError, make
+from mixnn.processes import speaks
 from mixnn.runs import checkpoint
 from mixnn.runs.claims import LOCK
+from mixnn.runs.files import write_atomically
 
 PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
@@ -58,11 +62,12 @@ class Run:
         """A folder that exists is refused, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
-        is_run = Run.is_one(path)
+        is_run, is_begun = Run.is_one(path), _is_begun(path)
         if not overwrite:
             ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
+            ways = ", or --overwrite to use it" if is_begun else ways
             raise Taken(f"{path} exists: type another --out{ways}")
-        if not (is_run or (path.is_dir() and all(_begun(file.name) for file in path.iterdir()))):
+        if not (is_run or is_begun):
             raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
 
     @staticmethod
@@ -117,7 +122,7 @@ class Run:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {error}") from None
 
     def write(self, name: str, text: str) -> None:
-        checkpoint.write_atomically(self.path / name, text.encode())
+        write_atomically(self.path / name, text.encode())
 
     def log(self, record: dict[str, Any]) -> None:
         """One more line of metrics.jsonl."""
@@ -152,7 +157,9 @@ class Run:
         try:
             yield
         except Diverged as error:
-            self.write(DIVERGED, f"{error}\n")
+            if speaks():
+                with suppress(UserError):  # the disk may be full as well
+                    self.write(DIVERGED, f"{error}\n")
             raise
 
     def results(self) -> dict[str, Any]:
@@ -190,9 +197,10 @@ class Run:
         raise UserError(f"{self.path} has no usable checkpoint: start it anew, with --out {self.path} --overwrite")
 
 
-def _begun(name: str) -> bool:
-    """Whether a file is of those that are there before a run folder is one."""
-    return name in (LOCK, "command.txt") or name.endswith(".tmp")
+def _is_begun(path: Path) -> bool:
+    """Whether this is a folder that holds nothing but what is there before it is a run folder."""
+    first = rf"{re.escape(LOCK)}|command\.txt|\.(command\.txt|config\.yaml)\.\d+\.tmp"
+    return path.is_dir() and all(file.is_file() and re.fullmatch(first, file.name) for file in path.iterdir())
 
 
 def environment(device: torch.device) -> dict[str, Any]:

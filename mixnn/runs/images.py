@@ -14,6 +14,8 @@ from mixnn.data import ImageSet
 from mixnn.data.listing import list_splits
 from mixnn.runs.folder import Run
 
+PAIRS = 4  # of labelled images and labelled neighbors that a batch must have on average for purity to be told
+
 
 def load_split(config: Config, split: str) -> ImageSet:
     """One split of the configured data set or folder, limited as configured."""
@@ -74,9 +76,10 @@ def training_size(config: Config, images: ImageSet) -> int:
     return data.DATASETS[config.data].train_size if config.data in data.DATASETS else images.size[0]
 
 
-def tells_purity(images: ImageSet) -> bool:
-    """Whether enough is labelled for purity: of less than half, a batch may hold no pair to judge."""
-    return images.num_labelled * 2 >= len(images)
+def tells_purity(images: ImageSet, batch_size: int) -> bool:
+    """Whether enough is labelled for purity: a batch without a pair to judge would count as impure."""
+    share = images.num_labelled / len(images)
+    return share == 1 or share**2 * batch_size >= PAIRS
 
 
 def is_labelled(images: ImageSet) -> bool:

@@ -15,7 +15,7 @@ from mixnn.embedding import collect
 from mixnn.embedding.source import Source, source_for
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import check_writable, write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 from mixnn.searching import page, queries, similar, text
 from mixnn.searching.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.searching.originals import Originals

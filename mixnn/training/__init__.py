@@ -13,6 +13,7 @@ from mixnn import dist, methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.nn.backbone import Backbone
+from mixnn.processes import speaks
 from mixnn.progress import Reporter, Silence, plural
 from mixnn.runs import Run
 from mixnn.runs.claims import LOCK, held
@@ -48,7 +49,7 @@ def pretrain(
     `time_budget`, as in "30m", sets the epochs by how long a step takes here; it counts from this call, or from
     `started`, by time.perf_counter().
     """
-    say = (reporter or Reporter()) if dist.speaks() else Silence()
+    say = (reporter or Reporter()) if speaks() else Silence()
     start = time.perf_counter() if started is None else started
     if resume:
         if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
@@ -61,7 +62,7 @@ def pretrain(
             return _resume(run, settings, say)
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
-    if str(out) and dist.speaks():
+    if str(out) and speaks():
         Run.check_free(Path(out), overwrite)  # before the data are read
         if (Path(out) / LOCK).exists():
             with held(Path(out)):  # nor is a run overwritten while another process trains it
@@ -86,13 +87,13 @@ def pretrain(
 def _folder(out: str, overwrite: bool, config: Config) -> Path:
     """Made by one process, for all."""
     made = None
-    if dist.speaks():
+    if speaks():
         made = Run.reserve(Path(out), overwrite) if out else new_folder(config)
     return dist.agreed(made)
 
 
 def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
-    if not dist.speaks():
+    if not speaks():
         return Run(path, config)
     run = Run.create(path, config, command, overwrite=True)
     run.write("environment.json", json.dumps(about, indent=1) + "\n")
@@ -101,7 +102,7 @@ def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> 
 
 def _alone(path: Path) -> AbstractContextManager[None]:
     """The run's own processes count as one."""
-    return held(path) if dist.speaks() else nullcontext()
+    return held(path) if speaks() else nullcontext()
 
 
 def _decide(
@@ -117,7 +118,7 @@ def _decide(
     for line in images.scan.lines() if images.scan else []:
         say.say(line)
     if config.labels:
-        say.say(_about_labels(images))
+        say.say(_about_labels(images, config.batch_size))
     if budget:  # what else is chosen depends on how many epochs there will be
         settings = settings | {"epochs": _epochs_within(budget, start, config, images, say)}
         config, images = resolve(data, options, settings)
@@ -133,10 +134,10 @@ def _decide(
     return config, images
 
 
-def _about_labels(images: ImageSet) -> str:
+def _about_labels(images: ImageSet, batch_size: int) -> str:
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {images.num_classes} classes"
-    why = "; purity is left out, for which half of the images need a label"
-    return text if tells_purity(images) else text + why
+    why = "; purity is left out, which so few cannot tell"
+    return text if tells_purity(images, batch_size) else text + why
 
 
 def _seconds(text: str) -> float:
@@ -188,7 +189,7 @@ def _resume(run: Run, settings: dict[str, Any], say: Reporter) -> Run:
     tensors, state = run.load_checkpoint(say.warn)
     trainer = Trainer(run.config, load_split(run.config, methods.find(run.config.method).split), say)
     trainer.load(tensors, state)
-    if dist.speaks():
+    if speaks():
         run.rewind(trainer.done)
     if trainer.done == trainer.total_steps:
         say.say(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")

@@ -66,10 +66,10 @@ def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float
     step.reset()
     for index in chosen:
         step.observe(index, generator)
-    means = step.means()
+    means = trainer.readable_means()
     if holds_all and "own_image" in means:
         say.warn("the support set holds nearly all images: own_image counts those too")
-    return means if trainer.tells_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
+    return means
 
 
 def feature_health(trainer: Trainer) -> dict[str, float]:

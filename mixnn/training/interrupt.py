@@ -18,7 +18,7 @@ class Flag:
 
 @contextmanager
 def interrupts() -> Iterator[Flag]:
-    """A flag that holds the number of the last SIGTERM or SIGINT; a second one acts as usual."""
+    """A flag that holds the number of the last SIGTERM or SIGINT; in a run on one process, a second acts as usual."""
     flag = Flag()
     if threading.current_thread() is not threading.main_thread():
         yield flag  # Python delivers signals to the main thread alone

@@ -20,6 +20,7 @@ from mixnn.device import pick_device
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
+from mixnn.processes import speaks
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_weights, make_backbone
@@ -44,8 +45,8 @@ class Trainer:
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.start(device)
-        self.tells_purity = tells_purity(images)
-        self.probe_sets = self._probe_sets(device) if config.knn_every else None
+        self.tells_purity = tells_purity(images, config.batch_size)
+        self.probe_sets = self._probe_sets(device) if config.knn_every and speaks() else None
         self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         if not self.resident:
@@ -149,7 +150,7 @@ class Trainer:
                     self._end_epoch(run, clock, self.done - first)
                     clock, read, first = time.perf_counter(), time.perf_counter(), self.done
                     advance(self.record["epoch"], _note(self.record))
-                elif now - read > READ_EVERY:
+                elif now - read > READ_EVERY and speaks():
                     read = now
                     advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
                 if signal := dist.largest(flag.signal):
@@ -183,7 +184,7 @@ class Trainer:
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
-        self.loggers = loggers.start(self.config.loggers, run, self.done) if dist.speaks() else []
+        self.loggers = loggers.start(self.config.loggers, run, self.done) if speaks() else []
         try:
             yield
         finally:
@@ -205,12 +206,15 @@ class Trainer:
         self.done += 1
 
     def _means(self) -> dict[str, float]:
-        means = self.step.means()
+        means = self.readable_means()
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
-        if not self.tells_purity:
-            means = {name: value for name, value in means.items() if not name.startswith("purity")}
         return means
+
+    def readable_means(self) -> dict[str, float]:
+        """The step's, without those that labels are too few for."""
+        means = self.step.means()
+        return means if self.tells_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
     def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
@@ -229,7 +233,7 @@ class Trainer:
         """All of it follows from what a checkpoint holds, but for the speed."""
         self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
         dist.average_statistics(self.method)
-        if not dist.speaks():
+        if not speaks():
             return
         if self.probe_sets and self._due(self.config.knn_every):
             self.record |= self._reading()
@@ -253,7 +257,7 @@ class Trainer:
         tensors, state = self.state()
         if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
             raise self._diverged("weights or loss are not finite")  # never replace a good checkpoint by a diverged one
-        if dist.speaks():
+        if speaks():
             run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 

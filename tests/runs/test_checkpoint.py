@@ -13,6 +13,7 @@ from torch import Tensor
 import mixnn
 from mixnn.config import UserError
 from mixnn.runs import checkpoint
+from mixnn.runs.files import write_atomically
 from tests.command import command
 
 STATE = {"step": 7, "seconds": 0.1 + 0.2, "names": ["loss", "purity"], "data": {"classes": ["ä", "b"], "mean": [0.5]}}
@@ -144,7 +145,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
     path.write_bytes(b"old")
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(UserError, match=r"file: No space left on device.*untouched"):
-        checkpoint.write_atomically(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -155,7 +156,7 @@ def test_a_write_that_is_interrupted_leaves_no_temporary(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write_atomically(tmp_path / "file", b"new")
+        write_atomically(tmp_path / "file", b"new")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -164,7 +165,7 @@ def test_the_file_is_synced_before_it_takes_the_name(tmp_path: Path, monkeypatch
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (calls.append("fsync"), fsync(file)))
     monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b)))
-    checkpoint.write_atomically(tmp_path / "file", b"new")
+    write_atomically(tmp_path / "file", b"new")
     assert calls == ["fsync", "replace", "fsync"], "contents, name, then the folder that holds the name"
 
 

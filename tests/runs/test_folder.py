@@ -80,6 +80,9 @@ def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, 
         with pytest.raises(KeyboardInterrupt):
             Run.create(tmp_path / "x", CONFIG, "")
     assert not Run.is_one(tmp_path / "x")
+    (tmp_path / "x" / ".config.yaml.7.tmp").touch()  # it was being written
+    with pytest.raises(UserError, match="or --overwrite to use it"):
+        Run.create(tmp_path / "x", CONFIG, "")
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
 
 
@@ -92,6 +95,8 @@ def test_overwrite_accepts_an_empty_folder(tmp_path: Path):
     "file, text",
     [
         ("notes.txt", "precious"),
+        ("thesis.tmp", "precious"),
+        (".config.yaml.7.tmp/inside.txt", "precious"),
         ("config.yaml", "title: my web site\ntheme: dark\n"),  # many programs have a config.yaml
         ("config.yaml", "- a list\n"),
         ("config.yaml", "key: [unclosed\n"),

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mixnn import dist, methods
+from mixnn.config import UserError
 from mixnn.methods.contract import Batch
 from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn.runs import Run
 from mixnn.training.step import sgd
+from mixnn.training.trainer import Trainer
 from tests.command import FORKS, Done, command
 from tests.methods.test_contract import CASES as ALL_CASES
 from tests.methods.test_contract import NUM_IMAGES, SMALL, known
@@ -38,12 +42,10 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def enter(rank: int, size: int, port: int, step: int = 0) -> None:
-    """What torchrun tells a process; one that is given a step is sent SIGTERM in it."""
+def enter(rank: int, size: int, port: int) -> None:
+    """What torchrun tells a process."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if step:
-        signal_in_step(step, signal.SIGTERM)
 
 
 # Steps, in float64
@@ -150,14 +152,11 @@ def test_all_processes_hold_the_same_bits(size: int, together: dict[int, list[di
 # Runs, through the command
 
 
-def run_together(size: int, *words: object, stop: int = 0) -> list[Done]:
-    """The command in each process; the last one is sent SIGTERM in the step given."""
+def run_together(*words: object, fault: Callable[..., None] = enter) -> list[Done]:
+    """The command in two processes; the fault is told their rank, number and port."""
     port = free_port()
-    with ThreadPoolExecutor(size) as pool:
-        steps = [0] * (size - 1) + [stop]
-        started = [
-            pool.submit(command, *words, fault=enter, args=(rank, size, port, step)) for rank, step in enumerate(steps)
-        ]
+    with ThreadPoolExecutor(2) as pool:
+        started = [pool.submit(command, *words, fault=fault, args=(rank, 2, port)) for rank in range(2)]
         return [each.result() for each in started]
 
 
@@ -186,7 +185,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("resident", ["yes", "no"])
 def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, alone: Path, resident: str):
     out = tmp_path / "run"
-    first, second = run_together(2, *DIGITS, "--out", out, "--resident", resident)
+    first, second = run_together(*DIGITS, "--out", out, "--resident", resident)
     assert (first.code, first.out) == (0, f"{out}\n"), first.err
     assert (second.code, second.out, second.err) == (0, "", "")  # one speaks for all
     assert first.err.count("ready after") == 1
@@ -194,9 +193,16 @@ def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, alone: Path, r
     assert_close(out, alone)
 
 
+def enter_and_stop(rank: int, size: int, port: int) -> None:
+    """The second process is sent SIGTERM in its sixth step."""
+    enter(rank, size, port)
+    if rank:
+        signal_in_step(6, signal.SIGTERM)
+
+
 def test_a_signal_to_one_stops_both_and_one_process_can_go_on(tmp_path: Path, alone: Path):
     out = tmp_path / "run"
-    done = run_together(2, *DIGITS, "--out", out, stop=6)
+    done = run_together(*DIGITS, "--out", out, fault=enter_and_stop)
     assert [each.code for each in done] == [128 + signal.SIGTERM] * 2
     assert "stopped and saved at step 6" in done[0].err
     assert done[1].err == ""
@@ -208,16 +214,42 @@ def test_a_signal_to_one_stops_both_and_one_process_can_go_on(tmp_path: Path, al
 def test_two_processes_go_on_where_one_was_stopped(tmp_path: Path, alone: Path):
     out = tmp_path / "run"
     assert command(*DIGITS, "--out", out, fault=signal_in_step, args=(7, signal.SIGTERM)).code == 128 + signal.SIGTERM
-    assert [each.code for each in run_together(2, "pretrain", "--resume", out)] == [0, 0]
+    assert [each.code for each in run_together("pretrain", "--resume", out)] == [0, 0]
     assert_close(out, alone)
 
 
+def enter_impatiently(rank: int, size: int, port: int) -> None:
+    """Alone, the second process would time fewer steps, and have time for fewer epochs."""
+    enter(rank, size, port)
+    if rank:
+        original = Trainer.seconds_a_step
+        Trainer.seconds_a_step = lambda self: original(self, seconds=0.0)  # type: ignore[method-assign]
+        Trainer.seconds_a_reading = lambda _: 2.0  # type: ignore[method-assign]
+
+
 def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: Path):
-    words = [word for word in DIGITS if word not in ("--epochs", "--warmup-epochs", "3", "1")]
-    words = [w for w in words if w not in ("--knn-every", "--checkpoint-every")]
-    done = run_together(2, *words, "--out", tmp_path / "run", "--time-budget", "1s")
-    assert [each.code for each in done] == [0, 0], done[0].err
-    assert len(log(tmp_path / "run")) >= 1
+    words = shlex.split("pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --knn-every 0 --time-budget 4s")
+    out = ("--out", tmp_path / "run", "--set", "support_size=32")
+    done = run_together(*words, *out, fault=enter_impatiently)
+    assert [each.code for each in done] == [0, 0], done[0].err + done[1].err
+    assert len(log(tmp_path / "run")) > 1
+
+
+def enter_without_disk(rank: int, size: int, port: int) -> None:
+    enter(rank, size, port)
+    if rank == 0:
+        Run.save_checkpoint = full  # type: ignore[method-assign, assignment]
+
+
+def full(*_: Any) -> None:
+    raise UserError("the disk is full")
+
+
+def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path):
+    done = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_without_disk)
+    assert [each.code for each in done] == [2, 2]
+    assert "mixnn: the disk is full" in done[0].err
+    assert done[1].err == "mixnn: another process of this run has ended; what it said tells why\n"
 
 
 # Mistakes
@@ -226,7 +258,7 @@ def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "type --bn-groups 4"),
+        (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "start 1 or 3 of them"),
         (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled is for a run on one process"),
         (["methods"], "only pretrain runs on several processes: type mixnn methods without torchrun"),
     ],

@@ -1,0 +1,26 @@
+"""What torchrun tells a process of the run it belongs to; no torch is needed to read it."""
+
+from __future__ import annotations
+
+import os
+
+from mixnn.config import UserError
+
+
+def asked_for() -> int:
+    """How many processes were started together."""
+    text = os.environ.get("WORLD_SIZE") or "1"
+    if not text.isdecimal():
+        raise UserError(f"WORLD_SIZE={text} is no number of processes: unset it, or start the run with torchrun")
+    return max(1, int(text))
+
+
+def place() -> int:
+    """Which of this machine's processes this is."""
+    return int(os.environ.get("LOCAL_RANK") or 0) if asked_for() > 1 else 0
+
+
+def speaks() -> bool:
+    """Whether this is the process that prints, and writes files."""
+    alone = (os.environ.get("WORLD_SIZE") or "1") in ("0", "1")
+    return alone or (os.environ.get("RANK") or "0") == "0"

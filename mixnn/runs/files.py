@@ -1,0 +1,47 @@
+"""Files that verbs write: whole or not at all, and never over one that is there unless they may."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from mixnn.config import UserError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of the file or nothing of it; UserError if the disk takes no more."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:  # a second Ctrl-C too
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
+
+
+def check_free(file: str | Path, overwrite: bool) -> None:
+    """A file that is there is refused unless it may be replaced; a verb asks before it begins to work."""
+    if Path(file).is_dir():
+        raise UserError(f"{file} is a folder: type the name of a file")
+    if Path(file).exists() and not overwrite:
+        raise UserError(f"{file} exists: type another name, or --overwrite to replace it")
+
+
+def check_writable(file: str | Path, overwrite: bool) -> None:
+    """The same; and the folder where it goes must be there."""
+    if not Path(file).absolute().parent.is_dir():
+        raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
+    check_free(file, overwrite)
