@@ -219,20 +219,26 @@ def test_two_processes_go_on_where_one_was_stopped(tmp_path: Path, alone: Path):
 
 
 def enter_impatiently(rank: int, size: int, port: int) -> None:
-    """Alone, the second process would time fewer steps, and have time for fewer epochs."""
+    """Alone, the second process would time fewer steps, and find time for fewer epochs; none of them is trained."""
     enter(rank, size, port)
     if rank:
         original = Trainer.seconds_a_step
-        Trainer.seconds_a_step = lambda self: original(self, seconds=0.0)  # type: ignore[method-assign]
-        Trainer.seconds_a_reading = lambda _: 2.0  # type: ignore[method-assign]
+        Trainer.seconds_a_step = lambda self: original(self, steps=0)  # type: ignore[method-assign]
+        Trainer.seconds_a_reading = lambda _: 600.0  # type: ignore[method-assign]
+
+    def note(self: Trainer, run: Run) -> None:
+        (run.path / f"epochs-{rank}").write_text(str(self.config.epochs))
+
+    Trainer.fit = note  # type: ignore[method-assign]
 
 
 def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: Path):
-    words = shlex.split("pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --knn-every 0 --time-budget 4s")
-    out = ("--out", tmp_path / "run", "--set", "support_size=32")
-    done = run_together(*words, *out, fault=enter_impatiently)
+    words = shlex.split("pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --knn-every 0 --time-budget 1h")
+    out = tmp_path / "run"
+    done = run_together(*words, "--out", out, "--set", "support_size=32", fault=enter_impatiently)
     assert [each.code for each in done] == [0, 0], done[0].err + done[1].err
-    assert len(log(tmp_path / "run")) > 1
+    first, second = ((out / f"epochs-{rank}").read_text() for rank in range(2))
+    assert first == second
 
 
 def enter_without_disk(rank: int, size: int, port: int) -> None:
