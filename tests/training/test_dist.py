@@ -227,7 +227,7 @@ def enter_impatiently(rank: int, size: int, port: int) -> None:
         Trainer.seconds_a_reading = lambda _: 600.0  # type: ignore[method-assign]
 
     def note(self: Trainer, run: Run) -> None:
-        (run.path / f"epochs-{rank}").write_text(str(self.config.epochs))
+        (run.path.parent / f"epochs-{rank}").write_text(str(self.config.epochs))
 
     Trainer.fit = note  # type: ignore[method-assign]
 
@@ -237,7 +237,7 @@ def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: P
     out = tmp_path / "run"
     done = run_together(*words, "--out", out, "--set", "support_size=32", fault=enter_impatiently)
     assert [each.code for each in done] == [0, 0], done[0].err + done[1].err
-    first, second = ((out / f"epochs-{rank}").read_text() for rank in range(2))
+    first, second = ((tmp_path / f"epochs-{rank}").read_text() for rank in range(2))
     assert first == second
 
 
