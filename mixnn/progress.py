@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+SILENCE = 30  # seconds after which a bar that is no bar says where it is
 
 
 def shown(text: str) -> str:
@@ -62,11 +65,15 @@ class Reporter:
         )
         with Progress(*columns, console=self.console, disable=not live) as progress:
             task = progress.add_task(title, total=total, note="")
+            last = time.monotonic()
 
             def advance(done: float, note: object = "") -> None:
+                nonlocal last
                 text = f"{note:.2f}" if isinstance(note, float) else str(note)
                 progress.update(task, completed=done, note=text)
-                if not live and done == int(done) and (done % every == 0 or done == total):
+                due = done % every == 0 or done == total or time.monotonic() - last > SILENCE
+                if not live and done == int(done) and due:
+                    last = time.monotonic()
                     self.say(f"{title} {done:.0f}/{total} {text}")
 
             yield advance

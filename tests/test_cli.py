@@ -745,3 +745,18 @@ def test_a_mistake_cannot_steer_the_terminal(ask: Ask):
     said = refused(ask, "embed", "none\x1b[31m\x07")
     assert "\x1b" not in said
     assert r"none\x1b[31m\x07 is no run folder" in said
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("reproduce main --data digits --row MNN --results taken", "cannot make the folder taken (File exists)"),
+        ("reproduce main --data digits --seeds 0-2", "--seeds 0-2: write it as 0 or as 0,1,2"),
+        ("reproduce main --data digits --row MNN,BYOL", "name several by repeating --row"),
+    ],
+)
+def test_what_reproduce_cannot_take_is_said_without_a_traceback(ask: Ask, tmp_path: Path, words: str, says: str):
+    (tmp_path / "taken").write_text("precious")
+    small = "--setting epochs=1 --setting warmup_epochs=0 --setting limit=32 --setting batch_size=32 --protocol knn"
+    assert says in refused(ask, f"{words} {small}")
+    assert (tmp_path / "taken").read_text() == "precious"

@@ -180,6 +180,15 @@ def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, fold
     assert "mine.npz" in third, "what others put there stays"
 
 
+def test_a_run_folder_that_cannot_be_written_is_searched_all_the_same(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    (copy.path / "embeddings").touch()  # no folder can be made there, whoever the user is
+    found = collect(copy, folder, device="cpu", reporter=QUIET)
+    assert len(found) == len(collect(run, folder, device="cpu", reporter=QUIET))
+    assert (copy.path / "embeddings").is_file()
+
+
 def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     first = collect(copy, folder, device="cpu", reporter=QUIET)

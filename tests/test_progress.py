@@ -36,3 +36,13 @@ def test_a_long_line_is_not_broken(capsys):
 @pytest.mark.parametrize("count, text", [(0, "0 images"), (1, "1 image"), (2, "2 images"), (1297, "1,297 images")])
 def test_one_thing_is_not_things(count: int, text: str):
     assert plural(count, "image") == text
+
+
+def test_where_there_is_no_bar_a_line_comes_at_every_twentieth_and_after_a_silence(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("mixnn.progress.time.monotonic", lambda: clock[0])
+    with Reporter().bar("epochs", 200) as advance:
+        for done in range(1, 25):
+            clock[0] += 31.0 if done in (3, 17) else 1.0
+            advance(done)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["3/200", "10/200", "17/200", "20/200"]

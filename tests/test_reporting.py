@@ -21,6 +21,7 @@ from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.reporting import pictures, report
+from mixnn.reporting.facts import read
 from mixnn.reporting.verdict import RULES, TITLES, judge, slope
 from mixnn.runs import Run
 from tests.browser import NAMES, Browser, Page, find_browser
@@ -75,6 +76,16 @@ def test_the_verdict_on_curves_made_by_hand(state, records, planned):
     verdict = judge(records, planned)
     assert (verdict.state, verdict.title) == (state, TITLES[state])
     assert all(sentence.endswith(".") for sentence in verdict.sentences)
+
+
+def test_a_run_of_no_epochs_says_whose_encoder_it_has(place, tmp_path):
+    assert judge([], 0).sentences == ["The run was made with 0 epochs."]
+    run = shutil.copytree(place / "mnn", tmp_path / "run")
+    for command, said in (("mixnn pretrain x --init-from 'runs/my cats' --epochs 0", "runs/my cats"), ("mixnn x", "")):
+        (run / "command.txt").write_text(command)
+        assert read(run).init_from == said
+    (said,) = judge([], 0, init_from="runs/a").sentences
+    assert said == "The run was made with 0 epochs; its encoder is that of runs/a."
 
 
 def test_a_verdict_names_the_numbers_it_rests_on():

@@ -60,8 +60,10 @@ def _accuracy(found: dict[str, Any]) -> list[str]:
         *found["notes"],
     ]
     if "without" in found:
-        gain = held["accuracy"] - max(row["accuracy"] for row in found["without"].values())
-        why = "" if gain > 0 else ": training has not paid here yet; train for longer, or on more images"
+        best = max(found["without"].values(), key=lambda row: row["accuracy"])
+        gain = held["accuracy"] - best["accuracy"]
+        why = "" if held["low"] > best["accuracy"] else "; too few labels to be sure of a gain"
+        why = why if gain > 0 else ": training has not paid here yet; train for longer, or on more images"
         lines.append(f"{gain:+.1f} points beside the better of raw pixels and the untrained network{why}")
     if held["confusions"]:
         pairs = [f"{c['label']!r} taken for {c['taken_for']!r} ({c['images']})" for c in held["confusions"][:3]]

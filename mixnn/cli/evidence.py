@@ -84,6 +84,12 @@ def _told_as_settings() -> Iterator[None]:
         raise UserError(words.as_settings(str(error))) from None
 
 
+def _seeds(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise UserError(f"--seeds {text}: write it as 0 or as 0,1,2")
+    return [int(part) for part in text.split(",")]
+
+
 @_told_as_settings()
 def reproduce(args: argparse.Namespace) -> int:
     """regenerate a table of the paper: run what is missing, print our numbers beside the paper's"""
@@ -100,7 +106,7 @@ def reproduce(args: argparse.Namespace) -> int:
     reproduction.reproduce(
         args.table,
         data=args.data,
-        seeds=[words.number(seed, "seeds", 0) for seed in args.seeds.split(",")],
+        seeds=_seeds(args.seeds),
         rows=args.row,
         results=args.results,
         runs=args.runs,

@@ -26,8 +26,8 @@ class Listing:
     def names(self, split: str) -> list[str]:
         """The names of this split, never empty."""
         if split == "test" and not self.test:
-            hint = f"to provide some, make the folders {self.folder}/train and {self.folder}/test"
-            raise UserError(f"{self.folder} has no test images\n{hint}")
+            hint = f"make the folders {self.folder}/train and {self.folder}/test, and train with --labels"
+            raise UserError(f"{self.folder} has no test images\nto provide some, {hint}")
         names = self.testing if split == "test" else self.training
         if not names:
             place = self.folder / ("" if not self.test else self.test if split == "test" else "train")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ def embed(
     out = Path(out)
     store.check_format(out)
     check_writable(out, overwrite)
-    images = source_for(run, source, data_dir, split, f"type mixnn embed {run.path} FOLDER")
+    images = source_for(run, source, data_dir, split, f"type {run.typed('embed')} FOLDER")
     encoder = load(run, device)
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, say)
@@ -69,18 +71,25 @@ def collect(
     kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
         return store.read(kept)
-    try:
-        kept.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {kept.parent}: {error.strerror}") from None
     encoder = load(run, device)
-    with store.writing(kept, encoder.num_features) as writer:
-        _fill(writer, encoder, source, say)
-        writer.about = about
-    for old in kept.parent.glob(KEPT):
-        if old != kept and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
-            old.unlink(missing_ok=True)
-    return store.read(kept)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        file = kept if _can_keep(kept.parent) else Path(elsewhere) / kept.name
+        with store.writing(file, encoder.num_features) as writer:
+            _fill(writer, encoder, source, say)
+            writer.about = about
+        for old in file.parent.glob(KEPT):
+            if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
+                old.unlink(missing_ok=True)
+        return store.read(file)
+
+
+def _can_keep(folder: Path) -> bool:
+    """Someone else's run folder may be read, and not written."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _digest(value: Any) -> str:

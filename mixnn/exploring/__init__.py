@@ -61,7 +61,7 @@ def explore(
     _check(target, serve, port, layout, neighbors, max_images, thumb)
     if target:
         check_writable(target, overwrite)
-    images = source_for(run, source, data_dir, how=f"type mixnn explore {run.path} FOLDER")
+    images = source_for(run, source, data_dir, how=f"type {run.typed('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)

@@ -5,6 +5,7 @@ Each is written as SVG and PNG, with a caption that says what was run. The same 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def figures(
     for run in folders:
         if run.config.data != data:
             raise UserError(
-                f"{run.path} is of {run.config.data}, and the figures of {data}: type --data {run.config.data}"
+                f"{run.path} is of {run.config.data}, and the figures of {data}: "
+                f"type --data {shlex.quote(run.config.data)}"
             )
     material = Material.gather(Path(results), folders, data, settings)
     for name in names or FIGURES:

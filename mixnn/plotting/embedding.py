@@ -36,7 +36,7 @@ def tsne(material: Material) -> Drawing:
     """A panel for each run folder that was given."""
     runs = [run for run in material.folders if found(run.path / "checkpoints")]
     if not runs:
-        raise Lacking(f"a run folder on {material.name} with a checkpoint (type --run RUN)")
+        raise Lacking(f"the name of a run folder on {material.name} with a checkpoint (type --run RUN)")
     if len(runs) > MAX_PANELS:
         raise Lacking(f"room for {len(runs)} run folders: give at most {MAX_PANELS}")
     try:

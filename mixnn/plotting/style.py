@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 DPI = 200
@@ -130,7 +131,7 @@ def apart(wanted: Sequence[float], gap: float) -> list[float]:
 
 
 def label_ends(ax: Axes) -> None:
-    """The name of each curve at its right end instead of a legend; call it when the axes have their limits."""
+    """A sample and the name of each curve at its right end, for a legend; call it when the axes have their limits."""
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     lay_out(figure)
@@ -139,19 +140,22 @@ def label_ends(ax: Axes) -> None:
     lines = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
     ends = [np.asarray(line.get_xydata())[-1] for line in lines]
     for line, (x, y), height in zip(lines, ends, apart([end[1] for end in ends], gap), strict=True):
+        beside = ax.get_yaxis_transform()
+        sample = Line2D([1.05, 1.075, 1.1], [height] * 3)
+        sample.update_from(line)
+        sample.set(transform=beside, clip_on=False, markevery=[1], label="_sample")
+        ax.add_artist(sample)
+        ax.text(1.115, height, str(line.get_label()), transform=beside, va="center", fontsize=7)
         ax.annotate(
-            str(line.get_label()),
+            "",
             (x, y),
             xytext=(1.05, height),
-            textcoords=ax.get_yaxis_transform(),
-            va="center",
-            fontsize=7,
+            textcoords=beside,
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
                 "linewidth": 0.4,
                 "color": GRAY,
-                "relpos": (0, 0.5),
                 "shrinkA": 1,
                 "shrinkB": 2,
             },

@@ -94,7 +94,7 @@ def _named(read: list[Facts]) -> list[Facts]:
 
 
 def _about(f: Facts, letter: str, look: dict[str, Any] | None) -> dict[str, Any]:
-    verdict = judge(f.records, f.config.epochs, f.diverged)
+    verdict = judge(f.records, f.config.epochs, f.diverged, f.init_from)
     return {
         "letter": letter,
         "name": f.name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ class Facts:
     @property
     def config(self) -> Config:
         return self.run.config
+
+    @property
+    def init_from(self) -> str:
+        """Where the encoder came from, if the command says so."""
+        found = re.search(r"--init-from[ =]('[^']*'|\S+)", self.command)
+        return found[1].strip("'") if found else ""
 
 
 def read(path: str | Path) -> Facts:

@@ -65,16 +65,17 @@ class Verdict:
         return TITLES[self.state]
 
 
-def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "") -> Verdict:
+def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "", init_from: str = "") -> Verdict:
     """The verdict on a run of so many planned epochs; the gravest state that applies comes first.
 
-    `diverged` is why training ended, if loss or weights became no numbers.
+    `diverged` is why training ended, if loss or weights became no numbers; `init_from`, where the encoder came from.
     """
     logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'epoch')} logged"
     if diverged:
         return Verdict("diverged", [f"Training ended: {diverged}.", f"{logged}."])
     if not records:
-        return Verdict("untrained", ["No epoch was finished." if epochs else "The run was made with 0 epochs."])
+        taken = f"; its encoder is that of {init_from}" if init_from else ""
+        return Verdict("untrained", ["No epoch was finished." if epochs else f"The run was made with 0 epochs{taken}."])
     last = records[-1]
     unfinished = last["epoch"] < epochs
     state, sentences = _state(records)

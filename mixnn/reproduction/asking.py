@@ -45,7 +45,8 @@ def tables_of(table: str, rows: str | Sequence[str]) -> list[Table]:
     wanted = [rows] if isinstance(rows, str) else list(rows)
     for name in wanted:
         if name.lower() not in names:
-            raise unknown("row", name, names.values())
+            several = "\nname several by repeating --row" if "," in name else ""
+            raise UserError(f"{unknown('row', name, names.values())}{several}")
     lower = [name.lower() for name in wanted]
     return _limited(tables, lambda row: not lower or row.name.lower() in lower)
 

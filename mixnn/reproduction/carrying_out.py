@@ -86,7 +86,10 @@ class Work:
 
 def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Reporter) -> dict[str, str]:
     """Run after run; returns those that failed, with the reason."""
-    work.results.mkdir(parents=True, exist_ok=True)
+    try:
+        work.results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {work.results} ({error.strerror}): type another --results") from None
     failed: dict[str, str] = {}
     pace = pace_of(done, missing[0].config.data)
     to_train = [p for p in missing if not work.is_trained(p)]
@@ -144,7 +147,8 @@ def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
                 state += f", again: there is neither {lacking} nor its run folder" if again else ""
         rows.append((p.name, " ".join(f"{k}={v}" for k, v in _differences(p).items()), state))
     print_table(("run", "options other than the method's own", "time"), rows)
-    total = f", about {duration(sum(map(cost, to_train)) * pace)} at the fastest pace so far" if pace else ""
+    time = duration(sum(map(cost, to_train)) * pace)
+    total = f", about {time} at the pace of the fastest run in {work.results}" if pace else ""
     rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
     print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if to_train else ''}{rest}")
 

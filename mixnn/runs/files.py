@@ -41,7 +41,9 @@ def check_free(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """The same; and the folder where it goes must be there."""
+    """The same; and the folder where it goes must be there, and open to this user."""
     if not Path(file).absolute().parent.is_dir():
         raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
+    if not os.access(Path(file).absolute().parent, os.W_OK):
+        raise UserError(f"nothing may be written to {Path(file).absolute().parent}: type another place for {file}")
     check_free(file, overwrite)

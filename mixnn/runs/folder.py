@@ -111,6 +111,11 @@ class Run:
     @staticmethod
     def open(path: str | Path) -> Run:
         path = Path(path)
+        if not path.exists():
+            beside = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
+            near = [p for p in beside if p.name.startswith(path.name)]
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{path} is no run folder, for there is none of that name{hint}")
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is no run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:
@@ -194,7 +199,9 @@ class Run:
                 return checkpoint.load(path)
             except checkpoint.Damaged as error:
                 warn(f"{error}{'' if path == paths[-1] else '; falling back to the one before'}")
-        raise UserError(f"{self.path} has no usable checkpoint: start it anew, with --out {self.path} --overwrite")
+        damaged = ", for those there are damaged" if paths else ""
+        anew = f"train it anew with mixnn pretrain, --out {self.path} --overwrite"
+        raise UserError(f"{self.path} has no usable checkpoint{damaged}: {anew}")
 
 
 def _is_begun(path: Path) -> bool:

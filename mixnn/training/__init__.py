@@ -135,17 +135,17 @@ def _decide(
 
 
 def _about_labels(images: ImageSet, batch_size: int) -> str:
-    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {images.num_classes} classes"
+    classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
+    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     why = "; purity is left out, which so few cannot tell"
     return text if tells_purity(images, batch_size) else text + why
 
 
 def _seconds(text: str) -> float:
-    """90s, 30m, 2h, 1.5h; a number alone is minutes."""
+    """90s, 30m, 2h, 1.5h; a number alone could be any."""
     units = {"s": 1, "m": 60, "h": 3600}
-    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 60)
     try:
-        seconds = float(number) * unit
+        seconds = float(text[:-1]) * units.get(text[-1:], 0)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):

@@ -86,6 +86,14 @@ def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, 
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
 
 
+def test_a_name_that_is_the_beginning_of_a_run_folders_is_completed(tmp_path: Path):
+    Run.create(tmp_path / "photos-mnn", CONFIG, "")
+    with pytest.raises(UserError, match=r"none of that name; did you mean .*photos-mnn\?"):
+        Run.open(tmp_path / "photos")
+    with pytest.raises(UserError, match=r"none of that name$"):
+        Run.open(tmp_path / "cats")
+
+
 def test_overwrite_accepts_an_empty_folder(tmp_path: Path):
     (tmp_path / "x").mkdir()
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG

@@ -104,12 +104,12 @@ def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
     assert typical_side([tmp_path / "broken.png"]) == 0
 
 
-@pytest.mark.parametrize("text, seconds", [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400), ("10", 600)])
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
 def test_a_time_budget_is_read(text, seconds):
     assert _seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", "0m", "-5m", "m", "infh", "nan"])
+@pytest.mark.parametrize("text", ["soon", "0m", "-5m", "m", "infh", "nan", "10"])
 def test_a_time_budget_that_is_none(text):
     with pytest.raises(mixnn.UserError, match="write it as 90s, 30m or 2h"):
         mixnn.pretrain("digits", time_budget=text, reporter=QUIET)
