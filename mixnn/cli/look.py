@@ -60,7 +60,9 @@ def data(args: argparse.Namespace) -> int:
         if not args.name:
             raise UserError("which data set? type: mixnn data get NAME; `mixnn data` lists the names")
         with Reporter().bytes_bar(args.name) as progress:
-            print(get(args.name, root, progress=progress))
+            place = get(args.name, root, progress=progress)
+        if place is not None:
+            print(place)
         return 0
     if args.action != "list" or args.name:
         raise UserError(f"mixnn data {args.action}: type `mixnn data` for the list, or `mixnn data get NAME`")

@@ -22,14 +22,17 @@ def get(
     progress: Progress | None = None,
     base_url: str | None = None,
     say: Callable[[str], None] = print,
-) -> Path:
-    """Brings a data set to disk and returns its folder; `base_url` stands in for the place of the official archive."""
+) -> Path | None:
+    """Brings a data set to disk and returns its folder, if it needs one.
+
+    `base_url` stands in for the place of the official archive.
+    """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     row, root = DATASETS[name], root or default_root()
     if row.archive is None:
         say(f"{name} comes with the installed packages, nothing needs downloading")
-        return root
+        return None
     if found := row.find(root):
         return found
     url = f"{base_url.rstrip('/')}/{row.archive.file}" if base_url else row.archive.url

@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_and_the_archive_kept(site: Site, root: Path, monkey
 
 def test_digits_need_no_download(root: Path):
     said: list[str] = []
-    get("digits", root, say=said.append)
+    assert get("digits", root, say=said.append) is None
     assert "nothing needs downloading" in said[0]
     assert not root.exists()
 
