@@ -13,7 +13,7 @@ from torch import Tensor
 import mixnn
 from mixnn.config import UserError
 from mixnn.runs import checkpoint
-from mixnn.runs.files import write_atomically
+from mixnn.runs.files import check_writable, write_atomically
 from tests.command import command
 
 STATE = {"step": 7, "seconds": 0.1 + 0.2, "names": ["loss", "purity"], "data": {"classes": ["ä", "b"], "mean": [0.5]}}
@@ -245,3 +245,16 @@ def test_nothing_is_unpickled():
     assert {name for name, nodes in files.items() if banned & set().union(*map(imports, nodes))} <= {
         "data/array_pickle.py"
     }
+
+
+def test_a_file_that_could_not_be_written_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    check_writable(tmp_path / "x.json", overwrite=False)
+    with pytest.raises(UserError, match="is no folder"):
+        check_writable(tmp_path / "absent" / "x.json", overwrite=False)
+    (tmp_path / "x.json").touch()
+    with pytest.raises(UserError, match="--overwrite to replace it"):
+        check_writable(tmp_path / "x.json", overwrite=False)
+    check_writable(tmp_path / "x.json", overwrite=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="nothing may be written to"):
+        check_writable(tmp_path / "x.json", overwrite=True)

@@ -103,8 +103,6 @@ def test_overwrite_accepts_an_empty_folder(tmp_path: Path):
     "file, text",
     [
         ("notes.txt", "precious"),
-        ("thesis.tmp", "precious"),
-        (".config.yaml.7.tmp/inside.txt", "precious"),
         ("config.yaml", "title: my web site\ntheme: dark\n"),  # many programs have a config.yaml
         ("config.yaml", "- a list\n"),
         ("config.yaml", "key: [unclosed\n"),
@@ -120,6 +118,17 @@ def test_overwrite_never_deletes_a_folder_that_is_no_run(tmp_path: Path, file: s
     with pytest.raises(UserError, match="is no run folder"):
         Run.create(tmp_path / "x", CONFIG, "", overwrite=True)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "file", ["thesis.tmp", ".thesis.tex.7.tmp", "data.tmp/inside.txt", ".config.yaml.7.tmp/inside.txt"]
+)
+def test_what_only_looks_left_over_is_not_deleted(tmp_path: Path, file: str):
+    (tmp_path / "x" / file).parent.mkdir(parents=True)
+    (tmp_path / "x" / file).write_text("precious")
+    with pytest.raises(UserError, match="is no run folder"):
+        Run.create(tmp_path / "x", CONFIG, "", overwrite=True)
+    assert (tmp_path / "x" / file).read_text() == "precious"
 
 
 def test_overwrite_does_not_delete_a_file(tmp_path: Path):
