@@ -1,6 +1,10 @@
-"""Which device a run uses."""
+"""Which device a run uses, and work that it may do side by side."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -32,3 +36,29 @@ def _pick_cuda(name: str, index: int) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)  # streams and graphs belong to the current device
     return device
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """What is queued within may run at the same time as what is queued next, until `join`. On a CPU it simply runs.
+
+    A compiler orders its work itself, and is left alone.
+    """
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        yield
+        return
+    stream = _second_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def join(device: torch.device) -> None:
+    """From here on, what was queued beside has been done."""
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        torch.cuda.current_stream(device).wait_stream(_second_stream(device))
+
+
+@functools.cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

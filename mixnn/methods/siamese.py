@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, make, option
+from mixnn.device import beside, join
 from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found, Seen
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
@@ -164,10 +165,14 @@ class Siamese(nn.Module):
         return self.encode_views(batch.views, batch.draws)
 
     def encode_views(self, views: tuple[Tensor, ...], draws: dict[str, Tensor]) -> Encoded:
+        z, device = None, views[0].device
+        if self.teacher is not None:
+            with beside(device):  # neither network waits for the other
+                z = self.teacher(*(views[i] for i in self.teacher_sees), shuffle=draws["shuffle"])
         q, p = (_by_view(self.student_sees, v) for v in self.student(*(views[i] for i in self.student_sees)))
-        if self.teacher is None:
+        if z is None:
             return Encoded(q, p, self.own_targets(q))
-        z = self.teacher(*(views[i] for i in self.teacher_sees), shuffle=draws["shuffle"])
+        join(device)
         return Encoded(q, p, _by_view(self.teacher_sees, z))
 
     def own_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -52,6 +52,7 @@ class Step:
         assert mode != "captured" or device.type == "cuda"
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
+            torch.backends.cudnn.benchmark_limit = 0  # every one, not the ten that look best: 3% of a step
         self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
