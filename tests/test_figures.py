@@ -68,7 +68,7 @@ def summary(row: Row, data: str = "cifar10", seed: int = 0) -> tuple[str, dict[s
         "linear": {"last": rng.uniform(88, 92), "protocol": how},
         "knn": {"weighted": rng.uniform(86, 90), "protocol": how},
     }
-    about = {"device": "a made-up device", "git": "abc123"}
+    about = {"device": "a made-up device", "git": "abc123"} | ({"code": "d1ge57"} if seed else {})
     config = asdict(planned.config)
     made = {"config": config, "command": "", "environment": about, "results": results, "metrics": metrics}
     return planned.name, made
@@ -230,7 +230,7 @@ def test_two_seeds_make_a_mean_with_a_band_of_one_deviation(material: Material):
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
     assert heights.min() == pytest.approx((mean - std).min())
     assert heights.max() == pytest.approx((mean + std).max())
-    assert "n = 2 (seeds 0, 1), 12 epochs, a made-up device, code abc123: nearest." in caption
+    assert "n = 2 (seeds 0, 1), 12 epochs, a made-up device, code abc123, d1ge57: nearest." in caption
     assert "n = 1 (seed 0), 12 epochs, a made-up device, code abc123: labels; random." in caption
 
 

@@ -85,9 +85,9 @@ def test_times_are_those_of_the_committed_measurements():
     assert f"ReSSL takes {large['batch 512']['ressl']:.2f} ms" in words
     assert f"the supervised reference {large['batch 512']['supervised']:.2f}" in words
     assert f"MNN's {large['batch 256']['mnn']:.2f} of that day" in words
-    one = read("bench-h200.json")
+    one, loop = read("bench-h200.json"), read("bench-plain-loop-h200.json")["plain_loop"]["ms_per_step"]
     assert f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s" in TEXT
-    assert f"| {one['plain_loop']['ms_per_step']:.1f} | {one['times_faster']} times as long |" in TEXT
+    assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in TEXT
 
 
 def test_twenty_epochs_are_those_of_the_committed_runs():

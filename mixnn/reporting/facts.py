@@ -221,4 +221,6 @@ def code(environment: Mapping[str, Any]) -> str:
     git = environment.get("git")
     if git:
         versions.insert(1, f"git {str(git).rstrip('+')}{' with uncommitted changes' if str(git).endswith('+') else ''}")
+    if environment.get("code"):
+        versions.append(f"digest of the package {environment['code']}")
     return ", ".join(versions) or "not recorded"
