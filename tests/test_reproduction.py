@@ -1,6 +1,7 @@
 """reproduce: the paper's data file, the plan, the table, and a small end-to-end run that is broken off and taken up."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,12 +18,14 @@ import mixnn
 import mixnn.cli
 from mixnn import methods
 from mixnn.cli.words import as_settings
+from mixnn.config import Interrupted
 from mixnn.progress import Reporter
 from mixnn.reproduction import asking, carrying_out, planning, rendering, tables
 from mixnn.reproduction.tables import TABLES, Row, Table
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
 from mixnn.training.setup import configure
+from mixnn.training.trainer import Trainer
 
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 2, "limit": 128, "knn_every": 0, "batch_size": 32}
@@ -103,8 +106,8 @@ def test_each_command_of_the_page_is_one(command):
 
 def test_the_page_names_every_table_and_how_many_runs_they_are():
     assert len(COMMANDS) > 8
-    (state,) = re.findall(r"^\| main \|.*\n\| (.*?) \|", PAGE, re.MULTILINE)
-    assert ["main", *state.split(", ")] == list(TABLES)
+    state = re.findall(r"^\| ([a-z].*?) \|", PAGE.split("## State")[1].split("\n\n")[1], re.MULTILINE)[1:]
+    assert sorted(", ".join(state).split(", ")) == sorted(TABLES)
     assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
     rows = {row.name for table in TABLES.values() for row in table.rows}
     named = re.findall(r"control\s+`([^`]+)`", PAGE)
@@ -366,7 +369,7 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
     assert ours() == [None, None]
     assert ours(probe_epochs=1) == [91.0, None]
     assert "0 of 1 run to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
-    assert "again: there is neither knn and linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
+    assert "again: there is neither knn nor linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
 
 
 def test_the_committed_results_are_there(capsys):
@@ -491,6 +494,35 @@ def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypat
     assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "linear")]
     assert mixnn.reproduce("mine", **again)["mine"] == [row]
     assert len(diary) == 1
+
+
+def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "mnn"))))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 4, "protocol": "knn"}
+    mixnn.reproduce("mine", **again, rows="one")
+    one_step = Trainer._one_step
+
+    def stopping(self: Trainer) -> None:
+        if self.done == 8:  # two epochs of four
+            os.kill(os.getpid(), signal.SIGTERM)
+        one_step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_one_step", stopping)
+        with pytest.raises(Interrupted):
+            mixnn.reproduce("mine", **again)
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, dry_run=True)
+    assert re.search(r"mnn-\w+-seed0 .* s, from epoch 2 on", capsys.readouterr().out)
+    work = carrying_out.Work(again["results"], again["runs"], ("knn",), 100)
+    settings = {k: v for k, v in again.items() if k in SMALL}
+    one, other = planning.plan([TABLES["mine"]], "digits", [0], settings)
+    assert (work.epochs_left(one), work.epochs_left(other)) == (0, 1.75)
+    mixnn.reproduce("mine", **again)
+    assert work.epochs_left(other) == 0
+    shutil.rmtree(work.folder(other))
+    assert work.epochs_left(other) == 4
 
 
 def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_numbers(

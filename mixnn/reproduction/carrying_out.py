@@ -45,15 +45,19 @@ class Work:
     def folder(self, planned: Planned) -> Path:
         return self.runs / planned.name
 
-    def is_trained(self, planned: Planned) -> bool:
-        """Whether the run folder is there and needs no training: it has a whole checkpoint of the last epoch."""
+    def epochs_left(self, planned: Planned) -> float:
+        """What training has yet to do; nothing only where the run folder has a whole checkpoint of the last epoch."""
+        epochs = max(1, planned.config.epochs)  # a run of none is still to be made
         try:
             run = Run.open(self.folder(planned))
             summary = run.summary()
             step = run.load_checkpoint(lambda _: None)[1]["step"]
         except (OSError, ValueError):  # UserError too; what is damaged, training repairs or names
-            return False
-        return trained(summary) and step == last(summary).get("step", 0)
+            return epochs
+        logged = last(summary)
+        if trained(summary) and step == logged.get("step", 0):
+            return 0
+        return max(1, epochs - step * logged["epoch"] / logged["step"]) if logged else epochs
 
     def file(self, planned: Planned) -> Path:
         """Of the summary; one with another probe than the paper's stands beside it, and replaces none."""
@@ -63,7 +67,7 @@ class Work:
     def one(self, planned: Planned, say: Reporter) -> None:
         """Train a run as far as it needs it, and measure what is wanted of it or was known before."""
         known = self.finished().get((planned.fingerprint, planned.seed), NOTHING)["results"]
-        there = self.is_trained(planned)
+        there = not self.epochs_left(planned)
         run = Run.open(self.folder(planned)) if there else self._train(planned, say)
         where: dict[str, Any] = {"device": planned.config.device, "data_dir": planned.config.data_dir}
         measured = counting(run.summary(), self.probe_epochs)["results"] if there else {}
@@ -92,9 +96,9 @@ def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Repo
         raise UserError(f"cannot make the folder {work.results} ({error.strerror}): type another --results") from None
     failed: dict[str, str] = {}
     pace = pace_of(done, missing[0].config.data)
-    to_train = [p for p in missing if not work.is_trained(p)]
+    costs = {p.name: cost(p, work.epochs_left(p)) for p in missing}
     for i, planned in enumerate(missing):
-        left = sum(cost(p) for p in missing[i:] if p in to_train) * pace
+        left = sum(costs[p.name] for p in missing[i:]) * pace
         say.say(f"[{i + 1}/{len(missing)}] {planned.name}" + (f", about {duration(left)} left" if left else ""))
         start = time.perf_counter()
         try:
@@ -106,8 +110,8 @@ def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Repo
                     continue
                 work.one(planned, say)
             _error_file(work, planned).unlink(missing_ok=True)
-            if planned in to_train:
-                spent = (time.perf_counter() - start) / max(cost(planned), 1)
+            if costs[planned.name]:
+                spent = (time.perf_counter() - start) / costs[planned.name]
                 pace = spent if not pace else (pace + spent) / 2
         except Interrupted as error:
             raise Interrupted(f"{error}; or type the same command again", error.signal) from None
@@ -134,20 +138,22 @@ def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
     """The plan: each run, what is to be done for it, and about how long that takes."""
     pace = pace_of(done, needed[0].config.data)
     missing = [p for p in needed if work.lacking(p, done)]
-    to_train = [p for p in missing if not work.is_trained(p)]
+    left = {p.name: work.epochs_left(p) for p in missing}
+    to_train = [p for p in missing if left[p.name]]
     rows = []
     for p in needed:
         state = "there"
-        if p in missing:
-            lacking = " and ".join(work.lacking(p, done))
-            state = f"to evaluate: {lacking}"
-            if p in to_train:
-                state = duration(cost(p) * pace) if pace else "to run"
-                again = (p.fingerprint, p.seed) in done
-                state += f", again: there is neither {lacking} nor its run folder" if again else ""
+        if p in to_train:
+            state = duration(cost(p, left[p.name]) * pace) if pace else "to run"
+            if left[p.name] < p.config.epochs:
+                state += f", from epoch {p.config.epochs - left[p.name]:.0f} on"
+            elif (p.fingerprint, p.seed) in done:
+                state += f", again: there is neither {' nor '.join(work.lacking(p, done))} nor its run folder"
+        elif p in missing:
+            state = f"to evaluate: {' and '.join(work.lacking(p, done))}"
         rows.append((p.name, " ".join(f"{k}={v}" for k, v in _differences(p).items()), state))
     print_table(("run", "options other than the method's own", "time"), rows)
-    time = duration(sum(map(cost, to_train)) * pace)
+    time = duration(sum(cost(p, left[p.name]) for p in to_train) * pace)
     total = f", about {time} at the pace of the fastest run in {work.results}" if pace else ""
     rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
     print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if to_train else ''}{rest}")
@@ -158,9 +164,9 @@ def _differences(planned: Planned) -> dict[str, Any]:
     return {k: v for k, v in planned.config.options.items() if v != defaults[k]}
 
 
-def cost(planned: Planned) -> float:
-    """Of a run, in encoder passes times epochs."""
-    return methods.cost(planned.config.method, planned.config.options) * planned.config.epochs
+def cost(planned: Planned, epochs: float) -> float:
+    """Of so many epochs of a run, in encoder passes times epochs."""
+    return methods.cost(planned.config.method, planned.config.options) * epochs
 
 
 def pace_of(done: Summaries, data: str) -> float:
