@@ -195,6 +195,13 @@ def test_a_flag_that_is_no_option_of_the_method_either(ask: Ask, words: str):
     assert "unknown option of" in refused(ask, words)
 
 
+def test_a_file_whose_name_looks_like_an_option(ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.png").touch()
+    assert "type ./-dash.png for the file" in refused(ask, "search run -dash.png")
+    assert "unknown option of search '-dsah.png'" in refused(ask, "search run -dsah.png")
+
+
 def test_an_unknown_flag_before_the_verb(ask: Ask):
     assert "valid: --help, --version" in refused(ask, "--verison")
 

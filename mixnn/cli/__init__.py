@@ -70,6 +70,8 @@ def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
         raise unknown("verb", words[0], VERBS)
     args, rest = parser.parse_known_args(words)
     for word in rest:
+        if word.startswith("-") and os.path.exists(word):
+            raise UserError(f"{word} looks like an option: type ./{word} for the file")
         if word.startswith("-"):
             raise _unknown_flag(word.partition("=")[0], (verbs.get(args.verb) or parser).flags(), args)
     if rest:

@@ -123,6 +123,9 @@ class Run:
             return Run(path, make(Config, "setting", values))
         except UserError:
             raise
+        except yaml.MarkedYAMLError as error:
+            where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+            raise UserError(f"{path / 'config.yaml'} cannot be read: {where}{error.problem}") from None
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {error}") from None
 
