@@ -30,6 +30,7 @@ from mixnn.training.trainer import Trainer
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 2, "limit": 128, "knn_every": 0, "batch_size": 32}
 HERE = Path(__file__).parents[1]
+RESULTS = HERE / "results"
 
 
 # The paper's numbers
@@ -106,7 +107,7 @@ def test_each_command_of_the_page_is_one(command):
 
 def test_the_page_names_every_table_and_how_many_runs_they_are():
     assert len(COMMANDS) > 8
-    state = re.findall(r"^\| ([a-z].*?) \|", PAGE.split("## State")[1].split("\n\n")[1], re.MULTILINE)[1:]
+    state = re.findall(r"^\| ([a-z].*?) \|", PAGE.split("| table |")[1].split("\n\n")[0], re.MULTILINE)
     assert sorted(", ".join(state).split(", ")) == sorted(TABLES)
     assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
     rows = {row.name for table in TABLES.values() for row in table.rows}
@@ -204,6 +205,18 @@ def test_a_table_is_printed_in_each_form(results, form, capsys):
         assert out.count(r"\\") == len(TABLES["main"].rows) + 1
     if form == "markdown":
         assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
+
+
+def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
+    def header(table):
+        mixnn.reproduce(table, results=results, run=False, form="markdown", reporter=QUIET)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
+        return [word.strip() for word in line.strip("|").split("|")][1:]
+
+    whole = ["paper", "authors' fixed code", "ours", "difference"]
+    assert header("main") == [f"{metric}: {column}" for metric in ("linear", "kNN") for column in whole]
+    assert header("weights") == [*(f"linear: {column}" for column in whole), "kNN: ours"]
+    assert header("controls") == ["linear: ours", "kNN: ours"]
 
 
 def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
@@ -378,11 +391,16 @@ def test_the_committed_results_are_there(capsys):
         out = capsys.readouterr().out
         return {line.split("  ")[0]: re.findall(r"[+-]?[0-9]+\.[0-9]{2}", line) for line in out.splitlines()[2:]}
 
-    rows = printed("--results", str(HERE / "results"))
+    rows = printed("--results", str(RESULTS))
     assert rows["MNN"] == ["91.47", "91.28", "-0.19", "89.81", "89.69", "-0.12"]
     assert rows["Supervised"] == ["94.22", "94.16", "-0.06", "94.57"]
-    rows = printed("--results", str(HERE / "results" / "epochs20"), "--setting", "epochs=20")
+    rows = printed("--results", str(RESULTS / "epochs20"), "--setting", "epochs=20")
     assert rows["MNN"] == ["91.47", "89.81", "57.26", "-32.55"]
+
+
+def test_the_committed_page_of_tables_is_what_the_command_prints(capsys):
+    assert mixnn.cli.main(["reproduce", "all", "--no-run", "--format", "markdown", "--results", str(RESULTS)]) == 0
+    assert capsys.readouterr().out == (RESULTS / "tables.md").read_text()
 
 
 # From nothing to a table

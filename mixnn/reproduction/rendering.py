@@ -13,7 +13,7 @@ from mixnn.reproduction.planning import INDIFFERENT, plan_row
 from mixnn.reproduction.tables import METRICS, Row, Table, number
 
 FORMATS = ("terminal", "markdown", "latex", "json")
-COLUMNS = ("paper", "authors' fixed code", "ours", "difference")
+COLUMNS = {"paper": "paper", "fixed": "authors' fixed code", "ours": "ours", "diff": "difference"}
 LABELS = {"linear": "linear", "knn": "kNN"}
 
 
@@ -62,17 +62,18 @@ def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: in
 
 
 def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    """The table as text; "" where the terminal was written to directly."""
+    """The table as text, without columns that nothing stands in; "" where the terminal was written to directly."""
     if form == "json":
         return json.dumps({"table": table.name, "title": title, "data": data, "rows": list(rows)}, indent=1)
     metrics = METRICS if any(row[m]["ours"] is not None for row in rows for m in METRICS) else table.metrics
-    header = ["", *(f"{LABELS[m]}: {c}" for m in metrics for c in COLUMNS)]
-    body = [[row["name"], *(text for m in metrics for text in _texts(row[m], form))] for row in rows]
+    texts = [{(m, c): text for m in metrics for c, text in _texts(row[m], form).items()} for row in rows]
+    columns = [(m, c) for m in metrics for c in COLUMNS if c == "ours" or any(text[m, c] for text in texts)]
+    header = ["", *(f"{LABELS[m]}: {COLUMNS[c]}" for m, c in columns)]
+    body = [[row["name"], *(text[column] for column in columns)] for row, text in zip(rows, texts, strict=True)]
     if form == "terminal":
         print(title)
-        short = ("paper", "fixed", "ours", "diff")
-        heads = ["", *(f"{LABELS[m]} {c}" if c == "paper" else c for m in metrics for c in short)]
-        print_table(heads, body, wrap=False)
+        first = {m: next(c for of, c in columns if of == m) for m in metrics}
+        print_table(["", *(f"{LABELS[m]} {c}" if c == first[m] else c for m, c in columns)], body, wrap=False)
         return ""
     if form == "markdown":
         lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
@@ -82,16 +83,12 @@ def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]
     return "\n".join([*lines, "\\end{tabular}"])
 
 
-def _texts(cell: Mapping[str, Any], form: str) -> list[str]:
+def _texts(cell: Mapping[str, Any], form: str) -> dict[str, str]:
     plus_minus = {"latex": r"$\pm$"}.get(form, "±")
-    ours = "" if cell["ours"] is None else f"{cell['ours']:.2f}"
+    found = {k: "" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed", "ours")}
     if cell["std"] is not None:
-        ours += f" {plus_minus} {cell['std']:.2f} (n={cell['n']})"
-    return [
-        *("" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed")),
-        ours,
-        "" if cell["difference"] is None else f"{cell['difference']:+.2f}",
-    ]
+        found["ours"] += f" {plus_minus} {cell['std']:.2f} (n={cell['n']})"
+    return found | {"diff": "" if cell["difference"] is None else f"{cell['difference']:+.2f}"}
 
 
 def _latex(text: str) -> str:
