@@ -124,6 +124,7 @@ def logged(table: str, name: str, column: str, seeds: tuple[int, ...] = (0,)) ->
             "purity-augmentation",
             {f"{m} {v}": ("augmentation", f"{m} ({v})") for m in ("MSF", "MNN") for v in ("w/w", "s/w", "s/s")},
         ),
+        ("purity-methods", {name: ("main", name) for name in ("MNN", "MSF", "CMSF", "SNCLR")}),
         ("purity-neighbors", {f"K = {k}": ("neighbors", f"MNN K={k}") for k in (1, 5, 10)}),
         ("purity-support", {f"Q = {q}": ("support", str(q)) for q in (2048, 4096, 8192, 16384)}),
         (
@@ -137,7 +138,7 @@ def logged(table: str, name: str, column: str, seeds: tuple[int, ...] = (0,)) ->
     ],
 )
 def test_purity_curves_are_the_logged_ones(material: Material, name: str, shown: dict[str, tuple[str, str]]):
-    default = {"MNN s/w", "K = 5", "Q = 4096", "nearest"}  # the run that has two seeds
+    default = {"MNN", "MNN s/w", "K = 5", "Q = 4096", "nearest"}  # the run that has two seeds
     for ax in draw(name, material).figure.axes:
         found = lines(ax)
         assert set(found) == set(shown)
@@ -531,3 +532,14 @@ def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):
 def test_the_package_leaves_pyplot_alone():
     sources = [path.read_text() for path in Path(package.__file__).parent.glob("*.py")]
     assert not [text for text in sources if "pyplot" in text]
+
+
+@pytest.mark.parametrize("folder, settings", [("results", {}), ("results/epochs20", {"epochs": 20})])
+def test_the_committed_figures_are_those_of_the_committed_results(
+    tmp_path: Path, folder: str, settings: dict[str, Any]
+):
+    committed = Path(__file__).parents[1] / folder
+    figures(results=committed, out=tmp_path, reporter=Reporter(quiet=True), **settings)
+    captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
+    assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()
+    assert {path.stem for path in committed.glob("*.png")} == {path.stem for path in committed.glob("*.txt")}

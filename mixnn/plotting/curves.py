@@ -64,40 +64,6 @@ def regimes(method: str, dash: object, filled: bool) -> tuple[Line, ...]:
     )
 
 
-PURITY = {
-    "purity-augmentation": Purity(
-        "by the augmentation of the two views (s strong, w weak)",
-        (*regimes("MSF", DASHED, False), *regimes("MNN", SOLID, True)),
-    ),
-    "purity-neighbors": Purity(
-        "by the number of neighbors K",
-        (
-            Line("neighbors", "MNN K=1", SECOND, "K = 1"),
-            Line("neighbors", "MNN K=5", FIRST, "K = 5"),
-            Line("neighbors", "MNN K=10", THIRD, "K = 10"),
-        ),
-    ),
-    "purity-support": Purity(
-        "by the size Q of the support set",
-        (
-            Line("support", "2048", SECOND, "Q = 2048"),
-            Line("support", "4096", FIRST, "Q = 4096"),
-            Line("support", "8192", THIRD, "Q = 8192"),
-            Line("support", "16384", FOURTH, "Q = 16384"),
-        ),
-    ),
-    "purity-selection": Purity(
-        "by how neighbors are selected from the support set: the nearest, at random, or the nearest of the anchor's "
-        "label",
-        (
-            Line("selection", "MNN (labels)", THIRD, "labels"),
-            Line("selection", "MNN", FIRST, "nearest"),
-            Line("selection", "MNN (random)", SECOND, "random"),
-        ),
-        zoom=False,
-    ),
-}
-
 METHODS = tuple(
     Line("main", name, look)
     for name, look in {
@@ -115,6 +81,37 @@ METHODS = tuple(
         "Supervised": Look(BLACK, SOLID, "x"),
     }.items()
 )
+
+PURITY = {
+    "purity-methods": Purity(
+        "in methods with five neighbors", tuple(m for m in METHODS if m.name in ("MNN", "MSF", "CMSF", "SNCLR"))
+    ),
+    "purity-augmentation": Purity(
+        "by the augmentation of the two views (s strong, w weak)",
+        (*regimes("MSF", DASHED, False), *regimes("MNN", SOLID, True)),
+    ),
+    "purity-neighbors": Purity(
+        "by the number of neighbors K",
+        tuple(Line("neighbors", f"MNN K={k}", look, f"K = {k}") for k, look in ((1, SECOND), (5, FIRST), (10, THIRD))),
+    ),
+    "purity-support": Purity(
+        "by the size Q of the support set",
+        tuple(
+            Line("support", str(size), look, f"Q = {size}")
+            for size, look in ((2048, SECOND), (4096, FIRST), (8192, THIRD), (16384, FOURTH))
+        ),
+    ),
+    "purity-selection": Purity(
+        "by how neighbors are selected from the support set: the nearest, at random, or the nearest of the anchor's "
+        "label",
+        (
+            Line("selection", "MNN (labels)", THIRD, "labels"),
+            Line("selection", "MNN", FIRST, "nearest"),
+            Line("selection", "MNN (random)", SECOND, "random"),
+        ),
+        zoom=False,
+    ),
+}
 
 
 def methods(material: Material) -> Drawing:
