@@ -301,12 +301,16 @@ def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_without_runs_a_figure_is_skipped_with_what_it_lacks(tmp_path: Path, name: str):
-    heard = Listener()
-    assert figures([name], results=tmp_path, out=tmp_path / "out", reporter=heard) == []
-    assert heard.warned[0].startswith(f"skipped {name}: it lacks ")
-    assert len(heard.warned) == 1
+def test_without_runs_a_figure_is_refused_with_what_it_lacks(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=f"^{name} lacks .*$"):
+        figures([name], results=tmp_path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_of_all_figures_those_without_runs_are_skipped(tmp_path: Path):
+    heard = Listener()
+    assert figures(results=tmp_path, out=tmp_path / "out", reporter=heard) == []
+    assert [text.split()[:3] for text in heard.said] == [["skipped:", name, "lacks"] for name in FIGURES]
 
 
 def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
@@ -317,14 +321,14 @@ def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
                 record.pop("d_neighbors", None)
         if content["config"]["options"].get("views") != "w/w":
             save(tmp_path, (path.stem, content))
-    heard = Listener()
-    written = figures(["purity-augmentation", "loss"], results=tmp_path, out=tmp_path, reporter=heard, **EPOCHS)
-    assert written == []
-    assert heard.warned == [
-        "skipped purity-augmentation: it lacks rows MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation "
+    with pytest.raises(UserError) as error:
+        figures(["purity-augmentation", "main", "loss"], results=tmp_path, out=tmp_path / "out", **EPOCHS)
+    assert str(error.value).splitlines() == [
+        "purity-augmentation lacks rows MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation "
         f"--results {tmp_path} --setting epochs=12 --setting warmup_epochs=2`)",
-        "skipped loss: it lacks d_neighbors in the log of without mixture (WSE)",
+        "loss lacks d_neighbors in the log of without mixture (WSE)",
     ]
+    assert not (tmp_path / "out").exists()
 
 
 def test_runs_with_other_settings_are_other_runs(results: Path, material: Material):
@@ -347,11 +351,12 @@ def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: P
     monkeypatch.chdir(tmp_path)
     small = {"epochs": 1, "limit": 64, "warmup_epochs": 0, "knn_every": 1}
     Path("my results").mkdir()
-    where, heard = {"results": "my results", "data": "digits"}, Listener()
-    assert figures(["methods"], **where, reporter=heard, **small) == []
-    (command,) = re.findall("`mixnn (.*)`", heard.warned[0])
+    where = {"results": "my results", "data": "digits"}
+    with pytest.raises(UserError) as error:
+        figures(["methods"], **where, **small)
+    (command,) = re.findall("`mixnn (.*)`", str(error.value))
     assert main([*shlex.split(command), "--row", "BYOL", "--protocol", "knn", "--quiet"]) == 0
-    assert len(figures(["methods"], **where, reporter=heard, **small)) == 3
+    assert len(figures(["methods"], **where, **small)) == 3
 
 
 def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_path: Path):
@@ -365,9 +370,8 @@ def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Pa
     with pytest.raises(UserError, match=r"cifar10-loss.txt exists: type another name, or --overwrite"):
         figures(["loss"], results=tmp_path, out=tmp_path)
     monkeypatch.undo()
-    heard = Listener()
-    assert figures(["loss"], results=tmp_path, out=tmp_path, overwrite=True, reporter=heard) == []
-    assert "skipped loss" in heard.warned[0], "and what is there stays, where there is nothing to draw"
+    with pytest.raises(UserError, match="loss lacks"):
+        figures(["loss"], results=tmp_path, out=tmp_path, overwrite=True)
     assert (tmp_path / "cifar10-loss.txt").read_text() == "precious"
 
 
@@ -404,9 +408,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == [
-        "skipped tsne: it lacks the name of a run folder on cifar10 with a checkpoint (type --run RUN)"
-    ]
+    assert heard.said == ["skipped: tsne lacks the name of a run folder on cifar10 with a checkpoint (type --run RUN)"]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):

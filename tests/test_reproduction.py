@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import mixnn
@@ -180,7 +181,7 @@ def test_cells_hold_theirs_ours_and_the_difference(results):
     rows = {row["name"]: row for row in found["main"]}
     assert rows["MNN"]["linear"] == {
         "paper": 91.47, "fixed": None, "ours": 91.5, "std": pytest.approx(0.5**0.5, abs=1e-4), "n": 2,
-        "difference": pytest.approx(0.03),
+        "asked": 2, "difference": pytest.approx(0.03),
     }  # fmt: skip
     msf = rows["MSF"]["linear"]
     assert (msf["paper"], msf["fixed"], msf["ours"], msf["n"]) == (89.94, 89.60, 89.25, 1)
@@ -205,6 +206,70 @@ def test_a_table_is_printed_in_each_form(results, form, capsys):
         assert out.count(r"\\") == len(TABLES["main"].rows) + 1
     if form == "markdown":
         assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
+
+
+def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
+    def printed(**words):
+        mixnn.reproduce("main", results=results, run=False, reporter=QUIET, **words)
+        return capsys.readouterr().out
+
+    out = printed(seeds=(0, 1))
+    assert re.search(r"MNN .* 91\.50 ± 0\.71 \(n=2\)", out)
+    assert re.search(r"MSF .* 89\.25 \(n=1 of 2\)", out)
+    assert "n=" not in printed()
+
+
+def test_all_tables_are_one_json_document(results, capsys):
+    mixnn.reproduce("all", results=results, run=False, form="json", reporter=QUIET)
+    assert [table["table"] for table in json.loads(capsys.readouterr().out)] == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ({"config": {"options": {}, "method": "mnn"}, "results": {"knn": {}}, "metrics": []}, "KeyError: 'epochs'"),
+        ({"config": {"options": {}, "method": "mnn"}, "results": {"knn": {}}}, "KeyError: 'metrics'"),
+        ({"config": {"options": 3, "method": "mnn", "epochs": 0}, "results": 3, "metrics": []}, "KeyError: 'data'"),
+    ],
+)
+def test_a_damaged_result_is_named(results, content, says):
+    (results / "odd.json").write_text(json.dumps(content))
+    with pytest.raises(mixnn.UserError, match=f"odd.json is damaged \\({says}"):
+        mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    "content", [3, [], {"config": 3}, {"config": {"options": {}, "method": "new"}, "results": {1: 2}}]
+)
+def test_what_is_no_result_of_ours_may_lie_beside(results, content, capsys):
+    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    want = capsys.readouterr().out
+    (results / "odd.json").write_text(json.dumps(content))
+    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    assert capsys.readouterr().out == want
+
+
+@pytest.mark.parametrize("verb", ["reproduce main --no-run", "figures main"])
+@pytest.mark.parametrize("word", ["data=digits", "results=x", "reporter=x", "seed=3", "method=msf", "options=x"])
+def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main([*verb.split(), "--setting", word]) == 2
+    assert re.match(f"mixnn: {word.partition('=')[0]} is (no setting|the table's to say)", capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_pace_of_another_device_is_told_as_such(results, capsys):
+    made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
+    made["metrics"][0]["seconds"] = 300.0
+    (results / "fast.json").write_text(json.dumps(made))
+    mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
+    assert "on a faster one at the pace of the fastest run in" in " ".join(capsys.readouterr().out.split())
+    config = configure("cifar10", {}, {"device": "cpu"})
+    here = carrying_out.device_name(torch.device("cpu"))
+    slow = made | {"environment": {"device": here}, "metrics": [made["metrics"][0] | {"seconds": 3400.0}]}
+    assert carrying_out.pace_of({1: made}, config) == (pytest.approx(300 / 8 / 200), " on a faster one")
+    assert carrying_out.pace_of({1: made, 2: slow}, config) == (pytest.approx(3400 / 8 / 200), "")
+    assert carrying_out.pace_of({}, config) == (0.0, "")
 
 
 def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
@@ -261,12 +326,14 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
 
 
-def test_a_data_set_that_is_not_on_disk_is_refused_once_with_the_way_to_get_it(tmp_path, monkeypatch, capsys):
+def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert mixnn.cli.main(["reproduce", "main", "--setting", f"data_dir={tmp_path}"]) == 2
-    looked, refused, hint = capsys.readouterr().err.splitlines()
+    out, err = capsys.readouterr()
+    looked, refused, hint = err.splitlines()
     assert looked.startswith(f"mixnn: no finished runs: there is no folder {tmp_path}/results; type --results")
-    assert refused.startswith("mixnn: cifar10 is not on disk")
+    assert refused.startswith("mixnn: 12 runs missing, and cifar10 is not on disk")
+    assert [line.split("  ")[0] for line in out.splitlines()[2:]] == [row.name for row in TABLES["main"].rows]
     assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
     assert list(tmp_path.iterdir()) == []
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from mixnn.cli import words
@@ -71,8 +72,13 @@ def _setting_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    return dict(words.pair(text, "--setting epochs=20") for text in args.setting)
+def _settings(args: argparse.Namespace, verb: Callable[..., Any]) -> dict[str, Any]:
+    """What was typed as settings of runs; a word of the verb's own is not one of them."""
+    settings = dict(words.pair(text, "--setting epochs=20") for text in args.setting)
+    for name in signature(verb).parameters:
+        if name in settings and name != "settings":
+            raise UserError(f"{name} is no setting of a run: `mixnn {args.verb} --help` says how it is typed")
+    return settings
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def reproduce(args: argparse.Namespace) -> int:
         rows = [(name, table.title, str(len(table.rows))) for name, table in reproduction.TABLES.items()]
         print_table(("table", "what it compares", "rows"), rows)
         return 0
-    settings = _settings(args)
+    settings = _settings(args, reproduction.reproduce)
     if os.environ.get("MIXNN_DATA"):
         settings.setdefault("data_dir", os.environ["MIXNN_DATA"])
     reproduction.reproduce(
@@ -148,7 +154,7 @@ def figures(args: argparse.Namespace) -> int:
         runs=args.run,
         overwrite=args.overwrite,
         reporter=Reporter(args.quiet),
-        **_settings(args),
+        **_settings(args, figures),
     )
     for path in written:
         print(path)

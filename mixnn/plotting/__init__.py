@@ -46,7 +46,7 @@ def figures(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> list[Path]:
-    """Draw these figures, or all, as far as their runs are there; returns the files.
+    """Draw these figures, or all of them as far as their runs are there; returns the files.
 
     Runs are the summaries in `results` and the run folders `runs`. `settings` are Config's fields, for runs that were
     made with others than the defaults.
@@ -54,6 +54,7 @@ def figures(
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
+    data, settings = data_of(data, settings)
     say = reporter or Reporter()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not Path(results).is_dir() and not folders:
@@ -61,7 +62,6 @@ def figures(
             f"no finished runs: there is no folder {Path(results).absolute()}; `mixnn reproduce` makes one\n"
             "for another folder type --results FOLDER, for run folders --run RUN"
         )
-    data, settings = data_of(data, settings)
     for run in folders:
         if run.config.data != data:
             raise UserError(
@@ -72,18 +72,23 @@ def figures(
     for name in names or FIGURES:
         for path in files_of(name, material, Path(out)).values():
             check_free(path, overwrite)
-    written: list[Path] = []
+    drawn: dict[Path, bytes] = {}
+    lacking: list[str] = []
     for name in names or FIGURES:
         try:
             figure, caption = draw(name, material)
-        except Lacking as lacking:
-            (say.warn if names else say.say)(f"skipped {name}: it lacks {lacking}")
+        except Lacking as reason:
+            lacking.append(f"{name} lacks {reason}")
             continue
         content = {**figure, "txt": caption.encode()}
-        for ending, path in files_of(name, material, Path(out)).items():
-            write_atomically(path, content[ending])
-            written.append(path)
-    return written
+        drawn |= {path: content[ending] for ending, path in files_of(name, material, Path(out)).items()}
+    if names and lacking:
+        raise UserError("\n".join(lacking))
+    for path, file in drawn.items():
+        write_atomically(path, file)
+    for text in lacking:
+        say.say(f"skipped: {text}")
+    return list(drawn)
 
 
 def files_of(name: str, material: Material, out: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mixnn.config import UserError, unknown
+from mixnn.config import Config, UserError, unknown
 from mixnn.evaluation import PROTOCOLS
 from mixnn.evaluation.linear import Protocol
 from mixnn.progress import Reporter, plural
@@ -69,15 +69,31 @@ def reproduce(
         return {}
     missing = [p for p in needed if work.lacking(p, done)] if run else []
     failed: dict[str, str] = {}
-    if missing:
-        check_on_disk(missing[0].config)  # once, not run by run
-        failed = carry_out(work, missing, done, say)
+    elsewhere: list[str] = []
+    no_data = _no_data(missing[0].config) if missing else ""  # asked once, not run by run
+    if missing and not no_data:
+        failed, elsewhere = carry_out(work, missing, done, say)
         done = work.finished()
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
     titles = {t.name: title(t, data, settings, probe_epochs) for t in chosen}
     texts = [render(t, titles[t.name], data, found[t.name], form) for t in chosen]
+    if form == "json" and table == "all":
+        texts = ["[" + ",\n".join(texts) + "]"]
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
+    if elsewhere:
+        say.warn(f"another process is at {', '.join(elsewhere)}: what the table lacks of them, it will have later")
+    if no_data:
+        raise UserError(f"{plural(len(missing), 'run')} missing, and {no_data}")
     if failed:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
         raise UserError(f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries again\n{names}")
     return found
+
+
+def _no_data(config: Config) -> str:
+    """Why the images cannot be read, or nothing."""
+    try:
+        check_on_disk(config)
+    except UserError as error:
+        return str(error)
+    return ""

@@ -16,6 +16,11 @@ from mixnn.runs.images import has_test_split
 
 def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The data set and the settings; a folder and a file of labels by their whole path, as runs have them."""
+    for name in ("seed", "method", "options"):
+        if name in settings:
+            raise UserError(
+                f"{name} is the table's to say, and no setting of its runs: reproduce has --seeds and --row"
+            )
     folder, settings = Path(data).expanduser().absolute(), dict(settings)
     if str(data) in DATASETS:
         return str(data), settings

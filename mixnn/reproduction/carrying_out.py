@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,14 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError
+from mixnn.device import pick_device
 from mixnn.evaluation import evaluate, save_summary
 from mixnn.evaluation.linear import Protocol
 from mixnn.progress import Reporter, duration, plural, print_table
 from mixnn.reproduction.planning import Planned, counting, finished, last, trained
 from mixnn.runs import Run
 from mixnn.runs.claims import claim
+from mixnn.runs.folder import device_name
 from mixnn.training import MOVABLE, pretrain
 
 Summaries = Mapping[tuple[str, int], Any]
@@ -88,14 +91,18 @@ class Work:
         return pretrain(config.data, set=config.options, command=command, reporter=say, **where, **settings)
 
 
-def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Reporter) -> dict[str, str]:
-    """Run after run; returns those that failed, with the reason."""
+def carry_out(
+    work: Work, missing: Sequence[Planned], done: Summaries, say: Reporter
+) -> tuple[dict[str, str], list[str]]:
+    """Run after run; returns those that failed, with the reason, and those that another process is at."""
     try:
         work.results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {work.results} ({error.strerror}): type another --results") from None
     failed: dict[str, str] = {}
-    pace = pace_of(done, missing[0].config.data)
+    elsewhere: list[str] = []
+    pace, whose = pace_of(done, missing[0].config)
+    pace = 0.0 if whose else pace
     costs = {p.name: cost(p, work.epochs_left(p)) for p in missing}
     for i, planned in enumerate(missing):
         left = sum(costs[p.name] for p in missing[i:]) * pace
@@ -105,6 +112,7 @@ def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Repo
             with claim(work.runs / ".claims" / planned.name) as mine:
                 if not mine:
                     say.say("  another process is at it")
+                    elsewhere.append(planned.name)
                     continue
                 if not work.lacking(planned, work.finished()):  # by now
                     continue
@@ -115,11 +123,14 @@ def carry_out(work: Work, missing: Sequence[Planned], done: Summaries, say: Repo
                 pace = spent if not pace else (pace + spent) / 2
         except Interrupted as error:
             raise Interrupted(f"{error}; or type the same command again", error.signal) from None
+        except KeyboardInterrupt:  # not in training, which answers by itself
+            raise Interrupted("interrupted: the same command goes on from here", signal.SIGINT) from None
         except Exception as error:  # one run's trouble is not the others'
-            failed[planned.name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).replace("type another --out", "type another --runs")
+            failed[planned.name] = reason.splitlines()[0] if reason else type(error).__name__
             where = "" if isinstance(error, UserError) else _keep_traceback(_error_file(work, planned))
             say.warn(f"{planned.name} failed: {failed[planned.name]}{where}")
-    return failed
+    return failed, elsewhere
 
 
 def _error_file(work: Work, planned: Planned) -> Path:
@@ -136,7 +147,7 @@ def _keep_traceback(file: Path) -> str:
 
 def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
     """The plan: each run, what is to be done for it, and about how long that takes."""
-    pace = pace_of(done, needed[0].config.data)
+    pace, whose = pace_of(done, needed[0].config)
     missing = [p for p in needed if work.lacking(p, done)]
     left = {p.name: work.epochs_left(p) for p in missing}
     to_train = [p for p in missing if left[p.name]]
@@ -154,7 +165,7 @@ def show(work: Work, needed: Sequence[Planned], done: Summaries) -> None:
         rows.append((p.name, " ".join(f"{k}={v}" for k, v in _differences(p).items()), state))
     print_table(("run", "options other than the method's own", "time"), rows)
     time = duration(sum(cost(p, left[p.name]) for p in to_train) * pace)
-    total = f", about {time} at the pace of the fastest run in {work.results}" if pace else ""
+    total = f", about {time}{whose} at the pace of the fastest run in {work.results}" if pace else ""
     rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
     print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if to_train else ''}{rest}")
 
@@ -169,13 +180,20 @@ def cost(planned: Planned, epochs: float) -> float:
     return methods.cost(planned.config.method, planned.config.options) * epochs
 
 
-def pace_of(done: Summaries, data: str) -> float:
-    """Seconds for one unit of cost in the fastest run on these data (others may have shared a device); 0 if none."""
-    paces = []
+def pace_of(done: Summaries, config: Config) -> tuple[float, str]:
+    """Seconds for one unit of cost in the fastest run on these data (others may have shared a device); 0 if none.
+
+    Of the runs on this device; where there is none, of others, with words that name theirs.
+    """
+    paces: dict[str, float] = {}
     for summary in done.values():
-        config, metrics = summary["config"], summary["metrics"]
-        if config["data"] == data and metrics:
-            paces.append(
-                metrics[-1]["seconds"] / (methods.cost(config["method"], config["options"]) * config["epochs"])
-            )
-    return min(paces, default=0.0)
+        its, metrics = summary["config"], summary["metrics"]
+        if its["data"] == config.data and metrics:
+            pace = metrics[-1]["seconds"] / (methods.cost(its["method"], its["options"]) * its["epochs"])
+            device = summary.get("environment", {}).get("device") or "an unknown device"
+            paces[device] = min(pace, paces.get(device, pace))
+    here = device_name(pick_device(config.device))
+    if here in paces or not paces:
+        return paces.get(here, 0.0), ""
+    device, pace = min(paces.items(), key=lambda item: item[1])
+    return pace, f" on {device}"

@@ -115,12 +115,20 @@ def finished(folder: Path, probe_epochs: int = Protocol.epochs) -> dict[tuple[st
     for path in sorted(folder.glob("*.json")):
         try:
             summary = json.loads(path.read_text())
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): repair or remove it") from None
-        config = summary.get("config", {}) if isinstance(summary, dict) else {}
-        if "options" in config and summary.get("results") and trained(summary):
-            key = fingerprint(config), config["seed"]
+            if not _is_ours(summary) or not trained(summary):
+                continue
+            key = fingerprint(summary["config"]), summary["config"]["seed"]
             summary = counting(summary, probe_epochs)
-            if key not in found or len(summary["results"]) >= len(found[key]["results"]):
-                found[key] = summary
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): repair or remove it") from None
+        if key not in found or len(summary["results"]) >= len(found[key]["results"]):
+            found[key] = summary
     return found
+
+
+def _is_ours(content: Any) -> bool:
+    """Whether a file's content is a run's summary, of a method that is there: others may lie beside."""
+    config = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(config, dict) or "options" not in config or not content.get("results"):
+        return False
+    return config.get("method") in methods.METHODS

@@ -32,7 +32,8 @@ def cells(
         runs = [
             done[r.fingerprint, r.seed] for r in plan_row(row, data, seeds, settings) if (r.fingerprint, r.seed) in done
         ]
-        rows.append({"name": row.name, "note": row.note} | {m: _cell(row, m, data, runs) for m in METRICS})
+        found = {m: _cell(row, m, data, runs) | {"asked": len(seeds)} for m in METRICS}
+        rows.append({"name": row.name, "note": row.note} | found)
     return rows
 
 
@@ -87,7 +88,9 @@ def _texts(cell: Mapping[str, Any], form: str) -> dict[str, str]:
     plus_minus = {"latex": r"$\pm$"}.get(form, "±")
     found = {k: "" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed", "ours")}
     if cell["std"] is not None:
-        found["ours"] += f" {plus_minus} {cell['std']:.2f} (n={cell['n']})"
+        found["ours"] += f" {plus_minus} {cell['std']:.2f}"
+    if cell["n"] and cell["asked"] > 1:
+        found["ours"] += f" (n={cell['n']}" + (f" of {cell['asked']})" if cell["n"] < cell["asked"] else ")")
     return found | {"diff": "" if cell["difference"] is None else f"{cell['difference']:+.2f}"}
 
 

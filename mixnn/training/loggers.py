@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+from inspect import signature
 from typing import Any, Protocol
 
 from mixnn.config import UserError, unknown
@@ -27,8 +28,12 @@ class TensorBoard:
     """Event files in the run folder's tensorboard/: `tensorboard --logdir RUN`."""
 
     def __init__(self, run: Run, step: int) -> None:
-        writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        writer = self.check().SummaryWriter
         self.writer = writer(str(run.path / "tensorboard"), purge_step=step + 1 if step else None)
+
+    @staticmethod
+    def check() -> Any:
+        return _need("torch.utils.tensorboard", "tensorboard")
 
     def log(self, record: dict[str, Any]) -> None:
         for name, value in _numbers(record).items():
@@ -46,14 +51,19 @@ class WandB:
         name = run.path.resolve().name
         settings = dataclasses.asdict(run.config)
         resume = "allow" if step else None
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "mixnn"),
-            name=name,
-            id=name,
-            resume=resume,
-            config=settings,
-            dir=run.path,
-        )
+        project = os.environ.get("WANDB_PROJECT", "mixnn")
+        try:
+            self.run = wandb.init(project=project, name=name, id=name, resume=resume, config=settings, dir=run.path)
+        except wandb.Error as error:
+            raise UserError(f"Weights & Biases refuses: {error}") from None
+
+    @staticmethod
+    def check() -> None:
+        """Whether somebody is logged in, where this can be asked without a prompt (wandb 0.31)."""
+        login = _need("wandb", "wandb").login
+        online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
+        if online and "prompt" in signature(login).parameters and not login(prompt=False):
+            raise UserError("nobody is logged in to Weights & Biases: type wandb login, or set WANDB_MODE=offline")
 
     def log(self, record: dict[str, Any]) -> None:
         self.run.log(_numbers(record), step=record["step"])
@@ -62,16 +72,16 @@ class WandB:
         self.run.finish()
 
 
-LOGGERS: dict[str, type] = {"tensorboard": TensorBoard, "wandb": WandB}
+LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
 def check(names: str) -> list[str]:
-    """The loggers of a comma-separated list; an error before training if one is unknown or not installed."""
+    """The loggers of a comma-separated list; an error before training if one is unknown or cannot be used."""
     found = [name.strip() for name in names.split(",") if name.strip()]
     for name in found:
         if name not in LOGGERS:
             raise unknown("logger", name, LOGGERS)
-        _need({"tensorboard": "torch.utils.tensorboard"}.get(name, name), name)
+        LOGGERS[name].check()
     return found
 
 

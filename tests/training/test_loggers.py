@@ -22,7 +22,18 @@ class FakeWandB(types.ModuleType):
         super().__init__("wandb")
         self.started, self.records, self.finished = [], [], 0
 
+    class Error(Exception):
+        """As wandb's own."""
+
+    logged_in = True
+
+    def login(self, prompt=True):
+        assert not prompt, "nobody is asked in the middle of a job"
+        return self.logged_in
+
     def init(self, **settings):
+        if settings["project"] == "forbidden":
+            raise self.Error("no such project")
         self.started.append(settings)
         return self
 
@@ -73,3 +84,17 @@ def test_an_unknown_or_missing_logger_is_refused_before_anything_is_made(tmp_pat
     with pytest.raises(mixnn.UserError, match="pip install wandb"):
         mixnn.pretrain("digits", out=tmp_path / "run", loggers="wandb", **TINY)
     assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_a_login_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    fake = FakeWandB()
+    fake.logged_in = False
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(mixnn.UserError, match="type wandb login, or set WANDB_MODE=offline"):
+        mixnn.pretrain("digits", out=tmp_path / "run", loggers="wandb", **TINY)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "forbidden")
+    with pytest.raises(mixnn.UserError, match="Weights & Biases refuses: no such project"):
+        mixnn.pretrain("digits", out=tmp_path / "run", epochs=1, loggers="wandb", **TINY)
