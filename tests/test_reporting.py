@@ -61,6 +61,7 @@ SATURATING = {**HEALTHY, "knn": lambda t: 50 + 40 * min(1, 1.5 * t), "purity": l
         ("flat", made(40, **HEALTHY, knn=52.0, purity=0.21), 40),
         ("worse", made(40, **HEALTHY, knn=lambda t: 80 - 30 * t), 40),
         ("unlabelled", made(40, **HEALTHY), 40),
+        ("short", made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8),
         ("collapsed", made(40, **{**SATURATING, "spread": 0.02}), 40),
         ("collapsed", made(40, **{**HEALTHY, "rank": 1.05}), 40),
         ("collapsed", made(30, **{**HEALTHY, "rank": 1.05}), 40),
@@ -94,6 +95,8 @@ def test_a_verdict_names_the_numbers_it_rests_on():
     assert "Purity of the neighbors from 0.22 (epoch 1) to 0.80 (epoch 40)." in text
     text = " ".join(judge(made(30, **SATURATING), 40).sentences)
     assert "30 of 40 epochs logged: interrupted, or still running" in text
+    text = " ".join(judge(made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8).sentences)
+    assert "One reading cannot tell whether it rises. kNN accuracy 85.6% (epoch 8, the only reading)." in text
 
 
 def test_noise_is_no_rise():

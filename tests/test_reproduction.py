@@ -662,7 +662,7 @@ def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, di
     assert diary == []
 
 
-def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch):
+def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     again = {"data": "digits", **where, "protocol": "knn", "reporter": QUIET, **SMALL}
@@ -670,7 +670,9 @@ def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypa
     with claim(tmp_path / "runs" / ".claims" / theirs.name) as mine:
         assert mine
         mixnn.reproduce("mine", **again)
+        assert f"another process is at {theirs.name}: what the table lacks" in capsys.readouterr().err
         assert [path.stem for path in (tmp_path / "results").glob("*.json")] == [ours.name]
         assert not (tmp_path / "runs" / theirs.name).exists()
     mixnn.reproduce("mine", **again)
+    assert "another process" not in capsys.readouterr().err
     assert {path.stem for path in (tmp_path / "results").glob("*.json")} == {ours.name, theirs.name}

@@ -36,7 +36,8 @@ def results(facts: Facts) -> list[dict[str, Any]]:
         ):
             protocol = {"k": record.get("knn_k", "not recorded"), "temperature": 0.1, "vote": "weighted"}
             protocol |= {"report": f"{key} of {plural(len(readings), 'reading')}, epoch {record['epoch']}"}
-            rows.append({"key": f"reading.{key}", "label": label, "value": record["knn"], "protocol": _words(protocol)})
+            row = {"key": f"reading.{key}", "label": label, "value": record["knn"], "protocol": _words(protocol)}
+            rows.append(row | {"epoch": record["epoch"]})
     return rows
 
 

@@ -19,7 +19,8 @@ function drawVerdict() {
   const best = (run, key) => run.results.find((result) => result.key === key);
   const cards = RUNS.map((run) => {
     const [mark, tone] = MARKS[run.verdict.state] || ["", "wait"];
-    const figures = [["linear, last epoch", best(run, "linear.last")], ["kNN, weighted", best(run, "knn.weighted") || best(run, "reading.last")]].filter(([, result]) => result);
+    const [linear, knn, reading] = ["linear.last", "knn.weighted", "reading.last"].map((key) => best(run, key));
+    const figures = [["linear, last epoch", linear], knn ? ["kNN, weighted", knn] : [`kNN read at epoch ${reading?.epoch}`, reading]].filter(([, result]) => result);
     return h("div", { class: "card", "data-state": run.verdict.state },
       MANY && runName(run),
       h("p", { class: `state ${tone}` }, h("span", { class: "mark", "aria-hidden": "true" }, mark), run.verdict.title),

@@ -41,7 +41,7 @@ RULES = [
     f"diverged: the loss is no number, or more than {MAX_GROWTH:g} times that of the first epoch",
     f"collapsed: spread below {MIN_SPREAD:g}; or rank below {MIN_RANK:g}, or d_positive below {MIN_DISTANCE:g} with a "
     f"spread that is unknown or below {HEALTHY_SPREAD:g}, unless kNN or purity rose well",
-    f"too short to say: fewer than {MIN_EPOCHS} epochs",
+    f"too short to say: fewer than {MIN_EPOCHS} epochs, or a single reading of what labels tell",
     f"got worse: the last reading of kNN (else purity) is {MAX_FALL:.0%} of the scale or more below the best",
     f"learning: kNN, purity or, of a supervised run, training accuracy gained at least {MIN_GAIN:.0%} of the scale "
     f"and {MIN_GAIN_OF_ROOM:.0%} of what was left to gain at the first reading",
@@ -86,9 +86,9 @@ def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "",
 
 def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     last = records[-1]
-    curves = {name: points(records, name) for name in TOPS}
-    curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
-    told = [_told(name, curve) for name, curve in curves.items()] + _health(records)
+    read = {name: curve for name in TOPS if (curve := points(records, name))}
+    curves = {name: curve for name, curve in read.items() if len(curve) > 1}
+    told = [_told(name, curve) for name, curve in read.items()] + _health(records)
     rose = [name for name, curve in curves.items() if has_gained(curve, TOPS[name])]
     if reason := divergence(records):
         return "diverged", [reason, *told]
@@ -96,6 +96,8 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
         return "collapsed", [reason, *told]
     if last["epoch"] < MIN_EPOCHS:
         return "short", [f"{plural(last['epoch'], 'epoch')} cannot tell learning from chance.", *told]
+    if read and not curves:
+        return "short", ["One reading cannot tell whether it rises.", *told]
     if not curves:
         hint = "Without labels neither kNN nor purity can be read; the curves can only rule out a collapse, and do."
         return "unlabelled", [hint, *told]
@@ -178,6 +180,8 @@ def _health(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _told(name: str, curve: Points) -> str:
     (first, start), (last, end) = curve[0], curve[-1]
+    if len(curve) == 1:
+        return f"{LABELS[name]} {_number(name, end)} (epoch {last}, the only reading)."
     return f"{LABELS[name]} from {_number(name, start)} (epoch {first}) to {_number(name, end)} (epoch {last})."
 
 
