@@ -15,7 +15,7 @@ from mixnn.methods.contract import Direction, Found, Seen
 from mixnn.progress import Reporter
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import load_split
-from mixnn.training.diagnosis import FEATURES, effective_rank, meanings
+from mixnn.training.diagnosis import DERIVED, FEATURES, effective_rank, meanings
 
 B, D, K = 7, 6, 4
 
@@ -150,7 +150,10 @@ def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
     assert found == mixnn.diagnose(run.path, batches=4, reporter=Reporter(quiet=True))
     last = run.metrics()[-1]
     logged = {k for k in last if k not in ("epoch", "step", "loss", "images_per_s", "seconds")}
-    assert set(found) == {*logged, *FEATURES}
+    assert set(found) == {*logged, *DERIVED, *FEATURES}
+    assert found["cas_evenness"] == found["cas_entropy"] / math.log(3)
+    assert found["cas_evenness_0.1"] < found["cas_evenness"] < 1
+    assert 0.2 < found["neighbor_share"] < 0.35
     for name in ("d_positive", "d_neighbors", "cos_neighbors", "spread"):
         assert found[name] == pytest.approx(last[name], rel=0.5), name  # the epoch's mean, and the end of it
     assert found["own_image"] == 0  # those in the support set are left out

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +49,35 @@ class MixtureOptions(Neighbors, Momentum, Common):
     lam_scope: str = option(
         "direction", "one draw for a direction, or for a sample", "authors' code", choices=("direction", "sample")
     )
+
+
+def share_and_scale(
+    options: Mapping[str, Any], norm_ratio: float = 1.0, cosine: float | None = None
+) -> tuple[float, float]:
+    """rho, the neighbors' share of the weights on unit z and z_i in a step's gradient, and s, the sum of these weights.
+
+    Mixing moves 1 - lam of the neighbors' weight to z: with lam at its mean this is all, for unit vectors that are not
+    made unit again. Given |z_i| / |z| and cos(z, z_i), as logged, raw lengths and the division by a mixture's own
+    length are counted too.
+    """
+    topk, scale, mixer = options.get("topk", 0), options["loss_scale"], options.get("mixer", "none")
+    weights = {
+        "mse": (1 / (topk + 1), topk / (topk + 1)),
+        "explicit": (options.get("positive_weight", 1.0), options.get("neighbor_weight", 0.0)),
+    }
+    positive, neighbors = weights.get(options.get("weights", "mse"), (1.0, 1.0))
+    neighbors = neighbors if topk else 0.0
+    lam = 1.0 if mixer == "none" else options["lam"]
+    lams = [(i + 0.5) / 1000 for i in range(1000)] if lam == "uniform" else [lam]
+    length = norm_ratio if mixer == "raw_renorm" else 1.0
+    on_z = on_neighbors = 0.0
+    for lam in lams:
+        norm = 1.0
+        if mixer.endswith("renorm") and cosine is not None:
+            norm = math.hypot(1 - lam + lam * length * cosine, lam * length * math.sqrt(1 - cosine**2))
+        on_z += (positive + neighbors * (1 - lam) / norm) / len(lams)
+        on_neighbors += neighbors * lam * length / norm / len(lams)
+    return on_neighbors / (on_z + on_neighbors), scale * (on_z + on_neighbors)
 
 
 class Mixture(Siamese):

@@ -26,6 +26,7 @@ from mixnn.plotting.style import (
     SKY,
     SOLID,
     Look,
+    after,
     canvas,
     draw_line,
     label_ends,
@@ -115,15 +116,20 @@ PURITY = {
 
 
 def methods(material: Material) -> Drawing:
-    """kNN readings of all methods, of as many as there are."""
+    """kNN readings of all methods, of as many as there are; the end of those without labels once more."""
     runs = material.optional(METHODS, ["knn"])
     if not runs:
         raise Lacking(f"{METHODS[0].name} or any other row ({material.making('main')})")
-    figure, (ax,) = canvas(PAGE, 3.6)
-    draw_column(ax, runs, "knn")
-    ax.set(xlabel="epoch", ylabel="kNN accuracy (%)")
-    label_ends(ax)
-    return Drawing(figure, caption("kNN accuracy, read during training.", material.name, named(runs)))
+    figure, axes = canvas(PAGE, 3.2, 2)
+    without = {line: found for line, found in runs.items() if line.name != "Supervised"}
+    draw_with_end(axes, "knn", "kNN accuracy (%)", runs, without or runs)
+    label_ends(axes[1])
+    for line in runs.keys() - without.keys() if without else ():
+        end = curve(runs[line], "knn")
+        place = float(end.epochs[-1]), float(end.mean[-1])
+        axes[0].annotate(line.title, place, (0, 4), textcoords="offset points", ha="right", fontsize=7)
+    text = "kNN accuracy, read during training (a); (b) is the end of (a), of the methods without labels."
+    return Drawing(figure, caption(text, material.name, named(runs)))
 
 
 CAS = Line("weights", "CAS", SECOND)
@@ -184,7 +190,7 @@ def ranks(material: Material) -> Drawing:
             look = Look(color, dash, marker, filled=not star)
             draw_curve(levels, curve(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
     levels.set(xlabel="epoch", ylabel="purity of rank k", ylim=(0, TOP))
-    levels.legend(loc="best", ncols=2, columnspacing=1.0)
+    levels.legend(loc="lower right", ncols=2, columnspacing=1.0)
     everyone = range(1, topk + 1)
     cycle = (FIRST, Look(SKY, DOTTED, "v"), THIRD, FOURTH, SECOND, Look(ORANGE, DASHED, "P"), Look(BLACK, SOLID, "x"))
     for k in everyone:
@@ -266,11 +272,15 @@ def draw_column(ax: Axes, runs: Runs, column: str) -> None:
 
 
 def draw_purity(axes: Sequence[Axes], runs: Runs) -> None:
+    draw_with_end(axes, "purity", "purity", runs, runs)
+    axes[0].set_ylim(0, TOP)
+
+
+def draw_with_end(axes: Sequence[Axes], column: str, label: str, runs: Runs, at_end: Runs) -> None:
     """Over all epochs and, in a second panel, over the last quarter (two readings, at least) on a scale of its own."""
     for ax in axes:
-        draw_column(ax, runs, "purity")
-        ax.set(xlabel="epoch", ylabel="purity")
-    axes[0].set_ylim(0, TOP)
+        draw_column(ax, runs if ax is axes[0] else at_end, column)
+        ax.set(xlabel="epoch", ylabel=label)
     for ax in axes[1:]:
         epochs = np.unique(np.concatenate([np.asarray(line.get_xdata()) for line in ax.get_lines()]))
         start = min(0.75 * epochs[-1], epochs[-2:][0])
@@ -281,16 +291,6 @@ def draw_purity(axes: Sequence[Axes], runs: Runs) -> None:
 def draw_curve(ax: Axes, values: Curve, look: Look, label: str, turn: int) -> None:
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1))
     draw_line(ax, values.epochs, values.mean, look, label, values.std, turn)
-
-
-def after(epoch: float, ax: Axes) -> tuple[float, float]:
-    """Limits for the part of the curves that follows an epoch: the first ones would leave the rest no room."""
-    bands = [np.asarray(path.vertices) for band in ax.collections for path in band.get_paths()]
-    points = np.concatenate([*(np.asarray(line.get_xydata()) for line in ax.get_lines()), *bands])
-    shown = points[points[:, 0] > epoch] if (points[:, 0] > epoch).any() else points
-    low, high = shown[:, 1].min(), shown[:, 1].max()
-    margin = 0.06 * (high - low) or 0.1
-    return low - margin, high + margin
 
 
 def named(runs: Runs) -> dict[str, Sequence[Summary]]:

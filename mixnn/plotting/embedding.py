@@ -46,7 +46,9 @@ def tsne(material: Material) -> Drawing:
         raise Lacking(f"what it needs ({str(error).splitlines()[0]})") from None
     columns = min(3, len(runs))
     rows, side = -(-len(runs) // columns), PAGE / max(2, columns)
-    figure, axes = canvas(side * columns, (side + 0.2) * rows, columns, rows)
+    spans = [np.ptp(points, axis=0) for points in places]
+    height = side * min(1.5, max(0.4, *(span[1] / span[0] for span in spans)))
+    figure, axes = canvas(side * columns, (height + 0.2) * rows, columns, rows)
     for ax in axes:
         ax.set_axis_off()
     for ax in axes[len(runs) :]:

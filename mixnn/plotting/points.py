@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mixnn.methods.mixture import share_and_scale
 from mixnn.plotting.material import Drawing, Lacking, Line, Material, Summary, caption
 from mixnn.plotting.style import BLACK, BLUE, GRAY, PAGE, RED, Look, canvas
 from mixnn.reproduction.planning import plan_row
-from mixnn.reproduction.rendering import cells, measured
+from mixnn.reproduction.rendering import cells, differences, measured
 from mixnn.reproduction.tables import METRICS, TABLES, number
 
 LABELS = {"linear": "linear accuracy (%)", "knn": "kNN accuracy (%)"}
@@ -63,23 +64,6 @@ FAMILIES = (
 ENOUGH = tuple(
     Line(*row, Look(BLACK)) for row in (FAMILIES[0].rows[0], ("neighbors", "MNN K=5"), ("neighbors", "MSF K=5"))
 )
-
-
-def share_and_scale(options: Mapping[str, Any]) -> tuple[float, float]:
-    """rho, the neighbors' share of a loss's weights, and s, their sum; lam at its mean.
-
-    Mixing moves 1 - lam of the neighbors' weight to z. Exact for unit vectors that are not made unit again.
-    """
-    topk, scale = options.get("topk", 0), options["loss_scale"]
-    weights = {
-        "mse": (1 / (topk + 1), topk / (topk + 1)),
-        "explicit": (options.get("positive_weight", 1.0), options.get("neighbor_weight", 0.0)),
-    }
-    positive, neighbors = weights.get(options.get("weights", "mse"), (1.0, 1.0))
-    neighbors = neighbors if topk else 0.0
-    lam = 1.0 if options.get("mixer", "none") == "none" else options["lam"]
-    lam = 0.5 if lam == "uniform" else lam
-    return lam * neighbors / (positive + neighbors), scale * (positive + neighbors)
 
 
 class Point(NamedTuple):
@@ -200,10 +184,11 @@ def main(material: Material) -> Drawing:
     """The main table as dots: the paper's numbers, those of the authors' fixed code, ours."""
     table = TABLES["main"]
     rows = cells(table, material.data, material.seeds, material.settings, material.done)
-    if not any(row[metric]["ours"] is not None for row in rows for metric in METRICS):
+    metrics = [m for m in METRICS if any(row[m]["ours"] is not None for row in rows)]
+    if not metrics:
         raise Lacking(f"any evaluated run of {material.making('main')}")
-    figure, axes = canvas(PAGE, 0.9 + 0.2 * len(rows), 2, sharey=True)
-    for ax, metric in zip(axes, METRICS, strict=True):
+    figure, axes = canvas(PAGE, 0.9 + 0.2 * len(rows), len(metrics), sharey=True)
+    for ax, metric in zip(axes, metrics, strict=True):
         for y, row in enumerate(rows):
             _compare(ax, y, row[metric])
         ax.set(xlabel=LABELS[metric], ylim=(len(rows) - 0.5, -0.5))
@@ -212,11 +197,15 @@ def main(material: Material) -> Drawing:
         ax.spines["left"].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows])
     shown = {line.get_label() for ax in axes for line in ax.get_lines()}
-    handles = [Line2D([], [], linestyle="none", label=whose, **look) for whose, look in WHOSE.items() if whose in shown]
+    changed = [f"{name}={ours}" for name, (ours, _) in differences(table, material.data, material.settings).items()]
+    names = {whose: whose for whose in WHOSE if whose in shown} | {"ours": ", ".join(["ours", *changed])}
+    handles = [Line2D([], [], linestyle="none", label=name, **WHOSE[whose]) for whose, name in names.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, handletextpad=0.2)
     theirs = [row for row in rows if row["linear"]["paper"] or row["linear"]["fixed"]]
     notes = "".join(f" {row['name']}: {row['note']}." for row in theirs if row["note"])
-    text = "Linear (a) and kNN (b) accuracy: the paper's, that of the authors' later, fixed code, and ours."
+    panels = [LABELS[m].removesuffix(" (%)") for m in metrics]
+    panels = [f"{name} ({letter})" for name, letter in zip(panels, "ab", strict=False)] if panels[1:] else panels
+    text = f"Final {' and '.join(panels)}: {'; '.join(names.values())}."
     found = {row.name: runs for row in table.rows if (runs := material.runs(row))}
     return Drawing(figure, caption(text + notes, material.name, found))
 

@@ -162,6 +162,16 @@ def label_ends(ax: Axes) -> None:
         )
 
 
+def after(epoch: float, ax: Axes) -> tuple[float, float]:
+    """Limits for the part of the curves that follows an epoch: the first ones would leave the rest no room."""
+    bands = [np.asarray(path.vertices) for band in ax.collections for path in band.get_paths()]
+    points = np.concatenate([*(np.asarray(line.get_xydata()) for line in ax.get_lines()), *bands])
+    shown = points[points[:, 0] > epoch] if (points[:, 0] > epoch).any() else points
+    low, high = shown[:, 1].min(), shown[:, 1].max()
+    margin = 0.06 * (high - low) or 0.1
+    return low - margin, high + margin
+
+
 def legend(figure: Figure, ax: Axes, columns: int = 4) -> None:
     """One legend for all panels, above them, of the curves that this one has."""
     handles, labels = ax.get_legend_handles_labels()

@@ -55,11 +55,18 @@ def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -
 def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: int) -> str:
     """What the table shows, on which data, and in what our runs differ from the recipe."""
     differs = {} if probe_epochs == Protocol.epochs else {"epochs of the probe": (probe_epochs, Protocol.epochs)}
-    for row in table.rows:
-        ours, recipe = (vars(plan_row(row, data, [0], given)[0].config) for given in (settings, {}))
-        differs |= {k: (ours[k], recipe[k]) for k in settings if k not in INDIFFERENT and ours[k] != recipe[k]}
+    differs |= differences(table, data, settings)
     words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in differs.items()]
     return f"{table.title}, {data}" + (f" (ours with {'; '.join(words)})" if words else "")
+
+
+def differences(table: Table, data: str, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings, as our runs have them and as the recipe does, that are not its own and can change numbers."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for row in table.rows:
+        ours, recipe = (vars(plan_row(row, data, [0], given)[0].config) for given in (settings, {}))
+        found |= {k: (ours[k], recipe[k]) for k in settings if k not in INDIFFERENT and ours[k] != recipe[k]}
+    return found
 
 
 def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:

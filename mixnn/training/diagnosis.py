@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ from mixnn import methods
 from mixnn.config import whole
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
+from mixnn.methods.mixture import Mixture, share_and_scale
+from mixnn.methods.msf import MSF
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.images import check_there, load_split
 from mixnn.training.trainer import Trainer
 
+ENTROPIES = ("cas_entropy", "cas_entropy_0.1")
+DERIVED = {
+    "cas_evenness": "entropy of the attention (CAS) as a share of ln K; at temperature 1 cosines cannot make it small",
+    "cas_evenness_0.1": "entropy of the attention (CAS) at temperature 0.1 as a share of ln K",
+    "neighbor_share": "share of the neighbors in the weights on z and z_i, mixing, lengths and re-normalising counted",
+}
 FEATURES = {
     "feature_spread": "deviation of unit features over images times sqrt(F): 1 if they fill the sphere, 0 if collapsed",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
@@ -36,7 +45,7 @@ def diagnose(
 ) -> dict[str, float]:
     """Means over some batches of training images that the support set does not hold, in training's own views.
 
-    The run's files are only read. See `diagnostics.NAMES` and FEATURES for what each number means.
+    The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
     """
     batches = whole("batches", batches, 1)
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
@@ -48,7 +57,17 @@ def diagnose(
     trainer.load(tensors, state)
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     found = {name: value for name, value in _neighbors(trainer, batches, say).items() if name != "loss"}
-    return found | health
+    return found | _derived(found, trainer.method) | health
+
+
+def _derived(found: dict[str, float], method: Any) -> dict[str, float]:
+    """What follows from the means and the options."""
+    out = {}
+    if "cas_entropy" in found and method.topk > 1:
+        out = {name.replace("entropy", "evenness"): found[name] / math.log(method.topk) for name in ENTROPIES}
+    if isinstance(method, Mixture | MSF) and "norm_ratio" in found:
+        out["neighbor_share"], _ = share_and_scale(vars(method.options), found["norm_ratio"], found["cos_neighbors"])
+    return out
 
 
 def _neighbors(trainer: Trainer, batches: int, say: Reporter) -> dict[str, float]:
@@ -95,7 +114,7 @@ def effective_rank(x_MF: Tensor) -> Tensor:
 
 def meanings(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Rows of a table: name, value, what it means. In the order of NAMES; what a method logs beside comes last."""
-    known = NAMES | FEATURES
+    known = NAMES | DERIVED | FEATURES
     places = {name: i for i, name in enumerate(known)}
     rows = []
     for name, value in found.items():

@@ -9,6 +9,7 @@ from mixnn import functional as F
 from mixnn import methods
 from mixnn.diagnostics import measure
 from mixnn.methods import METHODS, Batch
+from mixnn.methods.mixture import share_and_scale
 from mixnn.methods.unmix import REVERSED
 from mixnn.nn.resnet import ResNet
 from tests.methods.linear_networks import B, D, K, Q, draw, inputs, run_linear, uniform
@@ -518,3 +519,24 @@ def test_the_leaky_order_finds_its_own_image_in_direction_two_to_one_alone(name)
     assert two_after > 0.5
     assert one_before == 0
     assert one_after < 0.5
+
+
+@pytest.mark.parametrize("mixer", ["raw_renorm", "unit", "unit_renorm", "none"])
+@pytest.mark.parametrize("lam", ["uniform", 0.3])
+def test_the_share_of_neighbors_is_that_in_the_targets(mixer, lam):
+    length, cosine = 1.2, 0.6
+    z = torch.tensor([[2.0, 0.0]], dtype=torch.float64)
+    neighbor = 2 * length * torch.tensor([[[cosine, (1 - cosine**2) ** 0.5]]], dtype=torch.float64)
+    lams = torch.linspace(0.0005, 0.9995, 1000, dtype=torch.float64) if lam == "uniform" else [lam]
+    target = F.unit(z)[0] + sum(F.mix(neighbor, z, share, mixer)[0, 0] for share in lams) / len(lams)
+    on_z, on_neighbor = torch.linalg.solve(torch.stack([F.unit(z)[0], F.unit(neighbor)[0, 0]], dim=1), target)
+    options = methods.resolve_options("mnn", {}, {"mixer": mixer, "lam": lam})
+    want = on_neighbor / (on_z + on_neighbor), on_z + on_neighbor
+    assert share_and_scale(options, length, cosine) == pytest.approx([float(v) for v in want], rel=1e-5)
+
+
+@pytest.mark.parametrize("cosine, rho, scale", [(0.8, 0.254, 2.04), (0.0, 0.277, 2.25)])
+def test_what_making_mixtures_unit_again_amounts_to(cosine, rho, scale):
+    options = methods.resolve_options("mnn", {}, {"mixer": "unit_renorm"})
+    assert share_and_scale(options, 1.0, cosine) == pytest.approx((rho, scale), abs=5e-3)
+    assert share_and_scale(options) == pytest.approx((0.25, 2))
