@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from mixnn.config import UserError, unknown
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
-from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn.nn.split_batch_norm import split_batch_norms
 
 TIMM = "timm:"
 
 
 class TimmBackbone(nn.Module):
-    """A model of timm's without its classifier; plain batch norms become split ones, so that views stay apart."""
+    """A model of timm's without its classifier; its batch norms become split ones, so that views stay apart."""
 
     def __init__(self, name: str, bn_groups: int) -> None:
         super().__init__()
@@ -31,18 +31,6 @@ class TimmBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
-
-
-def split_batch_norms(module: nn.Module, groups: int) -> None:
-    """Replace every BatchNorm2d below (of exactly that type) by a SplitBatchNorm with its weights and settings."""
-    for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
-            split = SplitBatchNorm(child.num_features, groups, child.affine)
-            split.eps, split.momentum = child.eps, child.momentum or 0.1
-            split.load_state_dict(child.state_dict())
-            setattr(module, name, split)
-        else:
-            split_batch_norms(child, groups)
 
 
 def check_backbone(name: str) -> None:

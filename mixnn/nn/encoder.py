@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixnn.dist import Whole, share
 from mixnn.functional import at_least_float32
 from mixnn.nn.precision import through
-from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views
+from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views, split_batch_norms
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
@@ -40,6 +40,7 @@ class Student(nn.Module):
         self.f, self.g, self.h = f, g, h
         self.whole = Whole(views)
         self.compute_dtype = torch.float32
+        split_batch_norms(self, groups=1)  # those of a network from elsewhere
         set_views(self, views)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixnn.config import UserError
 from mixnn.nn.batch_norm import batch_norm, memory_format, track
 
 
@@ -59,6 +60,28 @@ class SplitBatchNorm(nn.BatchNorm2d):
 def _finish(y: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     y = y if residual is None else y + residual
     return F.relu(y) if relu else y
+
+
+def split_batch_norms(module: nn.Module, groups: int, path: str = "") -> None:
+    """Replace every plain batch norm below by a split one with its weights and settings.
+
+    Others would let views share statistics, and are refused; timm's batch norm with dropout and activation is taken
+    apart.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, SplitBatchNorm):
+            after = [child.get_submodule(part) for part in ("drop", "act") if part in dict(child.named_children())]
+            if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d) and len(after) < 2:
+                raise UserError(
+                    f"{path}{name} is a {type(child).__name__}, in which the views of a batch would share statistics: "
+                    "make it a BatchNorm2d, which is split by view"
+                )
+            split = SplitBatchNorm(child.num_features, groups, child.affine)
+            split.eps, split.momentum = child.eps, child.momentum or 0.1
+            split.load_state_dict(child.state_dict(), strict=child.track_running_stats)
+            setattr(module, name, nn.Sequential(split, *after) if after else split)
+        else:
+            split_batch_norms(child, groups, f"{path}{name}.")
 
 
 def set_views(module: nn.Module, views: int, tracked: bool = True) -> None:

@@ -75,8 +75,7 @@ def reproduce(
         failed, elsewhere = carry_out(work, missing, done, say)
         done = work.finished()
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
-    titles = {t.name: title(t, data, settings, probe_epochs) for t in chosen}
-    texts = [render(t, titles[t.name], data, found[t.name], form) for t in chosen]
+    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], form) for t in chosen]
     if form == "json" and table == "all":
         texts = ["[" + ",\n".join(texts) + "]"]
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")

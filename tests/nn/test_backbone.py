@@ -1,5 +1,6 @@
 """Backbones by name: shapes, torchvision's names, and timm's models with split batch norms."""
 
+import copy
 import sys
 import types
 
@@ -8,8 +9,9 @@ import torch
 from torch import nn
 
 import mixnn
-from mixnn.nn.backbone import build_backbone, check_backbone, split_batch_norms
-from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn import methods
+from mixnn.nn.backbone import build_backbone, check_backbone
+from mixnn.nn.split_batch_norm import SplitBatchNorm, split_batch_norms
 
 
 @pytest.mark.parametrize("name, features", [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("resnet8", 128)])
@@ -87,9 +89,59 @@ def test_splitting_keeps_weights_and_statistics():
         network[0][0].running_mean.fill_(3.0)
     split_batch_norms(network, 4)
     assert isinstance(network[0][0], SplitBatchNorm)
-    assert type(network[1]) is nn.BatchNorm1d
+    assert isinstance(network[1], SplitBatchNorm)
     assert network[0][0].weight.tolist() == [2.0] * 3
     assert network[0][0].running_mean.tolist() == [3.0] * 3
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d: dropout and activation inside."""
+
+    def __init__(self, features):
+        super().__init__(features)
+        self.drop, self.act = nn.Identity(), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.drop(super().forward(x)))
+
+
+class Own(nn.Module):
+    """Somebody's network."""
+
+    num_features = 4
+
+    def __init__(self, norm):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, WithActivation])
+@pytest.mark.parametrize("method", ["byol", "mnn"])
+def test_views_stay_apart_in_a_network_from_elsewhere(norm, method):
+    torch.manual_seed(0)
+    built = methods.build(method, Own(norm), {"hidden": 8, "dim": 4})
+    x1, x2, other = torch.randn(3, 8, 3, 8, 8)
+    (q, _), (q_beside_another, _) = built.student(x1, x2), built.student(x1, other)
+    assert torch.equal(q[:8], q_beside_another[:8])
+    assert not torch.equal(q[8:], q_beside_another[8:])
+
+
+def test_one_view_alone_is_what_the_network_itself_gives():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Sequential(WithActivation(3), nn.Conv2d(3, 4, 1)), WithActivation(4))
+    own, x = copy.deepcopy(network), torch.randn(8, 3, 5, 5)
+    split_batch_norms(network, groups=1)
+    torch.testing.assert_close(network(x), own(x))
+    torch.testing.assert_close(network.eval()(x), own.eval()(x))
+
+
+@pytest.mark.parametrize("norm", [nn.SyncBatchNorm, type("Mine", (nn.BatchNorm2d,), {})])
+def test_a_batch_norm_that_would_mix_views_is_refused_by_its_place(norm):
+    with pytest.raises(mixnn.UserError, match=f"f.net.1 is a {norm.__name__}, in which the views of a batch would"):
+        methods.build("byol", Own(norm), {})
 
 
 def test_an_unknown_name_is_refused():
