@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 import os
 import types
 import typing
@@ -81,8 +82,10 @@ def _parse(text: str, hint: Any) -> Any:
 def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """The value in the field's type; UserError if it is of another type or outside the field's limits."""
     kinds = _members(hint)
-    value = str(value) if isinstance(value, os.PathLike) else value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    value = str(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, numbers.Number) and type(value) not in words and hasattr(value, "item"):  # numpy's
+        value = value.item()
     want = " or ".join(words[k] for k in kinds)
     if isinstance(value, str):
         try:
@@ -94,8 +97,8 @@ def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     if type(value) not in kinds:
         raise UserError(f"{name}={value}: {name} takes {want}")
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
-        numbers = "; or a number" if float in kinds else ""
-        raise UserError(f"{unknown(name, value, limits['choices'])}{numbers}")
+        other = "; or a number" if float in kinds else ""
+        raise UserError(f"{unknown(name, value, limits['choices'])}{other}")
     if isinstance(value, int | float) and not limits["low"] <= value <= limits["high"]:
         low, high = limits["low"], limits["high"]
         bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"

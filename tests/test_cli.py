@@ -60,7 +60,7 @@ FLAGS = {
     "diagnose": {"--batches", "--device", "--data-dir", "--json"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
-        "--probe-epochs", "--setting", "--quiet",
+        "--probe-epochs", "--tables", "--setting", "--quiet",
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",

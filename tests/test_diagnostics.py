@@ -1,5 +1,6 @@
 """Each diagnostic against a loop over anchors, and on cases whose answer is known."""
 
+import functools
 import math
 import re
 
@@ -11,11 +12,13 @@ from mixnn import diagnostics
 from mixnn import functional as F
 from mixnn.diagnostics import measure
 from mixnn.evaluation.features import features
+from mixnn.methods import METHODS
 from mixnn.methods.contract import Direction, Found, Seen
+from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import load_split
-from mixnn.training.diagnosis import DERIVED, FEATURES, effective_rank, meanings
+from mixnn.training.diagnosis import DERIVED, FEATURES, _derived, effective_rank, meanings
 
 B, D, K = 7, 6, 4
 
@@ -170,6 +173,13 @@ def test_every_number_is_explained_by_itself(tmp_path, method, capsys):
     rows = meanings(found)
     assert sorted(name for name, _, _ in rows) == sorted(found)
     assert all(text and not re.search(r"\bthe same\b|\bthese\b|number k", text) for _, _, text in rows)
+
+
+def test_the_share_of_neighbors_is_not_guessed_for_a_method_that_may_weigh_otherwise():
+    means = {"norm_ratio": 1.0, "cos_neighbors": 0.5}
+    backbone = functools.partial(ResNet, "resnet8", 8, 2)
+    assert _derived(means, METHODS["mnn"](backbone(), topk=3)).keys() == {"neighbor_share"}
+    assert _derived(means, type("Other", (METHODS["mnn"],), {})(backbone(), topk=3)) == {}
 
 
 def test_ranks_stand_together_in_their_order():

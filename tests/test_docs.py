@@ -3,9 +3,10 @@
 import ast
 import dataclasses
 import functools
-import importlib.util
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from mixnn.nn.resnet import ResNet
 from mixnn.nn.split_batch_norm import SplitBatchNorm
 from mixnn.nn.support_set import Rows
 from mixnn.progress import Reporter
+from tests import own_method
 from tests.methods.linear_networks import NUM_IMAGES, Stub, batch, linear_method
 from tests.test_house import host_reads, to_the_right
 
@@ -231,18 +233,23 @@ def test_ressl_is_sce_of_eta_0_without_the_positives_column():
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def example(monkeypatch: pytest.MonkeyPatch) -> str:
     """The name under which the page's file is registered, as the page's line does it."""
-    code, line = PYTHON
-    place = tmp_path / "softmsf.py"
-    place.write_text(code)
-    spec = importlib.util.spec_from_file_location("mixnn.methods.softmsf", place)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    ((name, cls),) = re.findall(r'"(\w+)": (\w+),', line)
-    monkeypatch.setitem(METHODS, name, getattr(module, cls))
+    name, cls = own_method.register()
+    monkeypatch.setitem(METHODS, name, cls)
     return name
+
+
+def test_the_contracts_tests_take_the_example_up_and_ask_for_what_the_page_says():
+    words = ["-p", "tests.own_method", "-p", "no:cacheprovider", "-k", "softmsf", "-q", "-rf", "tests/methods"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    asked_for = [f"test_{name}[softmsf]" for name in ("heads_are_the_authors", "defaults_are_the_authors")]
+    asked_for += ["test_twenty_steps_from_seed_0_give_the_stored_losses[softmsf]"]
+    assert re.findall(r"^FAILED \S+::(\S+)", done.stdout, re.MULTILINE) == asked_for, done.stdout
+    assert done.stdout.count(".") > 40
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -25,7 +25,7 @@ from mixnn.plotting import FIGURES, curves, figures, points, style
 from mixnn.plotting.material import Drawing, Lacking, Line, Material
 from mixnn.progress import Reporter
 from mixnn.reproduction.planning import plan_row
-from mixnn.reproduction.tables import TABLES, Row, find, number
+from mixnn.reproduction.tables import TABLES, Row, number
 from mixnn.runs import Run
 
 EPOCHS = {"epochs": 12, "warmup_epochs": 2}  # of the runs made up here: others than the defaults
@@ -49,7 +49,7 @@ class Listener(Reporter):
 
 
 def row_of(table: str, name: str) -> Row:
-    return next(row for row in find(table).rows if row.name == name)
+    return next(row for row in TABLES[table].rows if row.name == name)
 
 
 def summary(row: Row, data: str = "cifar10", seed: int = 0) -> tuple[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib.pyplot
 import pytest
 import torch
 from PIL import Image
@@ -96,14 +97,63 @@ def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
 # The page
 
 PAGE = (HERE / "docs" / "reproduction.md").read_text()
+(OWN_TABLES,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^(mixnn [^#\n]+)", PAGE, re.MULTILINE) + re.findall(r"`(mixnn [^`\n]+)`", PAGE)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_of_the_page_is_one(command):
+def test_each_command_of_the_page_is_one(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(OWN_TABLES)
     _, args = mixnn.cli.parse(shlex.split(command)[1:])
     if args.verb == "reproduce" and args.table not in ("", "TABLE"):
-        asking.tables_of(args.table, args.row)
+        asking.tables_of(args.table, args.row, tables.tables_with(args.tables))
+
+
+def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(OWN_TABLES)
+    small = ["--data", "digits", "--protocol", "knn", "--quiet"]
+    small += [word for k, v in SMALL.items() for word in ("--setting", f"{k}={v}")]
+    words = ["reproduce", "few-neighbors", "--tables", "my.yaml", *small]
+    assert mixnn.cli.main(words) == 0
+    assert re.search(r"K=1 +\d\d\.\d\d\nK=3 +\d\d\.\d\d", re.sub(r" +\n", "\n", capsys.readouterr().out))
+    assert mixnn.cli.main(["reproduce", "--tables", "my.yaml"]) == 0
+    assert "few-neighbors" in capsys.readouterr().out
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(script, "page", "exec"), {})
+    matplotlib.pyplot.close("all")
+    with Image.open("purity.png") as picture:
+        assert picture.size[0] > 100
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "No such file"),
+        ("tables: [1", "line"),
+        ("rows: []", "no 'tables'"),
+        ("tables: {mine: {rows: []}}", "no 'title'"),
+        ("tables: {mine: {title: x, rows: [{name: a, methd: mnn}]}}", "methd"),
+        ("tables: {main: {title: x, rows: []}}", "a table main is there already"),
+        ("tables: {mine: {title: x, rows: [{name: a, method: mnm}]}}", "unknown method 'mnm', did you mean 'mnn'"),
+        ("tables: {mine: {title: x, rows: [{name: a, method: mnn, set: {topkk: 1}}]}}", "did you mean 'topk'"),
+    ],
+)
+def test_a_file_without_tables_is_answered_with_what_is_wrong(tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(mixnn.UserError, match=says):
+        mixnn.reproduce("mine", tables=tmp_path / "my.yaml", run=False)
+
+
+def test_runs_made_by_another_file_of_the_method_are_told(results, capsys):
+    for name, code in (("mnn0", "other"), ("msf", methods.digest("msf"))):
+        made = json.loads((results / f"{name}.json").read_text())
+        (results / f"{name}.json").write_text(json.dumps(made | {"environment": {"method_code": code}}))
+    mixnn.reproduce("main", results=results, run=False)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"mnn's file has changed since these runs: cifar10-mnn-\w+-seed0; remove their JSON", said)
 
 
 def test_the_page_names_every_table_and_how_many_runs_they_are():
@@ -250,11 +300,14 @@ def test_what_is_no_result_of_ours_may_lie_beside(results, content, capsys):
 
 
 @pytest.mark.parametrize("verb", ["reproduce main --no-run", "figures main"])
-@pytest.mark.parametrize("word", ["data=digits", "results=x", "reporter=x", "seed=3", "method=msf", "options=x"])
+@pytest.mark.parametrize(
+    "word", ["data=digits", "results=x", "reporter=x", "seed=3", "method=msf", "options=x", "topk=2"]
+)
 def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mixnn.cli.main([*verb.split(), "--setting", word]) == 2
-    assert re.match(f"mixnn: {word.partition('=')[0]} is (no setting|the table's to say)", capsys.readouterr().err)
+    says = f"mixnn: {word.partition('=')[0]} is (no setting|the table's to say|an option of methods, which the rows)"
+    assert re.match(says, capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
@@ -330,8 +383,7 @@ def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once
     monkeypatch.chdir(tmp_path)
     assert mixnn.cli.main(["reproduce", "main", "--setting", f"data_dir={tmp_path}"]) == 2
     out, err = capsys.readouterr()
-    looked, refused, hint = err.splitlines()
-    assert looked.startswith(f"mixnn: no finished runs: there is no folder {tmp_path}/results; type --results")
+    refused, hint = err.splitlines()
     assert refused.startswith("mixnn: 12 runs missing, and cifar10 is not on disk")
     assert [line.split("  ")[0] for line in out.splitlines()[2:]] == [row.name for row in TABLES["main"].rows]
     assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"

@@ -58,6 +58,7 @@ def reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--protocol", default="all", metavar="{all,knn,linear}", help="how runs are evaluated [all]")
     parser.add_argument("--probe-epochs", default="100", metavar="INT", help="of the linear probe [100]")
+    parser.add_argument("--tables", default="", metavar="FILE", help="YAML with tables of your own beside these")
     _setting_argument(parser)
     words.quiet_flag(parser)
 
@@ -103,7 +104,8 @@ def reproduce(args: argparse.Namespace) -> int:
     from mixnn.progress import Reporter, print_table
 
     if not args.table:
-        rows = [(name, table.title, str(len(table.rows))) for name, table in reproduction.TABLES.items()]
+        known = reproduction.tables_with(args.tables)
+        rows = [(name, table.title, str(len(table.rows))) for name, table in known.items()]
         print_table(("table", "what it compares", "rows"), rows)
         return 0
     settings = _settings(args, reproduction.reproduce)
@@ -120,6 +122,7 @@ def reproduce(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         form=args.format,
         protocol=args.protocol,
+        tables=args.tables,
         **words.numbers(args, probe_epochs=1),
         reporter=Reporter(args.quiet, words.as_settings, once=True),
         **settings,

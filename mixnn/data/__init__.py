@@ -1,6 +1,7 @@
 """Data sets: `load(name or folder, split)` gives an ImageSet; `DATASETS` is the table of the named ones.
 
-To add a set: one reader file that returns arrays, and one row here. A user's own images need no code.
+To add a set: one reader file that returns arrays, and one row here. A user's own images need no code; `to_folder`
+makes a folder of arrays.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from mixnn.data.archive import Archive
 from mixnn.data.data_set import DataSet, default_root
 from mixnn.data.folder import read_folder
 from mixnn.data.image_set import ImageSet, channel_stats
+from mixnn.data.writing import to_folder
 
-__all__ = ["DATASETS", "SPLITS", "DataSet", "ImageSet", "Presence", "default_root", "describe", "load"]
+__all__ = ["DATASETS", "SPLITS", "DataSet", "ImageSet", "Presence", "default_root", "describe", "load", "to_folder"]
 
 SPLITS = (
     "pretrain",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from mixnn.config import UserError, unknown, whole
 from mixnn.data import ImageSet
@@ -16,7 +17,6 @@ from mixnn.device import pick_device
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.evaluation.linear import Protocol, linear
-from mixnn.nn.backbone import Backbone
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.encoder import student_backbone
@@ -25,6 +25,7 @@ from mixnn.runs.folder import environment
 from mixnn.runs.images import check_there, is_labelled, load_split, placed
 
 PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
+FEW = 5_000  # labelled images with which the probe, at its rate of 30, has too few steps to settle
 
 
 def evaluate(
@@ -84,7 +85,7 @@ def evaluate(
     return results
 
 
-def _knn(run: Run, backbone: Backbone, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
+def _knn(run: Run, backbone: nn.Module, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
     k = default_k(len(train), train.num_classes)
     bank, queries = (features(backbone, images, bf16=False) for images in (train, test))  # once, so precision is cheap
     found: dict[str, Any] = dict(knn(bank, train.labels, queries, test.labels, train.num_classes, k))
@@ -98,8 +99,11 @@ def _knn(run: Run, backbone: Backbone, train: ImageSet, test: ImageSet) -> tuple
 
 
 def _linear(
-    backbone: Backbone, train: ImageSet, test: ImageSet, size: int, probe: Protocol, say: Reporter
+    backbone: nn.Module, train: ImageSet, test: ImageSet, size: int, probe: Protocol, say: Reporter
 ) -> tuple[dict[str, Any], dict[str, Any]]:
+    if len(train) < FEW:
+        few = f"the paper's linear probe is made for tens of thousands of images, and swings with {len(train):,}"
+        say.say(f"{few}: kNN, or mixnn classify, tells more")
     with say.bar("linear probe", probe.epochs) as advance:
         found = linear(backbone, train, test, size, probe, advance)
     flip = probe.flip if train.mirror else 0.0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
+import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -31,6 +35,7 @@ __all__ = [
     "build",
     "cost",
     "describe",
+    "digest",
     "explain",
     "find",
     "has_support",
@@ -108,6 +113,11 @@ def overview() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
+def digest(name: str) -> str:
+    """Twelve digits of the file that defines the method."""
+    return hashlib.sha256(Path(inspect.getfile(find(name))).read_bytes()).hexdigest()[:12]
+
+
 def explain(name: str) -> str:
     """What the method's file says of it."""
     return (sys.modules[find(name).__module__].__doc__ or "").strip()
@@ -118,7 +128,8 @@ def describe(name: str) -> list[dict[str, str]]:
     rows = []
     for f in dataclasses.fields(find(name).Options):
         meta = f.metadata
-        values = "|".join(meta["choices"])
+        numbers = ["a number"] if meta["choices"] and math.isfinite(meta["high"]) else []
+        values = "|".join([*meta["choices"], *numbers])
         rows.append(
             {
                 "name": f.name,

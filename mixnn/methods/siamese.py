@@ -158,7 +158,8 @@ class Siamese(nn.Module):
         push = self.rows_to_push(seen, batch)
         directions = [self.direction(i, a, b, seen, push, batch) for i, (a, b) in enumerate(self.pairs)]
         loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
-        return loss, Aux(push, Seen.of(directions[: 2 if self.options.symmetric else 1]), {})
+        seen_by_log = Seen.of(directions[: 2 if self.options.symmetric else 1])
+        return loss, Aux(push, seen_by_log, self.metrics(directions))
 
     def encode(self, batch: Batch) -> Encoded:
         """Both networks, each over the views it needs in one pass."""
@@ -211,6 +212,10 @@ class Siamese(nn.Module):
         neighbors_BKD = torch.where(exists_BK[:, :, None], rows.z_QD[index_BK], z_BD[:, None])
         images_BK = rows.index_Q[index_BK].masked_fill(~exists_BK, -1)
         return Found(index_BK, neighbors_BKD, batch.labels_B[:, None].expand_as(index_BK), images_BK)
+
+    def metrics(self, directions: list[Direction]) -> dict[str, Tensor]:
+        """Other scalars to log, by name, without gradient."""
+        return {}
 
     def combine(self, losses: list[Tensor], batch: Batch) -> Tensor:
         """The step's loss from those of its directions."""

@@ -1,8 +1,11 @@
-"""The encoder f by name: a ResNet of our own, or any of timm's models as timm:NAME."""
+"""The encoder f by name: a ResNet of our own, any of timm's models as timm:NAME, or what was added to BACKBONES."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,9 +17,9 @@ TIMM = "timm:"
 
 
 class TimmBackbone(nn.Module):
-    """A model of timm's without its classifier; its batch norms become split ones, so that views stay apart."""
+    """A model of timm's without its classifier."""
 
-    def __init__(self, name: str, bn_groups: int) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
         try:
             timm = importlib.import_module("timm")
@@ -27,23 +30,31 @@ class TimmBackbone(nn.Module):
         except RuntimeError:
             raise unknown("timm model", name, timm.list_models()[:20]) from None
         self.num_features: int = self.model.num_features
-        split_batch_norms(self.model, bn_groups)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
 
 
+BACKBONES: dict[str, Callable[[int, int], Any]] = {name: partial(ResNet, name) for name in ARCHITECTURES}
+"""By name, what makes a network for images of so many pixels, its batch norms in so many groups.
+
+A network of your own joins them: a module from images (B, 3, H, W) to features (B, F) that says F as `num_features`.
+"""
+
+
 def check_backbone(name: str) -> None:
-    if name not in ARCHITECTURES and not name.startswith(TIMM):
-        raise unknown("backbone", name, [*ARCHITECTURES, f"{TIMM}NAME"])
+    if name not in BACKBONES and not name.startswith(TIMM):
+        raise unknown("backbone", name, [*BACKBONES, f"{TIMM}NAME"])
 
 
-Backbone = ResNet | TimmBackbone
-
-
-def build_backbone(name: str, image_size: int, bn_groups: int) -> Backbone:
-    """With `num_features`, from images (B, 3, H, W) to features (B, F)."""
+def build_backbone(name: str, image_size: int, bn_groups: int) -> Any:
+    """A module with `num_features`, from images (B, 3, H, W) to features (B, F), its batch norms split."""
     check_backbone(name)
     if name.startswith(TIMM):
-        return TimmBackbone(name.removeprefix(TIMM), bn_groups)
-    return ResNet(name, image_size, bn_groups)
+        backbone = TimmBackbone(name.removeprefix(TIMM))
+    else:
+        backbone = BACKBONES[name](image_size, bn_groups)
+    if not isinstance(getattr(backbone, "num_features", None), int):
+        raise UserError(f"backbone {name} does not say num_features, the length of its features")
+    split_batch_norms(backbone, bn_groups)
+    return backbone

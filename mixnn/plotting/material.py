@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from mixnn.plotting.style import Look
 from mixnn.progress import plural
 from mixnn.reproduction.planning import fingerprint, finished, plan_row
-from mixnn.reproduction.tables import Row, find
+from mixnn.reproduction.tables import TABLES, Row
 from mixnn.runs import Run
 
 Summary = Mapping[str, Any]
@@ -44,7 +44,7 @@ class Line:
 
     @property
     def row(self) -> Row:
-        return next(row for row in find(self.table).rows if row.name == self.name)
+        return next(row for row in TABLES[self.table].rows if row.name == self.name)
 
 
 class Curve(NamedTuple):

@@ -17,12 +17,12 @@ from mixnn.evaluation.linear import Protocol
 from mixnn.progress import Reporter, plural
 from mixnn.reproduction.asking import data_of, runnable, seeds_of, tables_of
 from mixnn.reproduction.carrying_out import Work, carry_out, show
-from mixnn.reproduction.planning import plan
+from mixnn.reproduction.planning import changed_since, plan
 from mixnn.reproduction.rendering import FORMATS, cells, render, title
-from mixnn.reproduction.tables import TABLES
+from mixnn.reproduction.tables import TABLES, tables_with
 from mixnn.runs.images import check_on_disk
 
-__all__ = ["TABLES", "reproduce"]
+__all__ = ["TABLES", "reproduce", "tables_with"]
 
 
 def reproduce(
@@ -38,12 +38,14 @@ def reproduce(
     form: str = "terminal",
     protocol: str = "all",
     probe_epochs: int = Protocol.epochs,
+    tables: str | Path = "",
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Train and evaluate what a table (or "all") lacks, then print it; returns the cells by table.
 
-    `rows` limits it to rows of these names; `run=False` prints what is there; `settings` are Config's fields.
+    `rows` limits it to rows of these names; `run=False` prints what is there; `tables` is a file with tables of your
+    own; `settings` are Config's fields.
     """
     say = reporter or Reporter(once=True)
     if form not in FORMATS:
@@ -53,7 +55,7 @@ def reproduce(
     if probe_epochs < 1:
         raise UserError(f"probe_epochs={probe_epochs}: a probe has at least 1 epoch")
     data, settings = data_of(data, settings)
-    seeds, asked = seeds_of(seeds), tables_of(table, rows)
+    seeds, asked = seeds_of(seeds), tables_of(table, rows, tables_with(tables))
     chosen, without = runnable(asked, data, settings)
     if without:
         reason = f"training reads labels that {data}'s images lack: {'; '.join(without)}"
@@ -62,7 +64,7 @@ def reproduce(
         say.warn(f"left out, for {reason}")
     work = Work(Path(results), Path(runs), PROTOCOLS[protocol], probe_epochs)
     needed, done = plan(chosen, data, seeds, settings), work.finished()
-    if not work.results.is_dir():
+    if not work.results.is_dir() and (dry_run or not run):
         say.warn(f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another")
     if dry_run:
         show(work, needed, done)
@@ -74,6 +76,8 @@ def reproduce(
     if missing and not no_data:
         failed, elsewhere = carry_out(work, missing, done, say)
         done = work.finished()
+    for changed in changed_since(needed, done):
+        say.warn(changed)
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
     texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], form) for t in chosen]
     if form == "json" and table == "all":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from mixnn import methods
 from mixnn.config import UserError, unknown
 from mixnn.data import DATASETS, not_found
 from mixnn.reproduction.planning import plan_row
-from mixnn.reproduction.tables import TABLES, Row, Table, find
+from mixnn.reproduction.tables import Row, Table
 from mixnn.runs.images import has_test_split
 
 
@@ -21,6 +22,9 @@ def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[st
             raise UserError(
                 f"{name} is the table's to say, and no setting of its runs: reproduce has --seeds and --row"
             )
+    options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
+    for name in options & settings.keys():
+        raise UserError(f"{name} is an option of methods, which the rows of a table set: --tables FILE adds your own")
     folder, settings = Path(data).expanduser().absolute(), dict(settings)
     if str(data) in DATASETS:
         return str(data), settings
@@ -43,9 +47,11 @@ def seeds_of(seeds: int | Iterable[int]) -> list[int]:
     return found
 
 
-def tables_of(table: str, rows: str | Sequence[str]) -> list[Table]:
-    """The table, or all of them, with the rows of these names; one name may stand alone."""
-    tables = list(TABLES.values()) if table == "all" else [find(table)]
+def tables_of(table: str, rows: str | Sequence[str], known: Mapping[str, Table]) -> list[Table]:
+    """The table, or all of those known, with the rows of these names; one name may stand alone."""
+    if table != "all" and table not in known:
+        raise unknown("table", table, [*known, "all"])
+    tables = list(known.values()) if table == "all" else [known[table]]
     names = {row.name.lower(): row.name for t in tables for row in t.rows}
     wanted = [rows] if isinstance(rows, str) else list(rows)
     for name in wanted:

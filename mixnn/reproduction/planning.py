@@ -126,6 +126,19 @@ def finished(folder: Path, probe_epochs: int = Protocol.epochs) -> dict[tuple[st
     return found
 
 
+def changed_since(needed: Iterable[Planned], done: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
+    """Of each method whose file is another one than when its runs were made: the runs, which the table still shows."""
+    older: dict[str, list[str]] = {}
+    for run in needed:
+        made_by = done.get((run.fingerprint, run.seed), {}).get("environment", {}).get("method_code")
+        if made_by and made_by != methods.digest(run.config.method):
+            older.setdefault(run.config.method, []).append(run.name)
+    return [
+        f"{name}'s file has changed since these runs: {', '.join(runs)}; remove their JSON to run them again"
+        for name, runs in older.items()
+    ]
+
+
 def _is_ours(content: Any) -> bool:
     """Whether a file's content is a run's summary, of a method that is there: others may lie beside."""
     config = content.get("config") if isinstance(content, dict) else None

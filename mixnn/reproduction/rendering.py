@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,7 +86,7 @@ def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]
         return ""
     if form == "markdown":
         lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)])
+        return "\n".join([*lines, *("| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |" for cells in body)])
     lines = ["\\begin{tabular}{l" + "r" * (len(header) - 1) + "}", "% " + title]
     lines += [" & ".join(_latex(c) for c in cells) + r" \\" for cells in [header, *body]]
     return "\n".join([*lines, "\\end{tabular}"])
@@ -102,4 +103,4 @@ def _texts(cell: Mapping[str, Any], form: str) -> dict[str, str]:
 
 
 def _latex(text: str) -> str:
-    return text.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_")
+    return re.sub(r"[%&_#]", lambda found: "\\" + found[0], text)

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from mixnn.config import unknown
+from mixnn import methods
+from mixnn.config import UserError
 
 METRICS = ("linear", "knn")
 
@@ -40,22 +41,40 @@ class Table:
         return tuple(m for m in METRICS if m in printed or not printed)
 
 
-def _read() -> tuple[list[str], dict[str, Table]]:
-    content = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text())
+def _read(path: Path) -> tuple[list[str], dict[str, Table]]:
+    content = yaml.safe_load(path.read_text())
     tables = {
         name: Table(name, table["title"], tuple(Row(**row) for row in table["rows"]))
         for name, table in content["tables"].items()
     }
-    return content["datasets"], tables
+    return content.get("datasets", []), tables
 
 
-DATASETS, TABLES = _read()
+DATASETS, TABLES = _read(Path(__file__).parent / "paper.yaml")
 
 
-def find(name: str) -> Table:
-    if name not in TABLES:
-        raise unknown("table", name, [*TABLES, "all"])
-    return TABLES[name]
+def tables_with(path: str | Path) -> dict[str, Table]:
+    """The paper's tables and ours, and those of a file in the form of paper.yaml, if one is named."""
+    if not str(path):
+        return TABLES
+    try:
+        _, own = _read(Path(path).expanduser())
+    except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path} holds no tables ({_reason(error)}): docs/reproduction.md shows some") from None
+    for table in own.values():
+        if table.name in (*TABLES, "all"):
+            raise UserError(f"{path}: a table {table.name} is there already, give yours another name")
+        for row in table.rows:
+            methods.resolve_options(row.method, {}, row.set)
+    return TABLES | own
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def number(row: Row, whose: str, metric: str, data: str) -> float | None:

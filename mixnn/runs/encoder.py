@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError
-from mixnn.nn.backbone import Backbone, build_backbone
+from mixnn.nn.backbone import build_backbone
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
 
@@ -25,24 +25,24 @@ FITTING = (
 )
 
 
-def make_backbone(config: Config) -> Backbone:
+def make_backbone(config: Config) -> nn.Module:
     return build_backbone(config.backbone, config.image_size, config.bn_groups)
 
 
-def untrained(config: Config) -> Backbone:
+def untrained(config: Config) -> nn.Module:
     """The network as training found it, in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return make_backbone(config).eval()
 
 
-def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[Backbone, int]:
+def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:
     """The student's backbone in eval mode, and the step it was saved at."""
     tensors, state = run.load_checkpoint(warn)
     return student_backbone(run, tensors), state["step"]
 
 
-def student_backbone(run: Run, tensors: dict[str, Tensor]) -> Backbone:
+def student_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
     """The student's backbone in eval mode, from a checkpoint's tensors."""
     backbone = make_backbone(run.config)
     weights = {name.removeprefix(STUDENT): t for name, t in tensors.items() if name.startswith(STUDENT)}
@@ -59,7 +59,7 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: st
         raise UserError(f"the weights of {source} do not fit this network: {reason}") from None
 
 
-def read_backbone(path: str | Path, config: Config) -> Backbone:
+def read_backbone(path: str | Path, config: Config) -> nn.Module:
     """The backbone that a configuration asks for, with the weights of a file."""
     weights, backbone = read_weights(path), make_backbone(config)
     if not isinstance(backbone, ResNet):

@@ -45,6 +45,8 @@ def _root(config: Config) -> Path:
 def check_there(run: Run, how: str = "") -> None:
     """UserError if the folder that a run was trained on is gone; `how` says what to type."""
     folder = run.config.data
+    if not how and folder not in data.DATASETS and not Path(folder).is_absolute():  # folders are known by whole paths
+        raise UserError(f"{folder}, which {run.path} was trained on, is no data set here: mixnn.data.DATASETS lacks it")
     if folder not in data.DATASETS and not Path(folder).expanduser().is_dir():
         how = how or f"put it back, or type `ln -s FOLDER {shlex.quote(folder)}` with its new place as FOLDER"
         raise UserError(f"{folder}, which {run.path} was trained on, is gone: {how}")

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from mixnn import dist, methods
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
-from mixnn.nn.backbone import Backbone
 from mixnn.processes import speaks
 from mixnn.progress import Reporter, Silence, plural
 from mixnn.runs import Run
@@ -60,6 +61,11 @@ def pretrain(
         run = Run.open(resume)
         with _alone(run.path):
             return _resume(run, settings, say)
+    if not isinstance(data, str | Path):
+        raise UserError(
+            f"pretrain takes the name of a data set or a folder, not a {type(data).__name__}: "
+            'mixnn.data.to_folder(images, "mine", labels) makes a folder of arrays'
+        )
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     if str(out) and speaks():
@@ -75,7 +81,8 @@ def pretrain(
     path = _folder(str(out), overwrite, config)  # last: a failure leaves nothing
     with _alone(path):
         startup = round(time.perf_counter() - start, 1)
-        about = environment(trainer.order.device) | {"processes": dist.size(), "startup_s": startup}
+        about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
+        about |= {"processes": dist.size(), "startup_s": startup}
         run = _create(path, config, command, about)
         amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
         say.say(f"{config.method} on {config.data}: {amount}, into {path}")
@@ -170,7 +177,7 @@ def _epochs_within(budget: float, start: float, config: Config, images: ImageSet
     return epochs
 
 
-def _initial_backbone(source: Path, config: Config, say: Reporter) -> Backbone:
+def _initial_backbone(source: Path, config: Config, say: Reporter) -> nn.Module:
     """Of another run's folder, or of a file of ResNet weights."""
     if source.is_file():
         return read_backbone(source, config)

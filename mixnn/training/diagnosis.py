@@ -14,8 +14,11 @@ from mixnn import methods
 from mixnn.config import whole
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
-from mixnn.methods.mixture import Mixture, share_and_scale
+from mixnn.methods.cmsf import CMSF
+from mixnn.methods.mixture import share_and_scale
+from mixnn.methods.mnn import MNN
 from mixnn.methods.msf import MSF
+from mixnn.methods.snclr import SNCLR
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.images import check_there, load_split
@@ -65,7 +68,7 @@ def _derived(found: dict[str, float], method: Any) -> dict[str, float]:
     out = {}
     if "cas_entropy" in found and method.topk > 1:
         out = {name.replace("entropy", "evenness"): found[name] / math.log(method.topk) for name in ENTROPIES}
-    if isinstance(method, Mixture | MSF) and "norm_ratio" in found:
+    if type(method) in (MNN, MSF, CMSF, SNCLR) and "norm_ratio" in found:  # what derives from them may weigh otherwise
         out["neighbor_share"], _ = share_and_scale(vars(method.options), found["norm_ratio"], found["cos_neighbors"])
     return out
 

@@ -153,7 +153,7 @@ class Trainer:
                 elif now - read > READ_EVERY and speaks():
                     read = now
                     advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
-                if signal := dist.largest(flag.signal):
+                if (signal := dist.largest(flag.signal)) and self.done < self.total_steps:
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
                     how = f"go on with `{run.typed('pretrain --resume')}`"

@@ -299,6 +299,8 @@ def test_the_command_prints_both_numbers(run: Run, capsys: pytest.CaptureFixture
     assert linear_line.startswith(f"linear  {saved['linear']['last']:.2f}  (last of 2 epochs; best ")
     assert f"best {saved['linear']['best']:.2f}" in linear_line
     assert err == ""
+    assert main(["evaluate", str(run.path), "--epochs", "1", "--protocol", "linear"]) == 0
+    assert "made for tens of thousands of images, and swings with 64: kNN" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol, keys", [("knn", {"knn"}), ("linear", {"linear"}), ("all", {"knn", "linear"})])

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
+from mixnn.methods.siamese import Support
 from mixnn.nn.resnet import ResNet
 from mixnn.nn.split_batch_norm import SplitBatchNorm
 from mixnn.training.step import Step, sgd
@@ -62,7 +64,10 @@ VARIANTS = {
 }
 INVALID = {("nnclr", "topk=0")}  # no positives; see the errors below
 WITHOUT_TEACHER = ("simclr", "nnclr", "supervised")
+OURS = ["mnn", "msf", "cmsf", "byol", "unmix", "snclr", "nnclr", "simclr", "moco", "sce", "ressl", "supervised"]
+NEW = [name for name in METHODS if name not in OURS]  # of whom the tables here know nothing: its class is believed
 MIXES = {"mnn": "raw_renorm", "cmsf": "none", "snclr": "none"}  # mixer by default
+MIXES |= {name: getattr(METHODS[name].Options, "mixer", "none") for name in NEW}
 
 
 def known(name, options):
@@ -182,15 +187,17 @@ def without_gradient(name, options):
 
 
 @every_case
-def test_gradients_reach_every_student_parameter_and_no_teacher_parameter(case):
+def test_gradients_reach_every_parameter_but_those_of_the_teacher(case):
     method = build(case)
     method(small_batch(method))[0].backward()
     cancelled = without_gradient(*CASES[case])
     for name, p in method.named_parameters():
-        if name.startswith("student."):
+        if not name.startswith("teacher."):
             assert p.grad is not None, name
             assert p.grad.isfinite().all(), name
-            assert (p.grad.abs().max() > 1e-6) != (name in cancelled), name
+            # of a new method nobody knows whether the predictor takes a bias away
+            if CASES[case][0] in OURS or not re.fullmatch(r"student\.g\.\d+\.bias", name):
+                assert (p.grad.abs().max() > 1e-6) != (name in cancelled), name
         else:
             assert not p.requires_grad, name
             assert p.grad is None, name
@@ -265,6 +272,7 @@ def test_the_memory_takes_the_batchs_embeddings_and_keeps_those_of_other_images(
 
 
 RINGS = {"mnn": 1, "msf": 1, "cmsf": 2, "snclr": 1, "nnclr": 1, "moco": 1, "sce": 1, "ressl": 1}
+RINGS |= {name: METHODS[name].num_rings for name in NEW if issubclass(METHODS[name].Options, Support)}
 
 
 @every_case

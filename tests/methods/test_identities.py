@@ -10,12 +10,13 @@ from mixnn import methods
 from mixnn.diagnostics import measure
 from mixnn.methods import METHODS, Batch
 from mixnn.methods.mixture import share_and_scale
+from mixnn.methods.siamese import Neighbors
 from mixnn.methods.unmix import REVERSED
 from mixnn.nn.resnet import ResNet
 from tests.methods.linear_networks import B, D, K, Q, draw, inputs, run_linear, uniform
 
 TWO_VIEWS = [name for name in METHODS if name != "supervised"]
-NEIGHBORLY = ["mnn", "msf", "cmsf", "snclr", "nnclr"]
+NEIGHBORLY = [name for name, cls in METHODS.items() if issubclass(cls.Options, Neighbors)]
 WITH_SUPPORT = [*NEIGHBORLY, "moco", "sce", "ressl"]
 cross_entropy = torch.nn.functional.cross_entropy
 
@@ -540,3 +541,15 @@ def test_what_making_mixtures_unit_again_amounts_to(cosine, rho, scale):
     options = methods.resolve_options("mnn", {}, {"mixer": "unit_renorm"})
     assert share_and_scale(options, 1.0, cosine) == pytest.approx((rho, scale), abs=5e-3)
     assert share_and_scale(options) == pytest.approx((0.25, 2))
+
+
+def test_what_a_method_logs_of_its_own_reaches_the_log():
+    class Telling(METHODS["byol"]):
+        def metrics(self, directions):
+            return {"count": torch.tensor(float(len(directions)))}
+
+    method = Telling(ResNet("resnet8", 8, 2), hidden=8, dim=D)
+    views = tuple(draw(B, 3, 8, 8, seed=seed).float() for seed in (1, 2))
+    draws = {name: torch.rand(shape) for name, shape in method.draws(B).items()}
+    aux = method(Batch(views, torch.zeros(B, dtype=torch.long), torch.arange(B), draws))[1]
+    assert aux.metrics == {"count": 2}

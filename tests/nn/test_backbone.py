@@ -4,14 +4,19 @@ import copy
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import mixnn
 from mixnn import methods
-from mixnn.nn.backbone import build_backbone, check_backbone
+from mixnn.nn.backbone import BACKBONES, build_backbone, check_backbone
 from mixnn.nn.split_batch_norm import SplitBatchNorm, split_batch_norms
+from mixnn.progress import Reporter
+from mixnn.runs.encoder import load_backbone
+
+QUIET = Reporter(quiet=True)
 
 
 @pytest.mark.parametrize("name, features", [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("resnet8", 128)])
@@ -147,3 +152,20 @@ def test_a_batch_norm_that_would_mix_views_is_refused_by_its_place(norm):
 def test_an_unknown_name_is_refused():
     with pytest.raises(mixnn.UserError, match="unknown backbone 'resnet19', did you mean 'resnet18'"):
         check_backbone("resnet19")
+
+
+def test_a_network_of_ones_own_is_trained_evaluated_and_loaded(tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKBONES, "mine", lambda *_: Own(nn.BatchNorm2d))
+    small = {"epochs": 1, "warmup_epochs": 0, "limit": 64, "batch_size": 32, "knn_every": 0, "bn_groups": 2}
+    run = mixnn.pretrain("digits", backbone="mine", out=tmp_path / "run", reporter=QUIET, **small)
+    assert mixnn.evaluate(run, protocol="knn", reporter=QUIET)["knn"]["weighted"] > 0
+    backbone = load_backbone(run)[0]
+    assert isinstance(backbone.net[1], SplitBatchNorm)
+    assert backbone.net[1].groups == 2
+    assert mixnn.load(run)(np.zeros((2, 3, 8, 8), np.uint8)).shape == (2, 4)
+
+
+def test_a_network_that_does_not_say_its_features_is_refused(monkeypatch):
+    monkeypatch.setitem(BACKBONES, "mine", lambda *_: nn.Flatten())
+    with pytest.raises(mixnn.UserError, match="backbone mine does not say num_features"):
+        build_backbone("mine", 8, 1)
