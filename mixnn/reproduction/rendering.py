@@ -74,8 +74,8 @@ def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]
     """The table as text, without columns that nothing stands in; "" where the terminal was written to directly."""
     if form == "json":
         return json.dumps({"table": table.name, "title": title, "data": data, "rows": list(rows)}, indent=1)
-    metrics = METRICS if any(row[m]["ours"] is not None for row in rows for m in METRICS) else table.metrics
-    texts = [{(m, c): text for m in metrics for c, text in _texts(row[m], form).items()} for row in rows]
+    texts = [{(m, c): text for m in METRICS for c, text in _texts(row[m], form).items()} for row in rows]
+    metrics = [m for m in METRICS if any(text[m, c] for text in texts for c in COLUMNS)] or METRICS
     columns = [(m, c) for m in metrics for c in COLUMNS if c == "ours" or any(text[m, c] for text in texts)]
     header = ["", *(f"{LABELS[m]}: {COLUMNS[c]}" for m, c in columns)]
     body = [[row["name"], *(text[column] for column in columns)] for row, text in zip(rows, texts, strict=True)]

@@ -34,12 +34,6 @@ class Table:
     title: str
     rows: tuple[Row, ...]
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Those that the paper prints in it; both where it prints none."""
-        printed = {metric for row in self.rows for metric in row.paper}
-        return tuple(m for m in METRICS if m in printed or not printed)
-
 
 def _read(path: Path) -> tuple[list[str], dict[str, Table]]:
     content = yaml.safe_load(path.read_text())
