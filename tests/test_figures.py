@@ -299,6 +299,18 @@ def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
     assert [tick.get_text() for tick in axes[0].get_yticklabels()] == [row.name for row in TABLES["main"].rows]
 
 
+def test_main_of_shorter_runs_says_so_and_leaves_out_what_was_not_measured(tmp_path: Path):
+    name, content = summary(row_of("main", "BYOL"))
+    del content["results"]["linear"]
+    save(tmp_path, (name, content))
+    figure, caption = draw("main", Material.gather(tmp_path, (), "cifar10", EPOCHS))
+    (ax,) = figure.axes
+    assert ax.get_xlabel() == "kNN accuracy (%)"
+    told = "ours, epochs=12, warmup_epochs=2"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["paper", "authors' fixed code", told]
+    assert caption.startswith(f"Final kNN accuracy: paper; authors' fixed code; {told}.")
+
+
 # What is not there
 
 

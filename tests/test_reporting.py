@@ -587,6 +587,19 @@ def test_two_runs_stand_side_by_side_with_their_differences(tab, pages):
     assert "Note: " in tab.run("getComputedStyle(document.querySelector('#results .warning'), '::before').content")
 
 
+def test_a_reading_in_training_is_not_passed_off_as_an_evaluation(tab, place, tmp_path):
+    run = shutil.copytree(place / "mnn", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "results.json"))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made(40, **SATURATING)))
+
+    def figures() -> list[list[str]]:
+        show(tab, report([run], tmp_path / "x.html", overwrite=True, reporter=QUIET))
+        return tab.run("[...document.querySelectorAll('.figures div')].map((d) => d.innerText.split('\\n'))")
+
+    assert figures() == [["kNN read at epoch 40", "90.0%"]]
+    (run / "results.json").write_text(json.dumps({"knn": {"weighted": 80.5}}))
+    assert figures() == [["kNN, weighted", "80.5%"]]
+
+
 def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path):
     run = tmp_path / "bare"
     shutil.copytree(place / "mnn", run, ignore=shutil.ignore_patterns("checkpoints", "*.json*"))

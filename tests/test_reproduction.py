@@ -311,6 +311,24 @@ def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, t
     assert not list(tmp_path.iterdir())
 
 
+def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "simclr"))))
+    said: list[str] = []
+    heard = Reporter()
+    monkeypatch.setattr(heard, "say", said.append)
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs", "data": "digits", "protocol": "knn"}
+    mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
+    (path,) = (tmp_path / "results").glob("*.json")
+    made = json.loads(path.read_text())
+    for device, told in (("a faster one", False), (made["environment"]["device"], True)):
+        path.write_text(json.dumps(made | {"environment": made["environment"] | {"device": device}}))
+        said.clear()
+        mixnn.reproduce("mine", **where, reporter=heard, **SMALL)
+        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == told
+        next((tmp_path / "results").glob("*simclr*")).unlink()
+        shutil.rmtree(next((tmp_path / "runs").glob("*simclr*")))
+
+
 def test_the_pace_of_another_device_is_told_as_such(results, capsys):
     made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
     made["metrics"][0]["seconds"] = 300.0
