@@ -31,6 +31,9 @@ from mixnn.methods.contract import Aux, Batch, Seen
 from mixnn.training.feed import Feed
 
 MODES = ("eager", "compiled", "captured")
+# Pixels of a view's batch up to which cuDNN tries all its algorithms (0) and not the ten that look best: worth 3% of a
+# step with 256 images of 32 x 32. With larger images each trial takes longer.
+MOST_PIXELS = 2**19
 WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, lazily made handles
 
 
@@ -52,7 +55,8 @@ class Step:
         assert mode != "captured" or device.type == "cuda"
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
-            torch.backends.cudnn.benchmark_limit = 0  # every one, not the ten that look best: 3% of a step
+            small = batch_size * views[0].size ** 2 <= MOST_PIXELS
+            torch.backends.cudnn.benchmark_limit = 0 if small else 10
         self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
