@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -528,6 +529,12 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
     assert "n = 1 (seed 0), 1 epoch," in caption
     assert "MNN (digits-run)" in caption
     assert str(trained.path.parent) not in caption
+
+
+def test_tsne_of_two_runs_with_one_title_names_their_folders(trained: Run, tmp_path: Path):
+    other = Run.open(shutil.copytree(trained.path, tmp_path / "other"))
+    figure, _ = draw("tsne", Material.gather(tmp_path, [trained, other], "digits", {}))
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["(a) MNN, digits-run", "(b) MNN, other"]
 
 
 def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):

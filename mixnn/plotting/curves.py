@@ -190,7 +190,7 @@ def ranks(material: Material) -> Drawing:
             look = Look(color, dash, marker, filled=not star)
             draw_curve(levels, curve(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
     levels.set(xlabel="epoch", ylabel="purity of rank k", ylim=(0, TOP))
-    levels.legend(loc="lower right", ncols=2, columnspacing=1.0)
+    levels.legend(loc="lower right")
     everyone = range(1, topk + 1)
     cycle = (FIRST, Look(SKY, DOTTED, "v"), THIRD, FOURTH, SECOND, Look(ORANGE, DASHED, "P"), Look(BLACK, SOLID, "x"))
     for k in everyone:

@@ -53,9 +53,11 @@ def tsne(material: Material) -> Drawing:
         ax.set_axis_off()
     for ax in axes[len(runs) :]:
         ax.set_title("")
-    for ax, run, shown, points in zip(axes, runs, images, places, strict=False):
+    titles = [title(run) for run in runs]
+    titles = [f"{t}, {run.path.name}" if titles.count(t) > 1 else t for t, run in zip(titles, runs, strict=True)]
+    for ax, name, shown, points in zip(axes, titles, images, places, strict=False):
         _draw(ax, points, shown)
-        ax.set_title(f"{ax.get_title(loc='left')} {title(run)}".strip())
+        ax.set_title(f"{ax.get_title(loc='left')} {name}".strip())
     count, classes = len(images[0]), images[0].num_classes
     some = f" of the first {len(COLORS)} classes" if classes > len(COLORS) else ""
     text = (
