@@ -16,7 +16,10 @@ from mixnn.runs.images import has_test_split
 
 
 def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The data set and the settings; a folder and a file of labels by their whole path, as runs have them."""
+    """The data set and the settings; a folder and a file of labels by their whole path, as runs have them.
+
+    What the table's rows say is no setting, and is refused.
+    """
     for name in ("seed", "method", "options"):
         if name in settings:
             raise UserError(

@@ -10,6 +10,7 @@ import yaml
 
 from mixnn import methods
 from mixnn.config import UserError
+from mixnn.runs.files import why
 
 METRICS = ("linear", "knn")
 
@@ -54,21 +55,13 @@ def tables_with(path: str | Path) -> dict[str, Table]:
     try:
         _, own = _read(Path(path).expanduser())
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} holds no tables ({_reason(error)}): docs/reproduction.md shows some") from None
+        raise UserError(f"{path} holds no tables ({why(error)}): docs/reproduction.md shows some") from None
     for table in own.values():
         if table.name in (*TABLES, "all"):
             raise UserError(f"{path}: a table {table.name} is there already, give yours another name")
         for row in table.rows:
             methods.resolve_options(row.method, {}, row.set)
     return TABLES | own
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        return f"line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, OSError):
-        return str(error.strerror)
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def number(row: Row, whose: str, metric: str, data: str) -> float | None:

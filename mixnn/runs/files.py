@@ -1,10 +1,12 @@
-"""Files that verbs write: whole or not at all, and never over one that is there unless they may."""
+"""Files that verbs write, whole or not at all and never over one that is there unless they may; and why one is odd."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+
+import yaml
 
 from mixnn.config import UserError
 
@@ -47,3 +49,12 @@ def check_writable(file: str | Path, overwrite: bool) -> None:
     if not os.access(Path(file).absolute().parent, os.W_OK):
         raise UserError(f"nothing may be written to {Path(file).absolute().parent}: type another place for {file}")
     check_free(file, overwrite)
+
+
+def why(error: Exception) -> str:
+    """In one line, why a file of YAML is not what it should be."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -29,7 +29,7 @@ from mixnn.config import Config, UserError, make
 from mixnn.processes import speaks
 from mixnn.runs import checkpoint
 from mixnn.runs.claims import LOCK
-from mixnn.runs.files import write_atomically
+from mixnn.runs.files import why, write_atomically
 
 PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
@@ -123,11 +123,8 @@ class Run:
             return Run(path, make(Config, "setting", values))
         except UserError:
             raise
-        except yaml.MarkedYAMLError as error:
-            where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-            raise UserError(f"{path / 'config.yaml'} cannot be read: {where}{error.problem}") from None
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
-            raise UserError(f"{path / 'config.yaml'} cannot be read: {error}") from None
+            raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
 
     def write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())
