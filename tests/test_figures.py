@@ -31,7 +31,7 @@ from mixnn.runs import Run
 
 EPOCHS = {"epochs": 12, "warmup_epochs": 2}  # of the runs made up here: others than the defaults
 FROM_RESULTS = [name for name in FIGURES if name != "tsne"]
-COLUMNS = ["loss", "d_positive", "d_neighbors", "purity", "inconsistency", "cas_entropy", "cas_entropy_0.1"]
+COLUMNS = ["loss", "d_positive", "d_neighbors", "purity", "inconsistency", "spread", "cas_entropy", "cas_entropy_0.1"]
 
 
 class Listener(Reporter):
@@ -164,14 +164,16 @@ def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Mater
     assert set(lines(draw("methods", alone).figure.axes[0])) == {"BYOL"}
 
 
-def test_attention_shows_inconsistency_entropy_and_purity(material: Material):
-    orders, entropies, purity, closer = draw("attention", material).figure.axes
+def test_attention_shows_inconsistency_entropy_purity_and_spread(material: Material):
+    orders, entropies, purity, spread = draw("attention", material).figure.axes
     seeds = {"CAS": (0, 1), "WSE, mixture (MNN)": (0, 1)}
-    for ax, column in ((orders, "inconsistency"), (purity, "purity"), (closer, "purity")):
+    tables = {"CAS, no gradient through it": "controls"}
+    for ax, column in ((orders, "inconsistency"), (purity, "purity"), (spread, "spread")):
         found = lines(ax)
-        assert set(found) == {"CAS", "WSE", "MSE (MSF)", "WSE, mixture (MNN)"}
+        assert set(found) == {"CAS", "WSE", "MSE (MSF)", "WSE, mixture (MNN)", "CAS, mixture", *tables}
         for label, values in found.items():
-            np.testing.assert_allclose(values, logged("weights", label, column, seeds.get(label, (0,))), rtol=1e-12)
+            expected = logged(tables.get(label, "weights"), label, column, seeds.get(label, (0,)))
+            np.testing.assert_allclose(values, expected, rtol=1e-12)
     found = lines(entropies)
     for label, column in (("temperature 1", "cas_entropy"), ("temperature 0.1", "cas_entropy_0.1")):
         np.testing.assert_allclose(found[label], logged("weights", "CAS", column, (0, 1)), rtol=1e-12)
@@ -396,8 +398,8 @@ def test_every_line_of_every_figure_is_a_row_of_a_table():
         *curves.MIXTURE,
         curves.REWEIGHTED,
         curves.CAS,
-        curves.MNN,
         *curves.OTHER_WEIGHTS,
+        *curves.BESIDE,
         *points.ENOUGH,
     ]
     named += [line for figure in curves.PURITY.values() for line in figure.lines]
@@ -475,7 +477,8 @@ def test_the_end_of_a_curve_has_two_readings_at_least(num: int, shown: int):
     line = curves.PURITY["purity-neighbors"].lines[0]
     with style.styled():
         _, axes = style.canvas(style.PAGE, 2.3, 2)
-        curves.draw_purity(axes, {line: [{"metrics": record}]})
+        runs = {line: [{"metrics": record}]}
+        curves.draw_with_end(axes, "purity", "purity", runs, runs)
     (low, high), (bottom, top) = axes[1].get_xlim(), axes[1].get_ylim()
     inside = [r for r in record if low <= r["epoch"] <= high and bottom <= r["purity"] <= top]
     assert len(inside) == shown

@@ -31,6 +31,8 @@ QUIET = Reporter(quiet=True)
 EVIL = "<img src=x onerror=alert(1)>"
 CLASSES = ("<b onmouseover=alert(2)>", "'\"&<!--")
 
+RESULTS = sorted(Path(__file__).parents[1].glob("results/**/*-seed*.json"))
+
 
 def made(epochs: int, **curves) -> list[dict]:
     """Records of so many epochs; a curve is a function of the epoch's share, or a constant; None: not logged."""
@@ -66,6 +68,9 @@ SATURATING = {**HEALTHY, "knn": lambda t: 50 + 40 * min(1, 1.5 * t), "purity": l
         ("collapsed", made(40, **{**HEALTHY, "rank": 1.05}), 40),
         ("collapsed", made(30, **{**HEALTHY, "rank": 1.05}), 40),
         ("collapsed", made(40, loss=0.004, d_positive=0.002), 40),
+        ("shrunk", made(40, **{**SATURATING, "spread": lambda t: 0.95 - 0.6 * t}), 40),
+        ("shrunk", made(30, **{**HEALTHY, "spread": lambda t: 0.95 - 0.6 * t}), 40),  # and no labels
+        ("learning", made(40, **{**SATURATING, "spread": lambda t: 0.95 - 0.4 * t}), 40),
         ("learning", made(40, **{**SATURATING, "rank": 1.2}), 40),  # two tight classes
         ("learning", made(40, **{**SATURATING, "d_positive": 0.002}), 40),  # aligned, and spread out
         ("diverged", made(40, **{**SATURATING, "loss": lambda t: float("nan") if t == 1 else 1}), 40),
@@ -77,6 +82,17 @@ def test_the_verdict_on_curves_made_by_hand(state, records, planned):
     verdict = judge(records, planned)
     assert (verdict.state, verdict.title) == (state, TITLES[state])
     assert all(sentence.endswith(".") for sentence in verdict.sentences)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_verdict_on_committed_runs(path):
+    """Attention whose gradient flows ends half collapsed, five points below its like; all others learn."""
+    run = json.loads(path.read_text())
+    flows = run["config"]["options"].get("weights") == "cas" and not run["config"]["options"]["cas_detach"]
+    bad = run["config"]["method"] == "mnn" and flows
+    verdict = judge(run["metrics"], run["config"]["epochs"])
+    assert verdict.state in (["shrunk"] if bad else ["learning", "rising"])
+    assert ("embeddings have moved together" in verdict.sentences[0]) == bad
 
 
 def test_a_run_of_no_epochs_says_whose_encoder_it_has(place, tmp_path):
@@ -114,7 +130,7 @@ def test_sparse_readings_leave_the_end_to_the_dense_curve():
 
 
 def test_every_state_but_the_plain_ones_has_its_rule():
-    assert len(RULES) == 7
+    assert len(RULES) == 8
     assert all(re.match(r"[a-z ]+: ", rule) for rule in RULES)
 
 

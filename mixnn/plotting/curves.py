@@ -50,7 +50,8 @@ class Purity:
     def __call__(self, material: Material) -> Drawing:
         runs = material.needed(self.lines, ["purity"])
         figure, axes = canvas(PAGE, 2.3, 2) if self.zoom else canvas(COLUMN, 2.3)
-        draw_purity(axes, runs)
+        draw_with_end(axes, "purity", "purity", runs, runs)
+        axes[0].set_ylim(0, TOP)
         label_ends(axes[-1])
         text = f"Purity over training: share of neighbors with the anchor's label, {self.text}."
         text += " (b) is the end of (a)." if self.zoom else ""
@@ -134,20 +135,26 @@ def methods(material: Material) -> Drawing:
 
 CAS = Line("weights", "CAS", SECOND)
 OTHER_WEIGHTS = (Line("weights", "WSE", FIRST), Line("weights", "MSE (MSF)", THIRD))
-MNN = Line("weights", "WSE, mixture (MNN)", FOURTH)
+BESIDE = (
+    Line("weights", "WSE, mixture (MNN)", FOURTH),
+    Line("weights", "CAS, mixture", Look(ORANGE, DASHED, "s", filled=False)),
+    Line("controls", "CAS, no gradient through it", Look(SKY, DOTTED, "v")),
+)
 
 
 def attention(material: Material) -> Drawing:
-    """Inconsistency and entropy of the attention, and its purity against that of other weights."""
-    runs = material.needed((CAS, *OTHER_WEIGHTS), ["purity", "inconsistency"])
-    runs |= material.needed((CAS,), ["purity", "inconsistency", "cas_entropy", "cas_entropy_0.1"])
-    runs |= material.optional((MNN,), ["purity", "inconsistency"])
+    """Inconsistency and entropy of the attention; purity and spread under it, against those under other weights."""
+    common = ["purity", "inconsistency", "spread"]
+    runs = material.needed((CAS, *OTHER_WEIGHTS), common)
+    runs |= material.needed((CAS,), [*common, "cas_entropy", "cas_entropy_0.1"])
+    runs |= material.optional(BESIDE, common)
     own = runs[CAS]
     topk = own[0]["config"]["options"]["topk"]
-    figure, (orders, entropies, *purities) = canvas(PAGE, 4.4, 2, 2)
-    draw_column(orders, runs, "inconsistency")
+    figure, (orders, entropies, purities, spreads) = canvas(PAGE, 4.4, 2, 2)
+    for ax, column in ((orders, "inconsistency"), (purities, "purity"), (spreads, "spread")):
+        draw_column(ax, runs, column)
+        ax.set(xlabel="epoch", ylabel=column, ylim=(0, TOP))
     reference(orders, 1 - 1 / topk, "random orders")
-    orders.set(xlabel="epoch", ylabel="inconsistency", ylim=(0, TOP))
     for i, (column, look, label) in enumerate(
         (("cas_entropy", CAS.look, "temperature 1"), ("cas_entropy_0.1", Look(SKY, DOTTED, "v"), "temperature 0.1"))
     ):
@@ -156,14 +163,14 @@ def attention(material: Material) -> Drawing:
     reference(entropies, least_entropy(topk), "least possible at temperature 1", above=False)
     entropies.set(xlabel="epoch", ylabel="entropy of CAS (nats)", ylim=(0, 1.15 * math.log(topk)))
     entropies.legend(loc="lower right")
-    draw_purity(purities, runs)
-    legend(figure, orders)
+    legend(figure, orders, columns=3)
     text = (
         "Attention (CAS) over training. (a) Share of ranks at which the orders by attention and by nearness to z name "
         f"different neighbors; random orders of {topk} give {1 - 1 / topk:g}. (b) Entropy of the attention over "
         f"the {topk} neighbors in the run whose weights it is, and of the same cosines at temperature 0.1; cosines lie "
         f"within [-1, 1], so at temperature 1 it cannot be less than {least_entropy(topk):.3f}. (c) Purity of the "
-        "neighbors under different weights, and its end (d)."
+        "neighbors under different weights, and (d) the spread of the embeddings: 1 if they fill the sphere, 0 if all "
+        "are one."
     )
     return Drawing(figure, caption(text, material.name, named(runs)))
 
@@ -269,11 +276,6 @@ def probe(runs: Sequence[Summary]) -> Curve | None:
 def draw_column(ax: Axes, runs: Runs, column: str) -> None:
     for i, (line, found) in enumerate(runs.items()):
         draw_curve(ax, curve(found, column), line.look, line.title, i)
-
-
-def draw_purity(axes: Sequence[Axes], runs: Runs) -> None:
-    draw_with_end(axes, "purity", "purity", runs, runs)
-    axes[0].set_ylim(0, TOP)
 
 
 def draw_with_end(axes: Sequence[Axes], column: str, label: str, runs: Runs, at_end: Runs) -> None:

@@ -1,7 +1,7 @@
 // The page from top to bottom: verdict, what was run, differences, results, curves, map, neighbors.
 
 const MARKS = {
-  learning: ["✓", "good"], rising: ["↗", "good"], flat: ["→", "wait"], worse: ["↘", "bad"], collapsed: ["✗", "bad"], diverged: ["✗", "bad"],
+  learning: ["✓", "good"], rising: ["↗", "good"], flat: ["→", "wait"], worse: ["↘", "bad"], collapsed: ["✗", "bad"], shrunk: ["✗", "bad"], diverged: ["✗", "bad"],
   interrupted: ["‖", "wait"], short: ["…", "wait"], unlabelled: ["?", "wait"], untrained: ["○", "wait"],
 };
 

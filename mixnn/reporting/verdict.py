@@ -14,6 +14,7 @@ from mixnn.progress import plural
 
 MIN_EPOCHS = 5  # fewer say nothing
 MIN_SPREAD, HEALTHY_SPREAD = 0.1, 0.5  # of 1
+MIN_KEPT = 0.5  # of the largest spread; good runs on CIFAR-10 keep 0.84 or more, two that failed kept 0.24 and 0.32
 MIN_RANK = 1.5  # effective dimensions; two tight classes have about 1, so a rising kNN outweighs it
 MIN_DISTANCE = 0.01  # of d(p, z), whose trivial minimum is 0: everything at one point
 MIN_GAIN, MIN_GAIN_OF_ROOM = 0.02, 0.1  # of the full scale, and of what was left to gain at the start
@@ -22,6 +23,7 @@ MIN_RISE = 0.01  # of the full scale, in the last tenth
 MIN_WINDOW = 5  # epochs that the last tenth has at least
 MIN_ERRORS = 2.0  # standard errors that a slope must be away from 0
 MAX_GROWTH = 2.0  # of the loss over its first epoch
+GRAVE = ("diverged", "collapsed", "shrunk")  # whether a run was finished or not
 
 TOPS = {"knn": 100.0, "purity": 1.0, "accuracy": 1.0}  # full scales of the curves that labels make, best evidence first
 LABELS = {"knn": "kNN accuracy", "purity": "Purity of the neighbors", "accuracy": "Training accuracy"}
@@ -29,6 +31,7 @@ TITLES = {
     "untrained": "Nothing was trained",
     "diverged": "Diverged",
     "collapsed": "Collapsed",
+    "shrunk": "Partly collapsed",
     "interrupted": "Unfinished",
     "short": "Too short to say",
     "unlabelled": "No labels to judge by",
@@ -41,6 +44,7 @@ RULES = [
     f"diverged: the loss is no number, or more than {MAX_GROWTH:g} times that of the first epoch",
     f"collapsed: spread below {MIN_SPREAD:g}; or rank below {MIN_RANK:g}, or d_positive below {MIN_DISTANCE:g} with a "
     f"spread that is unknown or below {HEALTHY_SPREAD:g}, unless kNN or purity rose well",
+    f"partly collapsed: spread below {MIN_KEPT:g} of the largest it had",
     f"too short to say: fewer than {MIN_EPOCHS} epochs, or a single reading of what labels tell",
     f"got worse: the last reading of kNN (else purity) is {MAX_FALL:.0%} of the scale or more below the best",
     f"learning: kNN, purity or, of a supervised run, training accuracy gained at least {MIN_GAIN:.0%} of the scale "
@@ -81,7 +85,7 @@ def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "",
     state, sentences = _state(records)
     if unfinished:
         sentences.insert(0, f"{logged}: interrupted, or still running; the folder does not say which.")
-    return Verdict("interrupted" if unfinished and state not in ("diverged", "collapsed") else state, sentences)
+    return Verdict("interrupted" if unfinished and state not in GRAVE else state, sentences)
 
 
 def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
@@ -98,6 +102,8 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
         return "short", [f"{plural(last['epoch'], 'epoch')} cannot tell learning from chance.", *told]
     if read and not curves:
         return "short", ["One reading cannot tell whether it rises.", *told]
+    if reason := shrinkage(points(records, "spread")):
+        return "shrunk", [reason, *told]
     if not curves:
         hint = "Without labels neither kNN nor purity can be read; the curves can only rule out a collapse, and do."
         return "unlabelled", [hint, *told]
@@ -147,6 +153,16 @@ def collapse(last: Mapping[str, Any], rose: bool) -> str:
     if is_number(distance) and distance < MIN_DISTANCE and not (is_number(spread) and spread >= HEALTHY_SPREAD):
         return f"The loss is at its trivial minimum: d(p, z) is {distance:.2g}, as it is when all embeddings are one."
     return ""
+
+
+def shrinkage(spreads: Points) -> str:
+    """Why the embeddings have moved together though not to one point, or nothing: kNN may rise all the while."""
+    if not spreads:
+        return ""
+    epoch, most = max(spreads, key=lambda point: point[1])
+    if spreads[-1][1] >= MIN_KEPT * most:
+        return ""
+    return f"Spread was {most:.2f} at epoch {epoch} and is {spreads[-1][1]:.2f}: embeddings have moved together."
 
 
 def last_rise(curves: Mapping[str, Points]) -> tuple[str, int, float]:

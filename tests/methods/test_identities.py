@@ -286,6 +286,26 @@ def test_detaching_the_attention_keeps_the_loss_and_changes_the_gradient(name):
     close(attached.grads[1], detached.grads[1])  # the predictor comes after q
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_the_attentions_gradient_pulls_q_to_p_along_the_covariance_of_the_neighbors(temperature):
+    """-dL/dq = 2 / (T |q|) (I - q q') C p with q and p unit, and C the neighbors' covariance under the attention."""
+    q, p, z, neighbors = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        for i, shape in enumerate([(B, D), (B, D), (B, D), (B, K, D)])
+    )
+    q.requires_grad_()
+    targets = F.unit(torch.cat([z[:, None], neighbors], dim=1))
+    loss = F.weighted_squared_error(p, targets, F.cas_weights(q, neighbors, temperature))
+    (grad,) = torch.autograd.grad(B * loss, q)
+    a, units, q_unit, p_unit = F.attention(q, neighbors, temperature), F.unit(neighbors), F.unit(q), F.unit(p)
+    apart = units - torch.einsum("bk,bkd->bd", a, units)[:, None]
+    covariance = torch.einsum("bk,bkd,bke->bde", a, apart, apart)
+    pull = torch.einsum("bde,be->bd", covariance, p_unit)
+    assert (pull * p_unit).sum(1).min() > 0
+    along = pull - (pull * q_unit).sum(1, keepdim=True) * q_unit
+    close(-grad, (2 / temperature / q.norm(dim=1, keepdim=True)) * along)
+
+
 # Contrast
 
 
