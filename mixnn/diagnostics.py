@@ -1,10 +1,13 @@
 """What a step shows beside its loss: whom it takes for neighbors, and whether it collapses.
 
 Pure functions of a step's directions, so that they are compiled and captured with it. `NAMES` says what each number
-means. All are means over a batch and over both directions; an epoch's line in metrics.jsonl has their mean over steps.
+means. All are means over a batch and over both directions; an epoch's line in metrics.jsonl has their mean over steps,
+and `shrinkage` reads in those lines what no single one shows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +32,8 @@ NAMES = {
     "cos_neighbors": "mean over neighbors z_i of cos(z, z_i)",
     "accuracy": "share of training images that the classifier names right, augmented as in training",
 }
+
+MIN_KEPT = 0.5  # of the largest spread; good runs on CIFAR-10 keep 0.84 or more, two that failed kept 0.24 and 0.32
 
 
 @torch.no_grad()
@@ -76,3 +81,16 @@ def effective_dimensions(z_BD: Tensor) -> Tensor:
     centred = F.unit(z_BD) - F.unit(z_BD).mean(0)
     covariance = centred.T @ centred
     return covariance.trace().square() / covariance.square().sum().clamp(min=1e-30)
+
+
+def shrinkage(spreads: Sequence[tuple[int, float]]) -> str:
+    """Why embeddings that had spread, by (epoch, spread), have moved together again, or nothing.
+
+    It may go on for long without any being at one point, and kNN may rise all the while.
+    """
+    if not spreads:
+        return ""
+    epoch, most = max(spreads, key=lambda point: point[1])
+    if spreads[-1][1] >= MIN_KEPT * most:
+        return ""
+    return f"Spread was {most:.2f} at epoch {epoch} and is {spreads[-1][1]:.2f}: embeddings have moved together."

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from mixnn.diagnostics import MIN_KEPT, shrinkage
 from mixnn.progress import plural
 
 MIN_EPOCHS = 5  # fewer say nothing
 MIN_SPREAD, HEALTHY_SPREAD = 0.1, 0.5  # of 1
-MIN_KEPT = 0.5  # of the largest spread; good runs on CIFAR-10 keep 0.84 or more, two that failed kept 0.24 and 0.32
 MIN_RANK = 1.5  # effective dimensions; two tight classes have about 1, so a rising kNN outweighs it
 MIN_DISTANCE = 0.01  # of d(p, z), whose trivial minimum is 0: everything at one point
 MIN_GAIN, MIN_GAIN_OF_ROOM = 0.02, 0.1  # of the full scale, and of what was left to gain at the start
@@ -153,16 +153,6 @@ def collapse(last: Mapping[str, Any], rose: bool) -> str:
     if is_number(distance) and distance < MIN_DISTANCE and not (is_number(spread) and spread >= HEALTHY_SPREAD):
         return f"The loss is at its trivial minimum: d(p, z) is {distance:.2g}, as it is when all embeddings are one."
     return ""
-
-
-def shrinkage(spreads: Points) -> str:
-    """Why the embeddings have moved together though not to one point, or nothing: kNN may rise all the while."""
-    if not spreads:
-        return ""
-    epoch, most = max(spreads, key=lambda point: point[1])
-    if spreads[-1][1] >= MIN_KEPT * most:
-        return ""
-    return f"Spread was {most:.2f} at epoch {epoch} and is {spreads[-1][1]:.2f}: embeddings have moved together."
 
 
 def last_rise(curves: Mapping[str, Points]) -> tuple[str, int, float]:

@@ -17,6 +17,7 @@ from mixnn import dist, methods
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
+from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
@@ -32,8 +33,7 @@ from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
 from mixnn.training.views import pipelines
 
-# Seconds between readings of the running means for the bar; each makes the host wait for the device once.
-READ_EVERY = 1.0
+READ_EVERY = 1.0  # seconds between readings of the running means for the bar; each makes the host wait for the device
 DRAWS = 2**31  # added to the seed: on a CPU the draws would else be the numbers that made the weights; it reads 32 bits
 
 
@@ -79,6 +79,7 @@ class Trainer:
         self.saved = -1  # step of the last checkpoint
         self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
         self.record: dict[str, Any] = {}  # of the last epoch
+        self.shrank = ""  # why a collapse was feared, once it was
 
     @property
     def steps_per_epoch(self) -> int:
@@ -242,6 +243,10 @@ class Trainer:
         run.log(self.record)
         for logger in self.loggers:
             logger.log(self.record)
+        if not self.shrank and self._due(self.config.checkpoint_every):
+            self.shrank = shrinkage([(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line])
+            if self.shrank:
+                self.say.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {self.shrank}")
 
     def _due(self, every: int) -> bool:
         epoch = self.done // self.steps_per_epoch
