@@ -238,8 +238,8 @@ def test_two_seeds_make_a_mean_with_a_band_of_one_deviation(material: Material):
     heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
     assert heights.min() == pytest.approx((mean - std).min())
     assert heights.max() == pytest.approx((mean + std).max())
-    assert "n = 2 (seeds 0, 1), 12 epochs, a made-up device, code abc123, d1ge57: nearest." in caption
-    assert "n = 1 (seed 0), 12 epochs, a made-up device, code abc123: labels; random." in caption
+    assert "n = 2 (seeds 0, 1), 12 epochs, a made-up device, code d1ge57, commit abc123: nearest." in caption
+    assert "n = 1 (seed 0), 12 epochs, a made-up device, commit abc123: labels; random." in caption
 
 
 @pytest.mark.parametrize(

@@ -157,12 +157,13 @@ def _about(summaries: Sequence[Summary]) -> str:
     epochs = plural(summaries[0]["config"]["epochs"], "epoch")  # they have one configuration
     devices = _listed(sorted({run["environment"].get("device") or "unknown device" for run in summaries}))
     code = _listed(sorted({_code(run["environment"]) for run in summaries}))
-    return f"n = {len(summaries)} (seed{'s' * (len(summaries) > 1)} {seeds}), {epochs}, {devices}, code {code}"
+    return f"n = {len(summaries)} (seed{'s' * (len(summaries) > 1)} {seeds}), {epochs}, {devices}, {code}"
 
 
 def _code(environment: Mapping[str, Any]) -> str:
     """The digest of the package's files, or of older runs the commit."""
-    return environment.get("code") or environment.get("git") or "unknown"
+    kinds = (("code", "code"), ("git", "commit"))
+    return next((f"{word} {environment[name]}" for name, word in kinds if environment.get(name)), "unknown code")
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -79,7 +79,8 @@ class Trainer:
         self.saved = -1  # step of the last checkpoint
         self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
         self.record: dict[str, Any] = {}  # of the last epoch
-        self.shrank = ""  # why a collapse was feared, once it was
+        self.spreads: list[tuple[int, float]] = []  # by epoch
+        self.shrank = ""  # why a collapse is feared, once it is
 
     @property
     def steps_per_epoch(self) -> int:
@@ -140,6 +141,7 @@ class Trainer:
             interrupts() as flag,
             self.say.bar(self.config.method, self.config.epochs) as advance,
         ):
+            self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
             if dist.agreed(self._unlogged(run)):  # it was saved, and then the process died
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             clock = read = time.perf_counter()
@@ -198,9 +200,8 @@ class Trainer:
             self.order = torch.randperm(len(self.images), generator=self.generator, device=self.order.device)
             self.dealt = self.order.to(self.images.images.device)
             self.step.reset()
-        lr = learning_rate(
-            self.done, self.config.base_lr, self.config.warmup_epochs * self.steps_per_epoch, self.total_steps
-        )
+        warmup = self.config.warmup_epochs * self.steps_per_epoch
+        lr = learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
         size = self.config.batch_size
         now, coming = (self.dealt[i * size : (i + 1) * size] for i in (position, position + 1))
         self.step(now, lr, self.generator, coming if position + 1 < self.steps_per_epoch else None)
@@ -238,15 +239,14 @@ class Trainer:
             return
         if self.probe_sets and self._due(self.config.knn_every):
             self.record |= self._reading()
-        self.record["images_per_s"] = round(images_per_s)
-        self.record["seconds"] = round(self.seconds, 3)
+        self.record |= {"images_per_s": round(images_per_s), "seconds": round(self.seconds, 3)}
         run.log(self.record)
         for logger in self.loggers:
             logger.log(self.record)
-        if not self.shrank and self._due(self.config.checkpoint_every):
-            self.shrank = shrinkage([(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line])
-            if self.shrank:
-                self.say.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {self.shrank}")
+        self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
+        if not self.shrank and (reason := shrinkage(self.spreads)):
+            self.shrank = reason
+            self.say.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
         epoch = self.done // self.steps_per_epoch
