@@ -33,9 +33,10 @@ QUIET = Reporter(quiet=True)
 EVIL = "<img src=x onerror=alert(1)>"
 CLASSES = ("<b onmouseover=alert(2)>", "'\"&<!--")
 
-HALF_COLLAPSED = ["cifar10-mnn-c2d6c761-seed0", "cifar10-mnn-991eb108-seed0"]  # attention with its gradient
+HALF_COLLAPSED = ["cifar10-mnn-c2d6c761-seed0", "cifar10-mnn-991eb108-seed0", "cifar10-mnn-5973924f-seed0"]  # by CAS
 MAIN = [plan_row(row, "cifar10", [0], {})[0].name for row in TABLES["main"].rows]
-RESULTS = [Path(__file__).parents[1] / "results" / f"{name}.json" for name in [*MAIN, *HALF_COLLAPSED]]
+RESULTS = [ROOT / "results" / f"{name}.json" for name in [*MAIN, *HALF_COLLAPSED[:2]]]
+RESULTS += sorted(ROOT.glob("results/miniature/*-seed0.json"))
 
 
 def made(epochs: int, **curves) -> list[dict]:

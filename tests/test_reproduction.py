@@ -105,6 +105,7 @@ COMMANDS = re.findall(r"^(mixnn [^#\n]+)", PAGE, re.MULTILINE) + re.findall(r"`(
 def test_each_command_of_the_page_is_one(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text(OWN_TABLES)
+    Path("results").symlink_to(HERE / "results")
     _, args = mixnn.cli.parse(shlex.split(command)[1:])
     if args.verb == "reproduce" and args.table not in ("", "TABLE"):
         asking.tables_of(args.table, args.row, tables.tables_with(args.tables))
@@ -156,14 +157,24 @@ def test_runs_made_by_another_file_of_the_method_are_told(results, capsys):
     assert re.search(r"mnn's file has changed since these runs: cifar10-mnn-\w+-seed0; remove their JSON", said)
 
 
+def test_the_pages_miniature_is_that_of_the_committed_runs():
+    folder = HERE / "results" / "miniature"
+    small = {"limit": 10000, "image_size": 8, "backbone": "resnet8", "batch_size": 64, "lr": 0.24, "epochs": 120}
+    for row in tables.tables_with(folder / "tables.yaml")["attention"].rows:
+        run = json.loads((folder / f"{planning.plan_row(row, 'cifar10', [0], small)[0].name}.json").read_text())
+        end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
+        numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
+        assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in PAGE
+
+
 def test_the_page_names_every_table_and_how_many_runs_they_are():
     assert len(COMMANDS) > 8
     state = re.findall(r"^\| ([a-z].*?) \|", PAGE.split("| table |")[1].split("\n\n")[0], re.MULTILINE)
     assert sorted(", ".join(state).split(", ")) == sorted(TABLES)
     assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
     rows = {row.name for table in TABLES.values() for row in table.rows}
-    named = re.findall(r"control\s+`([^`]+)`", PAGE)
-    assert len(named) == 2
+    named = re.findall(r"controls?\s+`([^`]+)`", PAGE) + re.findall(r"controls\s+`[^`]+`\s+and\s+`([^`]+)`", PAGE)
+    assert len(named) == 5
     assert set(named) <= rows
 
 

@@ -89,9 +89,7 @@ def test_embeddings_that_move_together_are_warned_of_once_and_after_a_resume_too
         return honest(trainer) | {"spread": spreads[max(1, trainer.done // trainer.steps_per_epoch)]}
 
     monkeypatch.setattr(Trainer, "_means", told)
-    run = mixnn.pretrain(
-        "digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL | {"epochs": 5, "checkpoint_every": 4}
-    )
+    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **settings)
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("a collapse may have begun") == 1
     assert "epoch 4: a collapse may have begun. Spread was 0.90 at epoch 2 and is 0.60" in said
