@@ -366,6 +366,24 @@ def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
     assert header("controls") == ["linear: ours", "kNN: ours"]
 
 
+def test_what_is_to_be_known_of_rows_stands_below_the_table_where_it_applies(results, capsys):
+    def below(table, form, data="cifar10"):
+        mixnn.reproduce(table, data=data, results=results, run=False, form=form, reporter=QUIET)
+        return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
+
+    copied = "SimCLR; BYOL: linear copied from ReSSL's paper, kNN the authors' own."
+    assert copied in below("main", "terminal")
+    assert f"% {copied}" in below("main", "latex")
+    (paragraph,) = below("main", "markdown")
+    assert copied in paragraph
+    for form in ("terminal", "markdown", "latex"):
+        assert not below("main", form, "digits"), "notes on numbers that digits do not have"
+        assert any("MNN: weights sum to 2." in line for line in below("controls", form, "digits")), "none has any"
+        assert not below("lambda", form)
+    asked = "MSF K=1, leaky queue: is K=1 best because of the leak?"
+    assert asked in below("controls", "terminal")
+
+
 def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
     mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
     out = capsys.readouterr().out
@@ -414,7 +432,7 @@ def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once
     out, err = capsys.readouterr()
     refused, hint = err.splitlines()
     assert refused.startswith("mixnn: 12 runs missing, and cifar10 is not on disk")
-    assert [line.split("  ")[0] for line in out.splitlines()[2:]] == [row.name for row in TABLES["main"].rows]
+    assert [line.split("  ")[0] for line in out.splitlines()[2:14]] == [row.name for row in TABLES["main"].rows]
     assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ from mixnn.methods.mixture import share_and_scale
 from mixnn.plotting.material import Drawing, Lacking, Line, Material, Summary, caption
 from mixnn.plotting.style import BLACK, BLUE, GRAY, PAGE, RED, Look, canvas
 from mixnn.reproduction.planning import plan_row
-from mixnn.reproduction.rendering import cells, differences, measured
+from mixnn.reproduction.rendering import cells, differences, measured, notes
 from mixnn.reproduction.tables import METRICS, TABLES, number
 
 LABELS = {"linear": "linear accuracy (%)", "knn": "kNN accuracy (%)"}
@@ -201,13 +201,11 @@ def main(material: Material) -> Drawing:
     names = {whose: whose for whose in WHOSE if whose in shown} | {"ours": ", ".join(["ours", *changed])}
     handles = [Line2D([], [], linestyle="none", label=name, **WHOSE[whose]) for whose, name in names.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, handletextpad=0.2)
-    theirs = [row for row in rows if row["linear"]["paper"] or row["linear"]["fixed"]]
-    notes = "".join(f" {row['name']}: {row['note']}." for row in theirs if row["note"])
     panels = [LABELS[m].removesuffix(" (%)") for m in metrics]
     panels = [f"{name} ({letter})" for name, letter in zip(panels, "ab", strict=False)] if panels[1:] else panels
-    text = f"Final {' and '.join(panels)}: {'; '.join(names.values())}."
+    text = " ".join([f"Final {' and '.join(panels)}: {'; '.join(names.values())}.", *notes(rows)])
     found = {row.name: runs for row in table.rows if (runs := material.runs(row))}
-    return Drawing(figure, caption(text + notes, material.name, found))
+    return Drawing(figure, caption(text, material.name, found))
 
 
 WHOSE: dict[str, dict[str, Any]] = {

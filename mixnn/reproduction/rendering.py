@@ -34,7 +34,9 @@ def cells(
             done[r.fingerprint, r.seed] for r in plan_row(row, data, seeds, settings) if (r.fingerprint, r.seed) in done
         ]
         found = {m: _cell(row, m, data, runs) | {"asked": len(seeds)} for m in METRICS}
-        rows.append({"name": row.name, "note": row.note} | found)
+        theirs = [cell[whose] for cell in found.values() for whose in ("paper", "fixed")]
+        speaks_of_others = bool(row.paper or row.fixed) and not any(theirs)  # a note on numbers of other data sets
+        rows.append({"name": row.name, "note": "" if speaks_of_others else row.note} | found)
     return rows
 
 
@@ -79,17 +81,28 @@ def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]
     columns = [(m, c) for m in metrics for c in COLUMNS if c == "ours" or any(text[m, c] for text in texts)]
     header = ["", *(f"{LABELS[m]}: {COLUMNS[c]}" for m, c in columns)]
     body = [[row["name"], *(text[column] for column in columns)] for row, text in zip(rows, texts, strict=True)]
+    told = notes(rows)
     if form == "terminal":
         print(title)
         first = {m: next(c for of, c in columns if of == m) for m in metrics}
         print_table(["", *(f"{LABELS[m]} {c}" if c == first[m] else c for m, c in columns)], body, wrap=False)
+        print("".join(f"{sentence}\n" for sentence in told), end="")
         return ""
     if form == "markdown":
         lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        return "\n".join([*lines, *("| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |" for cells in body)])
+        lines += ["| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |" for cells in body]
+        return "\n".join([*lines, *(["", " ".join(told)] if told else [])])
     lines = ["\\begin{tabular}{l" + "r" * (len(header) - 1) + "}", "% " + title]
     lines += [" & ".join(_latex(c) for c in cells) + r" \\" for cells in [header, *body]]
-    return "\n".join([*lines, "\\end{tabular}"])
+    return "\n".join([*lines, "\\end{tabular}", *(f"% {sentence}" for sentence in told)])
+
+
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is to be known of rows, a sentence for those that share it."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row["note"], []).append(row["name"])
+    return [f"{'; '.join(who)}: {note}{'' if note.endswith('?') else '.'}" for note, who in names.items() if note]
 
 
 def _texts(cell: Mapping[str, Any], form: str) -> dict[str, str]:
