@@ -80,7 +80,7 @@ class Trainer:
         self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
         self.record: dict[str, Any] = {}  # of the last epoch
         self.spreads: list[tuple[int, float]] = []  # by epoch
-        self.shrank = ""  # why a collapse is feared, once it is
+        self.shrank = False  # a collapse was feared, and told
 
     @property
     def steps_per_epoch(self) -> int:
@@ -245,7 +245,7 @@ class Trainer:
             logger.log(self.record)
         self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
         if not self.shrank and (reason := shrinkage(self.spreads)):
-            self.shrank = reason
+            self.shrank = True
             self.say.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
