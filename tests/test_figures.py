@@ -167,7 +167,7 @@ def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Mater
 def test_attention_shows_inconsistency_entropy_purity_and_spread(material: Material):
     orders, entropies, purity, spread = draw("attention", material).figure.axes
     seeds = {"CAS": (0, 1), "WSE, mixture (MNN)": (0, 1)}
-    tables = {"CAS, no gradient through it": "controls"}
+    tables = {"CAS, gradient through it": "controls"}
     for ax, column in ((orders, "inconsistency"), (purity, "purity"), (spread, "spread")):
         found = lines(ax)
         assert set(found) == {"CAS", "WSE", "MSE (MSF)", "WSE, mixture (MNN)", "CAS, mixture", *tables}

@@ -31,7 +31,11 @@ class MixtureOptions(Neighbors, Momentum, Common):
     )
     neighbor_weight: float = option(0.5, "weight of all K neighbors together, for weights=explicit", "likewise", low=0)
     cas_temperature: float = option(1.0, "of the attention, for weights=cas", "authors' SNCLR code", low=1e-3)
-    cas_detach: bool = option(False, "stop the gradient through the attention", "authors' SNCLR code lets it flow")
+    cas_detach: bool = option(
+        False,
+        "stop the gradient through the attention; where it flows and there are no negatives, embeddings may collapse",
+        "authors' SNCLR code lets it flow",
+    )
     mixer: str = option(
         "raw_renorm",
         "raw_renorm mixes raw vectors, then makes them unit; unit mixes unit vectors; unit_renorm does both; none",

@@ -138,7 +138,7 @@ OTHER_WEIGHTS = (Line("weights", "WSE", FIRST), Line("weights", "MSE (MSF)", THI
 BESIDE = (
     Line("weights", "WSE, mixture (MNN)", FOURTH),
     Line("weights", "CAS, mixture", Look(ORANGE, DASHED, "s", filled=False)),
-    Line("controls", "CAS, no gradient through it", Look(BLACK, DOTTED, "x")),
+    Line("controls", "CAS, gradient through it", Look(BLACK, DOTTED, "x")),
 )
 
 
