@@ -151,6 +151,11 @@ def test_purity_curves_are_the_logged_ones(material: Material, name: str, shown:
     assert ends == set(shown), "each curve is named at its end"
 
 
+def test_no_two_methods_look_alike_in_gray():
+    looks = {(str(line.look.dash), line.look.marker, line.look.filled) for line in curves.METHODS}
+    assert len(looks) == len(curves.METHODS) == 12
+
+
 def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Material, tmp_path: Path):
     whole, end = draw("methods", material).figure.axes
     names = {row.name for row in TABLES["main"].rows}
@@ -167,7 +172,7 @@ def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Mater
 def test_attention_shows_inconsistency_entropy_purity_and_spread(material: Material):
     orders, entropies, purity, spread = draw("attention", material).figure.axes
     seeds = {"CAS": (0, 1), "WSE, mixture (MNN)": (0, 1)}
-    tables = {"CAS, gradient through it": "controls"}
+    tables = dict.fromkeys(["CAS, gradient through it", "CAS, mixture, gradient through it"], "controls")
     for ax, column in ((orders, "inconsistency"), (purity, "purity"), (spread, "spread")):
         found = lines(ax)
         assert set(found) == {"CAS", "WSE", "MSE (MSF)", "WSE, mixture (MNN)", "CAS, mixture", *tables}

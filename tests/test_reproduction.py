@@ -186,19 +186,23 @@ def test_the_pages_account_of_attention_is_that_of_the_committed_runs():
 def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
     mnn = committed("main", "MNN")["metrics"]
     control = "re-weighting (1.5, 0.5/K), no mixture"
-    for label, run in (
-        ("(1.5, 0.5 / K)", committed("controls", control)),
-        ("(1, 1 / K), WSE", committed("weights", "WSE")),
-    ):
-        pairs = list(zip(run["metrics"], mnn, strict=True))
+    cas, wse, mixed = (committed("weights", name)["metrics"] for name in ("CAS", "WSE", "CAS, mixture"))
+
+    def farthest(ours, theirs):
+        pairs = list(zip(ours, theirs, strict=True))
         knn, purity, rank = (
             max(abs(a[column] - b[column]) for a, b in pairs if column in a and b["epoch"] > after)
             for column, after in (("knn", 0), ("purity", 10), ("rank", 10))
         )
-        assert f"| weights {label} | {knn:.2f} points | {100 * purity:.1f} points | {rank:.1f} |" in PAGE
-    results = committed("controls", control)["results"]
-    words = f"linear {results['linear']['last']:.2f} and kNN {results['knn']['weighted']:.2f} (MNN:"
-    assert words in " ".join(PAGE.split())
+        return f"{knn:.2f} points", f"{100 * purity:.1f} points", f"{rank:.1f}"
+
+    words, run = " ".join(PAGE.split()), committed("controls", control)
+    assert " | ".join(["| weights (1.5, 0.5 / K)", *farthest(run["metrics"], mnn)]) in PAGE
+    assert " | ".join(["| weights (1, 1 / K), WSE", *farthest(wse, mnn)]) in PAGE
+    for pair, runs in (("MNN and CAS with mixture by", (mnn, mixed)), ("WSE and CAS by", (wse, cas))):
+        assert "{} {}, {} and {}".format(pair, *farthest(*runs)) in words
+    linear, knn = run["results"]["linear"]["last"], run["results"]["knn"]["weighted"]
+    assert f"linear {linear:.2f} and kNN {knn:.2f} (MNN:" in words
 
 
 def test_the_pages_account_of_the_leak_is_that_of_the_committed_run():
@@ -218,7 +222,7 @@ def test_the_page_names_every_table_and_how_many_runs_they_are():
     assert sorted(", ".join(state).split(", ")) == sorted(TABLES)
     assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
     rows = {row.name for table in TABLES.values() for row in table.rows}
-    named = re.findall(r"control\s+`([^`]+)`", PAGE)
+    named = re.findall(r"control `([^`]+)`", " ".join(PAGE.split()))
     assert len(named) == 4
     assert set(named) <= rows
 
@@ -247,6 +251,15 @@ def test_a_fingerprint_does_not_change_when_an_option_is_added():
     options = {k: v for k, v in config["options"].items() if k != "cas_detach"}
     older = {k: v for k, v in config.items() if k != "loggers"} | {"options": options}
     assert planning.fingerprint(older) == planning.fingerprint(config)
+
+
+def test_the_command_of_a_run_makes_that_run():
+    runs = planning.plan(TABLES.values(), "cifar10", [0, 3], {"epochs": 20, "weak_flip": "0.5", "data_dir": "/my sets"})
+    for run in runs:
+        typed = vars(mixnn.cli.parse(shlex.split(run.command)[1:])[1])
+        options = dict(text.split("=") for text in typed.pop("set"))
+        given = {k: v for k, v in typed.items() if k in vars(run.config) and k != "data"}
+        assert configure(typed["data"], options, given) == run.config
 
 
 def test_tables_share_runs_and_seeds_come_round_by_round():

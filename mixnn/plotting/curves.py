@@ -74,12 +74,12 @@ METHODS = tuple(
         "CMSF": Look(SKY, DOTTED, "^", filled=False),
         "BYOL": Look(GREEN, DASHED, "D"),
         "UnMix": Look(GREEN, DOTTED, "v", filled=False),
-        "SimCLR": Look(RED, DASHED, "s"),
-        "NNCLR": Look(RED, DOTTED, "^", filled=False),
+        "SimCLR": Look(RED, DASHED, "s", filled=False),
+        "NNCLR": Look(RED, DOTTED, "^"),
         "SNCLR": Look(RED, DASHDOT, "o"),
-        "MoCo v2": Look(ORANGE, DASHED, "D"),
-        "SCE": Look(ORANGE, DOTTED, "v", filled=False),
-        "ReSSL": Look(ORANGE, DASHDOT, "o"),
+        "MoCo v2": Look(ORANGE, DASHED, "D", filled=False),
+        "SCE": Look(ORANGE, DOTTED, "v"),
+        "ReSSL": Look(ORANGE, DASHDOT, "o", filled=False),
         "Supervised": Look(BLACK, SOLID, "x"),
     }.items()
 )
@@ -139,6 +139,7 @@ BESIDE = (
     Line("weights", "WSE, mixture (MNN)", FOURTH),
     Line("weights", "CAS, mixture", Look(ORANGE, DASHED, "s", filled=False)),
     Line("controls", "CAS, gradient through it", Look(BLACK, DOTTED, "x")),
+    Line("controls", "CAS, mixture, gradient through it", Look(BLACK, DASHDOT, "P", filled=False)),
 )
 
 
@@ -167,10 +168,10 @@ def attention(material: Material) -> Drawing:
     text = (
         "Attention (CAS) over training. (a) Share of ranks at which the orders by attention and by nearness to z name "
         f"different neighbors; random orders of {topk} give {1 - 1 / topk:g}. (b) Entropy of the attention over "
-        f"the {topk} neighbors in the run whose weights it is, and of the same cosines at temperature 0.1; cosines lie "
+        f"the {topk} neighbors in the run CAS, and of the same cosines at temperature 0.1; cosines lie "
         f"within [-1, 1], so at temperature 1 it cannot be less than {least_entropy(topk):.3f}. (c) Purity of the "
         "neighbors under different weights, and (d) the spread of the embeddings: 1 if they fill the sphere, 0 if all "
-        "are one."
+        "are one. Where the label does not say so, no gradient goes through the attention."
     )
     return Drawing(figure, caption(text, material.name, named(runs)))
 

@@ -86,9 +86,8 @@ class Work:
             given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != own[name]}
             return pretrain(resume=path, reporter=say, **given)
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
-        command = f"mixnn.reproduce(...): {planned.name}"
         where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
-        return pretrain(config.data, set=config.options, command=command, reporter=say, **where, **settings)
+        return pretrain(config.data, set=config.options, command=planned.command, reporter=say, **where, **settings)
 
 
 def carry_out(

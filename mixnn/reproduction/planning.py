@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,11 @@ INDIFFERENT = (
 
 @dataclass(frozen=True)
 class Planned:
-    """One run: a configuration, known by its fingerprint, with its seed."""
+    """One run: a configuration, known by its fingerprint, with its seed; and what to type for it alone."""
 
     config: Config
     fingerprint: str
+    command: str
 
     @property
     def seed(self) -> int:
@@ -70,8 +72,12 @@ def plan_row(row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, A
     """A row's runs, one a seed."""
     runs = []
     for seed in seeds:
-        config = configure(data, row.set, {**settings, "method": row.method, "seed": seed})
-        runs.append(Planned(config, fingerprint(dataclasses.asdict(config))))
+        given = {"method": row.method, "seed": seed, **settings}
+        config = configure(data, row.set, given)
+        flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        flags += [word for name, value in row.set.items() for word in ("--set", f"{name}={value}")]
+        command = shlex.join(["mixnn", "pretrain", data, *flags])
+        runs.append(Planned(config, fingerprint(dataclasses.asdict(config)), command))
     return runs
 
 

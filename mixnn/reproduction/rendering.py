@@ -82,6 +82,8 @@ def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]
     header = ["", *(f"{LABELS[m]}: {COLUMNS[c]}" for m, c in columns)]
     body = [[row["name"], *(text[column] for column in columns)] for row, text in zip(rows, texts, strict=True)]
     told = notes(rows)
+    if any(row[m]["fixed"] is not None and row[m]["difference"] is not None for row in rows for m in METRICS):
+        told.append("Differences are to the fixed code's numbers where there are any, else to the paper's.")
     if form == "terminal":
         print(title)
         first = {m: next(c for of, c in columns if of == m) for m in metrics}
