@@ -33,11 +33,11 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """`quiet` says nothing but warnings. `reword` puts these in terms of the verb's own flags, `once` repeats none."""
+    """`quiet` says nothing but warnings, each once. `reword` puts these in terms of the verb's own flags."""
 
-    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str, once: bool = False) -> None:
+    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str) -> None:
         self.console = _console(stderr=True)
-        self.quiet, self.reword, self.once = quiet, reword, once
+        self.quiet, self.reword = quiet, reword
         self.warned: set[str] = set()
 
     def say(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Reporter:
             self.console.print(shown(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        if self.once and text in self.warned:
+        if text in self.warned:
             return
         self.warned.add(text)
         self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)

@@ -79,7 +79,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
     monkeypatch.setattr(classifying, "collect", lambda *_, **__: embeddings)
     monkeypatch.setattr(classifying, "without_training", lambda *_, **__: WITHOUT)
     monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=1))
-    monkeypatch.setattr(saving, "encoder_of", lambda _: {"sha256": "0", "checkpoint": "step-1"})
+    monkeypatch.setattr(saving, "identity", lambda *_: {"sha256": "0", "checkpoint": "step-1"})
     return Run(tmp_path / "run", Config(data="images")), embeddings, truth
 
 

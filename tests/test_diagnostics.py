@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from mixnn.diagnostics import measure
 from mixnn.evaluation.features import features
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Direction, Found, Seen
+from mixnn.methods.mixture import share_and_scale
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
+from mixnn.runs import Run
 from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import load_split
 from mixnn.training.diagnosis import DERIVED, FEATURES, _derived, effective_rank, meanings
@@ -180,6 +183,20 @@ def test_the_share_of_neighbors_is_not_guessed_for_a_method_that_may_weigh_other
     backbone = functools.partial(ResNet, "resnet8", 8, 2)
     assert _derived(means, METHODS["mnn"](backbone(), topk=3)).keys() == {"neighbor_share"}
     assert _derived(means, type("Other", (METHODS["mnn"],), {})(backbone(), topk=3)) == {}
+
+
+def test_diagnose_asks_for_no_logger(run, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(run.path, other)
+    (other / "config.yaml").write_text((other / "config.yaml").read_text().replace("loggers: ''", "loggers: wandb"))
+    assert Run.open(other).config.loggers == "wandb"
+    found = mixnn.diagnose(other, batches=2, reporter=Reporter(quiet=True))
+    assert found == mixnn.diagnose(run, batches=2, reporter=Reporter(quiet=True))
+
+
+def test_a_cosine_that_rounding_took_above_one_has_a_share():
+    options = {"topk": 5, "loss_scale": 1.0, "mixer": "raw_renorm", "weights": "wse", "lam": 0.5}
+    assert share_and_scale(options, 1.0, 1 + 2e-7) == pytest.approx(share_and_scale(options, 1.0, 1.0))
 
 
 def test_ranks_stand_together_in_their_order():

@@ -1,6 +1,7 @@
 """embed and load: vectors are those of the network, each under its file's name, whatever the container."""
 
 import csv
+import os
 import shutil
 from dataclasses import replace
 
@@ -39,8 +40,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    import os
-
     os.environ["MIXNN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "set": {"hidden": 8, "dim": 8, "support_size": 8}}
     return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", reporter=QUIET, **settings)
@@ -256,6 +255,49 @@ def test_an_encoder_takes_files_in_one_call_and_arrays_of_numpy_too(run, folder,
     arrays = np.stack([decode(folder / name, encoder.size) for name in names])
     np.testing.assert_allclose(encoder(arrays).numpy(), found, atol=1e-5)
     assert encoder.files([]).shape == (0, encoder.num_features)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path, capsys):
+    other = tmp_path / "run"
+    shutil.copytree(run.path, other)
+    shutil.rmtree(other / "embeddings", ignore_errors=True)
+    (good,) = (other / "checkpoints").glob("*.safetensors")
+    bad = good.with_name("step-99999999.safetensors")
+    data = bytearray(good.read_bytes())
+    data[-1] ^= 1
+    bad.write_bytes(data)
+    found = collect(Run.open(other), folder, device="cpu")
+    assert found.about["checkpoint"] == good.name
+    mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
+    assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
+    mixnn.load(other)
+    told = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
+    assert told.count(f"{bad.name}isdamaged") == 3
+
+
+def test_an_empty_list_is_not_all_images(run, tmp_path):
+    with pytest.raises(mixnn.UserError, match="the list of them is empty"):
+        mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_vectors_are_made_anew_when_a_file_is_replaced_by_one_of_its_date_and_size(run, tmp_path):
+    def paint(color):
+        Image.new("RGB", (SIZE, SIZE), color).save(tmp_path / "0.bmp")
+        os.utime(tmp_path / "0.bmp", ns=(0, 0))
+        return collect(run, tmp_path, device="cpu", reporter=QUIET).vectors
+
+    black, white = paint("black"), paint("white")
+    assert not np.array_equal(black, white)
+    assert np.array_equal(black, paint("black"))
+
+
+def test_a_tab_in_the_name_of_a_file_that_cannot_be_read_stays_there(run, tmp_path):
+    (tmp_path / "a\tb.png").write_bytes(b"")
+    Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "c.png")
+    ((name, why),) = collect(run, tmp_path, device="cpu", reporter=QUIET).skipped
+    assert name == "a\tb.png"
+    assert why == "empty file"
 
 
 def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given(run, folder):

@@ -365,6 +365,16 @@ def test_labels_come_from_a_csv_or_are_left_out(run: Run, tmp_path: Path):
         assert json.loads(blocks(path)["data-meta"])["classes"] == expected
 
 
+def test_labels_are_the_runs_own_however_its_folder_is_spelled(run: Run, tmp_path: Path, monkeypatch):
+    place = Path(run.config.data)
+    monkeypatch.chdir(place.parent)
+    monkeypatch.setenv("HOME", str(place.parent))
+    for i, source in enumerate((place.name, f"~/{place.name}", f"{place}/")):
+        path = explore(run, source, out=tmp_path / f"{i}.html", layout="pca", reporter=Quiet())
+        assert path
+        assert json.loads(blocks(path)["data-meta"])["classes"] == [*"0123456789", "<"]
+
+
 def test_a_data_set_has_its_own_labels_and_more_images_than_asked_for_are_drawn_from(run: Run, tmp_path: Path):
     path = explore(
         run, "digits", out=tmp_path / "x.html", layout="pca", max_images=60, neighbors=3, device="cpu", reporter=Quiet()
@@ -392,6 +402,8 @@ def test_a_data_set_has_its_own_labels_and_more_images_than_asked_for_are_drawn_
         ({"source": "nowhere"}, "neither a folder"),
         ({"source": "digits", "labels": "folders"}, "its own labels"),
         ({"labels": "none.csv"}, "cannot read the labels"),
+        ({"seed": 2**32}, "seed must be from 0 to"),
+        ({"seed": -1}, "seed must be from 0 to"),
     ],
 )
 def test_mistakes_are_told_in_a_line(options: dict[str, Any], told: str, run: Run):

@@ -242,6 +242,7 @@ def test_a_fingerprint_changes_with_what_changes_numbers_and_with_nothing_else()
     others = [
         fingerprint("msf"), fingerprint(data="cifar100"), fingerprint(options={"topk": 1}), fingerprint(epochs=20),
         fingerprint(lr=0.1), fingerprint(batch_size=128), fingerprint(limit=100), fingerprint(image_size=24),
+        fingerprint(precision="fp32"), fingerprint(bn_groups=1), fingerprint(weak_flip=0.5),
     ]  # fmt: skip
     assert len({base, *others}) == len(others) + 1
 

@@ -12,7 +12,7 @@ from mixnn.classifying.learning import Learned, learn, tally
 from mixnn.classifying.models import MODELS
 from mixnn.classifying.without import without_training
 from mixnn.classifying.words import show
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError, unknown, whole
 from mixnn.embedding import Embeddings, collect
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -70,7 +70,7 @@ def classify(
             learned, files = _train(run, embeddings, given, folder, model, seed, say)
             found = found | learned.results | {"files": files}
             if learned.results["held_out"] and len(given) <= COMPARED:
-                found["without"] = without_training(run, source, given, model, seed, device=device, data_dir=data_dir)
+                found["without"] = without_training(run, source, given, model, seed, **where)
         if suggest:
             found |= suggest_next(embeddings, given, suggest, seed, learned.probabilities if learned else None)
             template = tables.write_suggestions(folder, found["suggested"], given, labels)
@@ -87,7 +87,7 @@ def _train(
     before = tables.ever_suggested(folder)
     learned = learn(embeddings, given, model=model, seed=seed, suggested=before, reporter=say)
     saved, table = folder / saving.FILE, folder / tables.PREDICTIONS
-    saving.save(saved, learned.classifier, saving.encoder_of(run), {"results": learned.results})
+    saving.save(saved, learned.classifier, saving.identity(run, say), {"results": learned.results})
     tables.write_predictions(table, embeddings.names, learned.classifier.classes, learned.probabilities, given)
     return learned, {"predictions": str(table), "classifier": str(saved)}
 
@@ -113,7 +113,7 @@ def _apply(run: Run, apply: str | Path, folder: Path, where: dict[str, Any]) -> 
     if saved is None:
         raise UserError(f"there is no {places[0]}: classify with a CSV of labels first, which makes it")
     classifier, about = saving.load(saved)
-    saving.check_encoder(saved, about, saving.encoder_of(run))
+    saving.check_encoder(saved, about, saving.identity(run, where["reporter"]))
     embeddings = _finite(collect(run, apply, **where))
     probabilities = classifier.probabilities(embeddings.vectors)
     table = folder / _applied(apply)
@@ -141,8 +141,7 @@ def _check(
     if model not in ("auto", *MODELS):
         raise unknown("model", model, ("auto", *MODELS))
     for name, value in (("suggest", suggest), ("seed", seed)):
-        if not 0 <= value < 2**32:
-            raise UserError(f"{name}={value}: {name} must be a whole number from 0 to {2**32 - 1}")
+        whole(name, value, 0, 2**32 - 1)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: type a folder's name after --out")
     if str(labels) and Path(labels).resolve() == (folder / tables.PREDICTIONS).resolve():

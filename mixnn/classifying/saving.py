@@ -18,22 +18,21 @@ import numpy as np
 from mixnn.classifying.models import Classifier, Frame, Setting
 from mixnn.config import UserError
 from mixnn.embedding import load as load_encoder
+from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import found
 from mixnn.runs.files import write_atomically
 
 FILE = "classifier.npz"
 FORMAT = 1
 
 
-def encoder_of(run: Run) -> dict[str, str]:
+def identity(run: Run, say: Reporter) -> dict[str, str]:
     """A hash of weights and normalisation, which tells encoders apart; and the checkpoint's name, for people."""
-    encoder, digest = load_encoder(run, "cpu"), hashlib.sha256()
+    encoder, digest = load_encoder(run, "cpu", reporter=say), hashlib.sha256()
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     digest.update(str(encoder.size).encode())
-    newest = found(run.path / "checkpoints")
-    return {"sha256": digest.hexdigest(), "checkpoint": newest[0].stem if newest else ""}
+    return {"sha256": digest.hexdigest(), "checkpoint": Path(encoder.origin).stem}
 
 
 def save(path: Path, classifier: Classifier, encoder: dict[str, str], about: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from mixnn.classifying.learning import held_out_share
 from mixnn.embedding import Embeddings, Encoder, load
 from mixnn.embedding.source import source_for
+from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import untrained
 
@@ -27,9 +28,10 @@ def without_training(
     *,
     device: str = "auto",
     data_dir: str = "",
+    reporter: Reporter | None = None,
 ) -> dict[str, dict[str, float]]:
     """Held-out accuracy of each, in percent: the folds of `learn`, so that a difference is one of the features."""
-    images, trained = source_for(run, source, data_dir), load(run, device)
+    images, trained = source_for(run, source, data_dir), load(run, device, reporter=reporter)
     fresh = Encoder(untrained(run.config), trained.size, trained.mean.cpu(), trained.std.cpu()).to(trained.device)
     others = [name for name in images.names if name not in given]
     kept = {*given, *others[:: -(-len(others) // UNLABELLED) or 1]}

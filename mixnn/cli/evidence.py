@@ -124,7 +124,7 @@ def reproduce(args: argparse.Namespace) -> int:
         protocol=args.protocol,
         tables=args.tables,
         **words.numbers(args, probe_epochs=1),
-        reporter=Reporter(args.quiet, words.as_settings, once=True),
+        reporter=Reporter(args.quiet, words.as_settings),
         **settings,
     )
     return 0

@@ -1,8 +1,8 @@
 """Decoded images, kept on disk: a folder is decoded once for each size, and read again by mapping the array.
 
 An entry is known by its files' names, sizes and times and by the size of the crops, so a changed folder gets a new
-one. It is built under another name and renamed when whole: two runs that start together do the work twice and keep
-one.
+one. One of the times is the inode's, which nobody can set: an archive may give all its files one date. An entry is
+built under another name and renamed when whole: two runs that start together do the work twice and keep one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _key(folder: Path, names: Sequence[str], size: int) -> str:
     for name in names:
         try:
             status = (folder / name).stat()
-            digest.update(f"\n{name}\t{status.st_size}\t{status.st_mtime_ns}".encode())
+            digest.update(f"\n{name}\t{status.st_size}\t{status.st_mtime_ns}\t{status.st_ctime_ns}".encode())
         except OSError:
             digest.update(f"\n{name}\tmissing".encode())
     return digest.hexdigest()[:32]

@@ -69,7 +69,7 @@ def given_labels(listing: Listing, labels: str | Path | None) -> dict[str, str]:
         return {}
     if labels == "folders":
         return from_folders(names, depth=1 if listing.test else 0)
-    return from_csv(Path(labels), names)
+    return from_csv(Path(labels).expanduser(), names)
 
 
 def numbered(names: list[str], label_of: dict[str, str], classes: list[str]) -> torch.Tensor:

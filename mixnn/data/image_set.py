@@ -6,6 +6,7 @@ M images, 3 channels, H x W pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,11 @@ class ImageSet:
     @property
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them, to know them again."""
+        files = {"files": self.scan.digest} if self.scan else {}
+        return {"images": len(self), "mean": list(self.mean), "std": list(self.std)} | files
 
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

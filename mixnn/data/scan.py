@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ class Scan:
     modes: dict[str, int]
     duplicates: list[list[str]]  # names of files with the same bytes
     num_skipped: int
+    digest: str  # of all files' bytes
 
     def lines(self) -> list[str]:
         """A sentence or two for the user."""
@@ -45,4 +47,6 @@ def scan(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> Scan
         groups.setdefault(f.digest, []).append(name)
     copies = [group for group in groups.values() if len(group) > 1]
     modes = dict(Counter(f.mode for f in facts).most_common())
-    return Scan(len(facts), (min(sides), round(statistics.median(sides)), max(sides)), modes, copies, num_skipped)
+    spread = min(sides), round(statistics.median(sides)), max(sides)
+    digest = hashlib.sha256("".join(f.digest for f in facts).encode()).hexdigest()[:32]
+    return Scan(len(facts), spread, modes, copies, num_skipped, digest)

@@ -34,6 +34,11 @@ def to_folder(
     numbers = [0] * len(array) if labels is None else [int(label) for label in labels]
     if labels is not None and classes and not 0 <= min(numbers) <= max(numbers) < len(classes):
         raise UserError(f"labels run from {min(numbers)} to {max(numbers)}, and there are {len(classes)} classes")
+    for name in classes:
+        if name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
+            raise UserError(f"{name!r} cannot be a folder's name: give that class another one")
+        if list(classes).count(name) > 1:
+            raise UserError(f"{name!r} is the name of two classes: give one of them another")
     names = {n: "" if labels is None else classes[n] if classes else str(n) for n in set(numbers)}
     for name in names.values():
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -42,14 +42,14 @@ def embed(
     with the number of images. Files that cannot be read are named, and left out.
     """
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    out = Path(out)
+    out = Path(out).expanduser()
     store.check_format(out)
     check_writable(out, overwrite)
     images = source_for(run, source, data_dir, split, f"type {run.typed('embed')} FOLDER")
-    encoder = load(run, device)
+    encoder = load(run, device, reporter=say)
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, say)
-        writer.about = _about(run, images)
+        writer.about = _about(run, images, encoder)
     missing = f"; could not be read: {len(writer.skipped)}" if writer.skipped else ""
     say.say(f"{plural(count, 'vector')} of {encoder.num_features} numbers in {out}{missing}")
     return out
@@ -66,17 +66,16 @@ def collect(
     say = reporter or Reporter()
     if not isinstance(source, Source):
         source = source_for(run, source, data_dir)
-    about = _about(run, source)
-    checkpoint, title = _digest([about["checkpoint"], about["image_size"], *_written(run)]), _digest(source.title)
+    checkpoint, title = _digest([run.config.image_size, *_newest(run)]), _digest(source.title)
     kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
         return store.read(kept)
-    encoder = load(run, device)
+    encoder = load(run, device, reporter=say)
     with tempfile.TemporaryDirectory() as elsewhere:
         file = kept if _can_keep(kept.parent) else Path(elsewhere) / kept.name
         with store.writing(file, encoder.num_features) as writer:
             _fill(writer, encoder, source, say)
-            writer.about = about
+            writer.about = _about(run, source, encoder)
         for old in file.parent.glob(KEPT):
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
                 old.unlink(missing_ok=True)
@@ -113,12 +112,12 @@ def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter)
     return count
 
 
-def _about(run: Run, images: Source) -> dict[str, Any]:
-    newest = found(run.path / "checkpoints")
-    checkpoint, size = newest[0].name if newest else "", run.config.image_size
-    return {"run": run.path.name, "checkpoint": checkpoint, "source": images.title, "image_size": size}
+def _about(run: Run, images: Source, encoder: Encoder) -> dict[str, Any]:
+    size = run.config.image_size
+    return {"run": run.path.name, "checkpoint": encoder.origin, "source": images.title, "image_size": size}
 
 
-def _written(run: Run) -> list[int]:
-    """Size and time of the newest checkpoint: a run that had to go back to an earlier one writes its name anew."""
-    return [n for path in found(run.path / "checkpoints")[:1] for n in (path.stat().st_size, path.stat().st_mtime_ns)]
+def _newest(run: Run) -> list[str | int]:
+    """Name, size and time of the newest checkpoint: a run that went back to an earlier one writes its name anew."""
+    paths = found(run.path / "checkpoints")[:1]
+    return [fact for path in paths for fact in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]

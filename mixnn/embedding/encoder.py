@@ -17,7 +17,9 @@ from mixnn.config import UserError
 from mixnn.device import pick_device
 from mixnn.embedding.source import Source, open_source
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
+from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.checkpoint import name_of
 from mixnn.runs.encoder import load_weights, student_backbone
 
 BATCH = 256  # files at a time
@@ -29,15 +31,15 @@ class Encoder(nn.Module):
     """The student's backbone in eval mode, with the normalisation it was trained with.
 
     encoder.files(paths) gives (M, F) of image files. encoder(images) takes uint8 (B, 3, H, W), a tensor or numpy's,
-    best at `size` x `size`, and gives a tensor (B, F).
+    best at `size` x `size`, and gives a tensor (B, F). `origin` is the name of the file it was read from.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "") -> None:
         super().__init__()
-        self.backbone, self.size = backbone, size
+        self.backbone, self.size, self.origin = backbone, size, origin
         self.num_features: int = backbone.num_features  # type: ignore[assignment]
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
@@ -80,20 +82,20 @@ class Encoder(nn.Module):
         return self.mean.device
 
 
-def load(run: str | Path | Run, device: str = "auto") -> Encoder:
+def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | None = None) -> Encoder:
     """The encoder of a run, or of its export as .safetensors, in one line: vectors = mixnn.load("runs/x")(images)."""
     if not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
         encoder = read_export(Path(run))
     else:
         run = run if isinstance(run, Run) else Run.open(run)
-        encoder = encoder_of(run, *run.load_checkpoint(lambda _: None))
+        encoder = encoder_of(run, *run.load_checkpoint((reporter or Reporter()).warn))
     return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def encoder_of(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
     """The encoder of a run's checkpoint, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
-    return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std)
+    return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
 
 
 def read_export(path: Path) -> Encoder:
@@ -117,4 +119,4 @@ def read_export(path: Path) -> Encoder:
         raise UserError(f"{path} holds a {name} that this mixnn does not know: a newer one may")
     backbone = ResNet(name, size, bn_groups=1)
     load_weights(backbone, weights, str(path))
-    return Encoder(backbone, size, mean, std)
+    return Encoder(backbone, size, mean, std, path.name)

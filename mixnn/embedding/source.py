@@ -73,20 +73,20 @@ class Source:
             self.title, [self.names[i] for i in rows], paths, None if self.arrays is None else self.arrays[rows]
         )
 
-    def signature(self) -> list[tuple[str, int, int]]:
+    def signature(self) -> list[tuple[str, int, int, int]]:
         """What tells whether the images are still the same: names, and files' sizes and times."""
         if self.arrays is not None:
-            return [(self.title, len(self), 0)]
-        return [(name, *_size_and_time(path)) for name, path in zip(self.names, self.paths, strict=True)]
+            return [(self.title, len(self), 0, 0)]
+        return [(name, *_size_and_times(path)) for name, path in zip(self.names, self.paths, strict=True)]
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _size_and_times(path: Path) -> tuple[int, int, int]:
     """Zeros of a link that leads nowhere, or a file that is gone: reading it will say so."""
     try:
         status = path.stat()
     except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def resized(images_u8: np.ndarray, size: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def to_image(image_u8: np.ndarray) -> Image.Image:
 def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", split: str = "train") -> Source:
     """A folder (recursively), a file, several files, or a data set's name (`split` of it)."""
     if not isinstance(given, str | Path):
-        return _files([Path(path) for path in given])
+        return _files([Path(path).expanduser() for path in given])
     if str(given) in data.DATASETS:
         images = data.load(str(given), split, Path(data_dir).expanduser() if data_dir else None)
         names = images.names or [f"{given}/{split}/{i}" for i in range(len(images))]
@@ -129,9 +129,12 @@ def source_for(
     how: str = "type --source FOLDER",
 ) -> Source:
     """What was given, or else the data that the run was trained on; `how` to give it, should these be gone."""
-    if not given:
+    if isinstance(given, str | Path) and not str(given):
         check_there(run, how)
-    return open_source(given or run.config.data, data_dir or run.config.data_dir, split)
+        given = run.config.data
+    elif not given:
+        raise UserError("no files were given: the list of them is empty")
+    return open_source(given, data_dir or run.config.data_dir, split)
 
 
 def _files(paths: list[Path]) -> Source:

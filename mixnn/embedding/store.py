@@ -160,7 +160,7 @@ def read(path: str | Path) -> Embeddings:
     """Embeddings from a .npz file that `embed` wrote."""
     try:
         with np.load(path, allow_pickle=False) as archive:
-            pairs = [text.partition("\t") for text in archive["skipped"].tolist()]
+            pairs = [text.rpartition("\t") for text in archive["skipped"].tolist()]
             names, vectors = archive["names"].tolist(), archive["vectors"]
         with zipfile.ZipFile(path) as archive_file:
             about = json.loads(archive_file.read("about.json"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mixnn.config import UserError
+from mixnn.config import UserError, whole
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
 from mixnn.device import pick_device
@@ -57,8 +57,8 @@ def explore(
     thumb: side of the thumbnails in the file; 0 is the largest with which it stays under 60 MB.
     """
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    target = Path(out) if str(out) else None
-    _check(target, serve, port, layout, neighbors, max_images, thumb)
+    target = Path(out).expanduser() if str(out) else None
+    _check(target, serve, port, layout, neighbors, max_images, thumb, seed)
     if target:
         check_writable(target, overwrite)
     images = source_for(run, source, data_dir, how=f"type {run.typed('explore')} FOLDER")
@@ -76,8 +76,11 @@ def explore(
     return _write(atlas, pictures, target or run.path / "explore.html", thumb, open_browser, say)
 
 
-def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int) -> None:
+def _check(
+    out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int, seed: int
+) -> None:
     """Before anything is read."""
+    whole("seed", seed, 0, 2**32 - 1)
     layouts.check(layout)
     if out and serve:
         raise UserError("--out writes a file and --serve needs none: leave one of them out")
@@ -94,12 +97,12 @@ def _check(out: Path | None, serve: bool, port: int, layout: str, neighbors: int
 def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source) -> dict[str, str]:
     """Name -> label, of those images that have one."""
     given = source or run.config.data
-    own = not source or str(source) == run.config.data
+    own = not source or (isinstance(source, str | Path) and _same(source, run.config.data))
     labels = str(labels) or (run.config.labels if own else "")
     if labels == "none":
         return {}
     if labels and labels != "folders":
-        return from_csv(Path(labels), images.names)
+        return from_csv(Path(labels).expanduser(), images.names)
     if not labels:
         return images.labels
     if images.labels:
@@ -107,6 +110,11 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
     if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
         raise UserError("labels from folders need a folder of images: give a CSV of file,label")
     return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
+
+
+def _same(source: str | Path, other: str) -> bool:
+    """Whether two spellings are of one folder, or one data set."""
+    return Path(source).expanduser().absolute() == Path(other).expanduser().absolute()
 
 
 def _short(title: str) -> str:

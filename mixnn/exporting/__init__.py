@@ -39,7 +39,7 @@ def export(
         raise unknown("format", form, FORMS)
     if opset not in OPSETS:
         raise UserError(f"opset={opset}: opset must be from {OPSETS[0]} to {OPSETS[-1]}")
-    out = Path(out) if str(out) else run.path / f"encoder.{form}"
+    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{form}"
     beside = out.with_name(f"{out.name}.json")
     _check_out(out, beside, form, overwrite)
     check_form(form)

@@ -78,7 +78,8 @@ def share_and_scale(
     for lam in lams:
         norm = 1.0
         if mixer.endswith("renorm") and cosine is not None:
-            norm = math.hypot(1 - lam + lam * length * cosine, lam * length * math.sqrt(1 - cosine**2))
+            sine = math.sqrt(max(0.0, 1 - cosine**2))  # a mean of rounded cosines may be a little above 1
+            norm = math.hypot(1 - lam + lam * length * cosine, lam * length * sine)
         on_z += (positive + neighbors * (1 - lam) / norm) / len(lams)
         on_neighbors += neighbors * lam * length / norm / len(lams)
     return on_neighbors / (on_z + on_neighbors), scale * (on_z + on_neighbors)

@@ -55,11 +55,11 @@ def figures(
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
     data, settings = data_of(data, settings)
-    say = reporter or Reporter()
+    say, results, out = reporter or Reporter(), Path(results).expanduser(), Path(out).expanduser()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
-    if not Path(results).is_dir() and not folders:
+    if not results.is_dir() and not folders:
         raise UserError(
-            f"no finished runs: there is no folder {Path(results).absolute()}; `mixnn reproduce` makes one\n"
+            f"no finished runs: there is no folder {results.absolute()}; `mixnn reproduce` makes one\n"
             "for another folder type --results FOLDER, for run folders --run RUN"
         )
     for run in folders:
@@ -68,9 +68,9 @@ def figures(
                 f"{run.path} is of {run.config.data}, and the figures of {data}: "
                 f"type --data {shlex.quote(run.config.data)}"
             )
-    material = Material.gather(Path(results), folders, data, settings)
+    material = Material.gather(results, folders, data, settings)
     for name in names or FIGURES:
-        for path in files_of(name, material, Path(out)).values():
+        for path in files_of(name, material, out).values():
             check_free(path, overwrite)
     drawn: dict[Path, bytes] = {}
     lacking: list[str] = []
@@ -81,7 +81,7 @@ def figures(
             lacking.append(f"{name} lacks {reason}")
             continue
         content = {**figure, "txt": caption.encode()}
-        drawn |= {path: content[ending] for ending, path in files_of(name, material, Path(out)).items()}
+        drawn |= {path: content[ending] for ending, path in files_of(name, material, out).items()}
     if names and lacking:
         raise UserError("\n".join(lacking))
     for path, file in drawn.items():

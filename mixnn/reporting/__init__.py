@@ -70,6 +70,7 @@ def report(
         raise UserError(f"{len(runs)} runs are more than a page can show: give at most {len(LETTERS)}")
     if not 0 <= images <= MAX_IMAGES:
         raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
+    out = Path(out).expanduser()
     check_writable(out, overwrite)
     read = [facts.read(path) for path in runs]
     galleries, looks = _look(read, data_dir, images, where, say) if images else ([], {})
@@ -82,9 +83,9 @@ def report(
         "rules": RULES,
         "galleries": galleries,
     }
-    write_atomically(Path(out), render(values))
+    write_atomically(out, render(values))
     say.say(f"{plural(len(read), 'run')} reported in {out}")
-    return Path(out)
+    return out
 
 
 def _named(read: list[Facts]) -> list[Facts]:

@@ -47,7 +47,7 @@ def reproduce(
     `rows` limits it to rows of these names; `run=False` prints what is there; `tables` is a file with tables of your
     own; `settings` are Config's fields.
     """
-    say = reporter or Reporter(once=True)
+    say = reporter or Reporter()
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     if protocol not in PROTOCOLS:
@@ -62,7 +62,7 @@ def reproduce(
         if not chosen:
             raise UserError(f"nothing to run: {reason}")
         say.warn(f"left out, for {reason}")
-    work = Work(Path(results), Path(runs), PROTOCOLS[protocol], probe_epochs)
+    work = Work(Path(results).expanduser(), Path(runs).expanduser(), PROTOCOLS[protocol], probe_epochs)
     needed, done = plan(chosen, data, seeds, settings), work.finished()
     if not work.results.is_dir() and (dry_run or not run):
         say.warn(f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another")

@@ -32,12 +32,16 @@ def _checksum(tensors: dict[str, Tensor], state: str) -> int:
     return crc
 
 
+def name_of(step: int) -> str:
+    return f"step-{step:08d}.safetensors"
+
+
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
     """Write the checkpoint of a step and drop all but the last two."""
     on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(state)
     metadata = {"state": text, "crc32": str(_checksum(on_host, text))}
-    path = folder / f"step-{step:08d}.safetensors"
+    path = folder / name_of(step)
     write_atomically(path, serialize(on_host, metadata))
     left_over = folder.glob(".step-*.tmp")  # by a process that was killed while it wrote
     later = [old for old in found(folder) if old.name > path.name]  # damaged: this run had to start before them

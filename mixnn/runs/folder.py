@@ -110,7 +110,7 @@ class Run:
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        path = Path(path)
+        path = Path(path).expanduser()
         if not path.exists():
             beside = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
             near = [p for p in beside if p.name.startswith(path.name)]

@@ -53,7 +53,7 @@ def search(
     """
     kind = _kind(query, duplicates, outliers)
     _check(kind, topk, threshold, method, form)
-    out = out or (f"{kind}.html" if form == "html" else "")  # a page always is a file
+    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if form == "html" else ""  # a page is a file
     if out:
         check_writable(out, overwrite)
     run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()

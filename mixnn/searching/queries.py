@@ -76,7 +76,7 @@ def encode(
 
     A file that was given and cannot be read is an error; one in a given folder is named and left out.
     """
-    fresh, unreadable = _fresh({i: a.path for i, a in enumerate(asked) if a.path and not a.own}, run, device)
+    fresh, unreadable = _fresh({i: a.path for i, a in enumerate(asked) if a.path and not a.own}, run, device, say)
     for i, why in unreadable.items():
         if asked[i].explicit:
             raise UserError(f"cannot read {asked[i].name}: {why}")
@@ -88,13 +88,15 @@ def encode(
     return [asked[i] for i in kept], np.stack(vectors)
 
 
-def _fresh(paths: dict[int, Path], run: Run, device: str) -> tuple[dict[int, np.ndarray], dict[int, str]]:
+def _fresh(
+    paths: dict[int, Path], run: Run, device: str, say: Reporter
+) -> tuple[dict[int, np.ndarray], dict[int, str]]:
     """Unit vectors of files, and why others cannot be read."""
     vectors: dict[int, np.ndarray] = {}
     unreadable: dict[int, str] = {}
     if paths:
         files = Source("", [str(i) for i in paths], list(paths.values()))
-        for names, found, skipped in embedding.load(run, device).encode(files):
+        for names, found, skipped in embedding.load(run, device, reporter=say).encode(files):
             vectors |= zip(map(int, names), to_unit(found), strict=True)
             unreadable |= {int(i): why for i, why in skipped}
     return vectors, unreadable

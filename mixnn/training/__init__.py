@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -68,17 +69,18 @@ def pretrain(
         )
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
-    if str(out) and speaks():
-        Run.check_free(Path(out), overwrite)  # before the data are read
-        if (Path(out) / LOCK).exists():
-            with held(Path(out)):  # nor is a run overwritten while another process trains it
+    place = Path(out).expanduser() if str(out) else None
+    if place and speaks():
+        Run.check_free(place, overwrite)  # before the data are read
+        if (place / LOCK).exists():
+            with held(place):  # nor is a run overwritten while another process trains it
                 pass
     config, images = _decide(str(data), set or {}, settings, str(time_budget), start, say)
-    initial = _initial_backbone(Path(init_from), config, say) if init_from else None
+    initial = _initial_backbone(Path(init_from).expanduser(), config, say) if init_from else None
     trainer = Trainer(config, images, say)
     if initial is not None:
         trainer.start_from(initial, str(init_from))
-    path = _folder(str(out), overwrite, config)  # last: a failure leaves nothing
+    path = _folder(place, overwrite, config)  # last: a failure leaves nothing
     with _alone(path):
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
@@ -91,11 +93,11 @@ def pretrain(
     return run
 
 
-def _folder(out: str, overwrite: bool, config: Config) -> Path:
+def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
     """Made by one process, for all."""
     made = None
     if speaks():
-        made = Run.reserve(Path(out), overwrite) if out else new_folder(config)
+        made = Run.reserve(out, overwrite) if out else new_folder(config)
     return dist.agreed(made)
 
 
@@ -174,6 +176,8 @@ def _epochs_within(budget: float, start: float, config: Config, images: ImageSet
     say.say(f"epochs {epochs}: a step takes {1e3 * step:.0f} ms here, an epoch {epoch:.1f} s")
     if left < epoch:
         say.warn(f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, so it takes longer than --time-budget")
+    del trial
+    gc.collect()  # it refers to itself, and its memory is wanted
     return epochs
 
 

@@ -66,7 +66,10 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     size = value("image_size", *_size(side, cuda))
     value("backbone", *(("resnet18", "a GPU is there") if cuda else ("resnet8", "small enough for a CPU")))
     batch = value("batch_size", *_batch(num, cuda))
-    value("bn_groups", 8 if batch == 256 else 1, "groups of 32, as the paper" if batch == 256 else "the batch is small")
+    in_32s = batch >= 256 and batch % 32 == 0
+    value(
+        "bn_groups", batch // 32 if in_32s else 1, "groups of 32, as the paper" if in_32s else "the batch is one group"
+    )
     epochs = value("epochs", *_epochs(num, cuda))
     steps = epochs * max(1, num // max(1, batch))
     if 0 < steps < FEW_STEPS:

@@ -54,7 +54,7 @@ def diagnose(
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     check_there(run)
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
-    config = replace(run.config, **where, mode="eager", knn_every=0)  # type: ignore[arg-type]
+    config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
     tensors, state = run.load_checkpoint(say.warn)
     trainer = Trainer(config, load_split(config, methods.find(config.method).split), say)
     trainer.load(tensors, state)

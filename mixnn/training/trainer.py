@@ -34,7 +34,7 @@ from mixnn.training.step import Step, sgd
 from mixnn.training.views import pipelines
 
 READ_EVERY = 1.0  # seconds between readings of the running means for the bar; each makes the host wait for the device
-DRAWS = 2**31  # added to the seed: on a CPU the draws would else be the numbers that made the weights; it reads 32 bits
+DRAWS = 2**31  # added to the seed, or the first draws on a CPU would be the numbers that made the weights
 
 
 class Trainer:
@@ -98,14 +98,11 @@ class Trainer:
         }
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
-        state |= {"device": self.order.device.type, "data": self._about_data()}
+        state |= {"device": self.order.device.type, "data": self.images.identity()}
         return tensors, state
 
-    def _about_data(self) -> dict[str, Any]:
-        return {"images": len(self.images), "mean": list(self.images.mean), "std": list(self.images.std)}
-
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if state["data"] != self._about_data():
+        if state["data"] != {k: v for k, v in self.images.identity().items() if k in state["data"]}:
             raise UserError(
                 f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
                 f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"

@@ -52,6 +52,26 @@ def test_a_second_reading_maps_the_file_and_decodes_nothing(folder, monkeypatch,
     assert len(entries(tmp_path)) == 1
 
 
+def test_files_of_one_date_and_size_are_told_apart(folder, tmp_path):
+    other = tmp_path / "others"
+    other.mkdir()
+    for i, place in enumerate((folder, other)):
+        Image.new("RGB", (9, 9), (100 * i,) * 3).save(place / "0.bmp")
+        os.utime(place / "0.bmp", ns=(0, 0))
+    assert (folder / "0.bmp").stat().st_size == (other / "0.bmp").stat().st_size
+    assert [cache.decoded(place, ["0.bmp"], 8).images.mean() for place in (folder, other)] == [0, 100]
+    Image.new("RGB", (9, 9), (50,) * 3).save(folder / "0.bmp")  # rewritten, with the date it had
+    os.utime(folder / "0.bmp", ns=(0, 0))
+    assert cache.decoded(folder, ["0.bmp"], 8).images.mean() == 50
+
+
+def test_a_moved_folder_is_not_decoded_again(folder, tmp_path, monkeypatch):
+    cache.decoded(folder, names(folder), 8)
+    moved = folder.rename(tmp_path / "moved")
+    monkeypatch.setattr(cache, "decode_into", lambda *_: pytest.fail("decoded again"))
+    assert len(cache.decoded(moved, names(moved), 8).images) == 6
+
+
 def test_another_size_or_a_changed_file_is_another_entry(folder, tmp_path):
     cache.decoded(folder, names(folder), 8)
     cache.decoded(folder, names(folder), 6)

@@ -41,6 +41,10 @@ def test_without_labels_and_in_gray(tmp_path: Path):
         ((X, "new", Y[:3]), "40 images and 3 labels"),
         ((X, "new", Y, ["a", "b"]), "labels run from 0 to 2, and there are 2 classes"),
         ((X, "there"), "exists and is not empty"),
+        ((X, "new", Y, ["T-shirt/top", "T-shirt", "Shoe"]), "'T-shirt/top' cannot be a folder's name"),
+        ((X, "new", Y, ["a", "..", "b"]), "cannot be a folder's name"),
+        ((X, "new", Y, ["a", "", "b"]), "cannot be a folder's name"),
+        ((X, "new", Y, ["a", "b", "a"]), "'a' is the name of two classes"),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path: Path, monkeypatch, words: tuple, says: str):

@@ -22,7 +22,7 @@ def hold(run: Path, ready) -> None:
 
 def test_what_another_process_holds_is_refused_until_it_is_killed(tmp_path: Path):
     ready = FORKS.Event()
-    other = FORKS.Process(target=hold, args=(tmp_path, ready))
+    other = FORKS.Process(target=hold, args=(tmp_path, ready), daemon=True)
     other.start()
     assert ready.wait(60)
     with pytest.raises(UserError, match="another process is training"), held(tmp_path):

@@ -3,15 +3,18 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import mixnn
 from mixnn.config import Config, UserError
+from mixnn.progress import Reporter
 from mixnn.runs import folder
 from mixnn.runs.folder import Run, code_digest, environment
 
+QUIET = Reporter(quiet=True)
 CONFIG = Config(
     data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996}
 )
@@ -271,3 +274,19 @@ def test_the_code_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert code_digest() == before
     (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
     assert code_digest() != before
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    mixnn.data.to_folder(np.zeros((8, 8, 8, 3), np.uint8), "~/photos")
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,cat\n")
+    run = mixnn.pretrain(
+        "~/photos", labels="~/labels.csv", out="~/run", epochs=0, batch_size=4, set={"support_size": 8}, reporter=QUIET
+    )
+    assert run.path == tmp_path / "run"
+    assert Run.open("~/run").path == run.path
+    assert mixnn.embed("~/run", "~/photos", "~/x.npz", device="cpu", reporter=QUIET) == tmp_path / "x.npz"
+    assert mixnn.export("~/run", out="~/x.safetensors", reporter=QUIET) == tmp_path / "x.safetensors"
+    assert mixnn.report("~/run", out="~/x.html", images=0, reporter=QUIET) == tmp_path / "x.html"
+    assert not (tmp_path / "~").exists()

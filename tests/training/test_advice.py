@@ -79,6 +79,7 @@ def test_what_the_user_gave_is_left_alone_and_counts():
     found = chosen(1797, 200, given=given, options={"support_size": 100})
     assert not {"batch_size", "image_size", "lr", "support_size"} & set(found)
     assert found["bn_groups"] == 1
+    assert [chosen(1797, 200, given={"batch_size": n})["bn_groups"] for n in (128, 256, 300, 512)] == [1, 8, 1, 16]
     assert chosen(1797, 200, given={"image_size": 0})["image_size"] == 32  # 0 stands for: choose
 
 

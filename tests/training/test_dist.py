@@ -32,7 +32,7 @@ VARIANTS = ("default", "asymmetric", "negatives=all", "prev_epoch", "mixed=stude
 CASES = {case: ALL_CASES[case] for case in ALL_CASES if case.endswith(VARIANTS)}  # those that treat a batch otherwise
 DIGITS = shlex.split(
     "pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --epochs 3 --warmup-epochs 1 --knn-every 1 "
-    "--checkpoint-every 1 --set support_size=32 --set hidden=32 --set dim=16"
+    "--checkpoint-every 1 --lr 0.02 --set support_size=32 --set hidden=32 --set dim=16"
 )
 
 

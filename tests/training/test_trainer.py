@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from mixnn.config import Config
 from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
+from mixnn.training.setup import configure
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import pipelines
 
@@ -24,6 +26,19 @@ OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
 
 def test_digits_are_never_flipped():
     assert [view.flip for view in pipelines(CONFIG, load("digits", "train"), ("strong", "weak"))] == [0.0, 0.0]
+
+
+def test_the_supervised_reference_has_plain_batch_norm_unless_told_otherwise():
+    assert configure("cifar10", {}, {}).bn_groups == 8
+    assert configure("cifar10", {}, {"method": "supervised"}).bn_groups == 1
+    assert configure("cifar10", {}, {"method": "supervised", "bn_groups": 4}).bn_groups == 4
+
+
+def test_draws_are_not_the_numbers_that_made_the_weights():
+    config = configure("digits", OPTIONS, SMALL | {"seed": 3, "image_size": 8})
+    trainer = Trainer(config, load("digits", "train"), QUIET)
+    draws = torch.rand(100, generator=trainer.generator.manual_seed(trainer.generator.initial_seed()))
+    assert not torch.isin(draws, torch.rand(100, generator=torch.Generator().manual_seed(3))).any()
 
 
 def test_views_follow_the_configuration():
@@ -57,6 +72,25 @@ def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path
     checkpoint.save(newest.parent, state["step"], tensors, state)
     with pytest.raises(mixnn.UserError, match=r"has changed: 64 images.*or with others"):
         mixnn.pretrain(resume=run.path, reporter=QUIET)
+
+
+def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_own(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "cache"))
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    photos = mixnn.data.to_folder(images, tmp_path / "photos")
+    small = {"epochs": 1, "batch_size": 8, "device": "cpu", "set": {"hidden": 8, "dim": 8, "support_size": 8}}
+    run = mixnn.pretrain(photos, out=tmp_path / "run", reporter=QUIET, **small)
+    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    first, second, aside = photos / "00.png", photos / "01.png", tmp_path / "aside"
+    for old, new in ((first, aside), (second, first), (aside, second)):
+        old.rename(new)
+    with pytest.raises(mixnn.UserError, match="photos has changed"):
+        mixnn.pretrain(resume=run.path, reporter=QUIET)
+    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    tensors, state = checkpoint.load(newest)
+    del state["data"]["files"]  # as in a checkpoint of before there was such a digest
+    checkpoint.save(newest.parent, state["step"], tensors, state)
+    mixnn.pretrain(resume=run.path, reporter=QUIET)
 
 
 def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path, monkeypatch, capsys):
