@@ -126,7 +126,7 @@ def checked(cls: type, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     fields, hints = {f.name: f.metadata for f in dataclasses.fields(cls)}, typing.get_type_hints(cls)
     for name in values:
         if name not in fields:
-            raise unknown(kind, name, fields)
+            raise unknown(kind, name, [known for known, meta in fields.items() if meta])
     return {k: _check(k, v, hints[k], fields[k]) if fields[k] else v for k, v in values.items()}
 
 

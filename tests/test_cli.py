@@ -767,3 +767,8 @@ def test_what_reproduce_cannot_take_is_said_without_a_traceback(ask: Ask, tmp_pa
     small = "--setting epochs=1 --setting warmup_epochs=0 --setting limit=32 --setting batch_size=32 --protocol knn"
     assert says in refused(ask, f"{words} {small}")
     assert (tmp_path / "taken").read_text() == "precious"
+
+
+def test_too_little_memory_is_told_in_a_line(ask: Ask):
+    told = refused(ask, f"pretrain digits --epochs 1 --set support_size={10**14}")
+    assert "not enough memory for this: a smaller --batch-size, --image-size or support_size takes less" in told

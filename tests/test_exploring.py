@@ -500,7 +500,7 @@ def test_a_port_in_use_is_told(server: Server, folder: Path):
         Server(b"", Pictures(open_source(folder)), server.server_port)
 
 
-def test_serving_ends_with_ctrl_c(run: Run):
+def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
     class Stop(Quiet):
         """Asks for the page as soon as it is told where, then presses Ctrl-C."""
 
@@ -520,6 +520,7 @@ def test_serving_ends_with_ctrl_c(run: Run):
     say = Stop()
     assert explore(run, serve=True, layout="pca", device="cpu", reporter=say) is None
     assert b'"served":true' in say.page
+    assert capsys.readouterr().out == f"http://127.0.0.1:{say.port}/\n"  # even when nothing else is said
     assert say.said[-1] == "stopped"
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", say.port, timeout=5).request("GET", "/")
@@ -593,6 +594,14 @@ def catch_export(tab: Page) -> str:
     tab.click_on("#export")
     tab.wait("!!window.caught")
     return tab.run("window.caught.text()")
+
+
+def test_the_page_and_the_command_tell_the_same_purity(tab: Page, made: Path):
+    found = blocks(made)
+    labels = numbers(found, "labels", "<u2").astype(int)
+    index = numbers(found, "neighbors", "<u2").reshape(len(labels), -1).astype(int)
+    told = purity(index, np.where(labels == 65535, -1, labels))
+    assert text(tab, "#summary").endswith(f"purity of {index.shape[1]} neighbors {told:.1f}%")
 
 
 def test_hover_shows_the_image_and_its_name(tab: Page, folder: Path):

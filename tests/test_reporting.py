@@ -186,6 +186,9 @@ def test_a_report_says_what_was_run_and_what_came_out(pages, place):
     assert run["card"]["data"] == "digits (handwritten digits, embedded), 256 images"
     assert "arXiv 2311.00562" in run["card"]["method"]
     assert run["card"]["progress"].startswith("2 of 2 epochs")
+    last = Run.open(place / EVIL).metrics()[-1]
+    batch = Run.open(place / EVIL).config.batch_size
+    assert run["card"]["progress"].endswith(f", {last['step'] * batch / last['seconds']:,.0f} images/s")
     assert run["card"]["command"].startswith("mixnn pretrain digits")
     assert {row["name"]: (row["value"], row["default"]) for row in run["changed"]} == {
         "epochs": ("2", "60"),
@@ -204,6 +207,11 @@ def test_a_report_says_what_was_run_and_what_came_out(pages, place):
     assert "temperature" not in results["knn.majority"]["protocol"]
     assert results["reading.last"]["protocol"]["report"] == "last of 2 readings, epoch 2"
     assert run["verdict"]["state"] == "short"
+
+
+def test_a_run_itself_may_be_given(pages, place, tmp_path):
+    page = report(Run.open(place / "own"), tmp_path / "page.html", images=60, device="cpu", reporter=QUIET)
+    assert values(page) == values(pages["own"])
 
 
 def test_curves_are_those_of_the_log_with_their_meanings(pages, place):

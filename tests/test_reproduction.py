@@ -135,7 +135,10 @@ def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, 
         ("tables: [1", "line"),
         ("rows: []", "no 'tables'"),
         ("tables: {mine: {rows: []}}", "no 'title'"),
-        ("tables: {mine: {title: x, rows: [{name: a, methd: mnn}]}}", "methd"),
+        (
+            "tables: {mine: {title: x, rows: [{name: a, methd: mnn}]}}",
+            "unknown word in a row 'methd', did you mean 'method'",
+        ),
         ("tables: {main: {title: x, rows: []}}", "a table main is there already"),
         ("tables: {mine: {title: x, rows: [{name: a, method: mnm}]}}", "unknown method 'mnm', did you mean 'mnn'"),
         ("tables: {mine: {title: x, rows: [{name: a, method: mnn, set: {topkk: 1}}]}}", "did you mean 'topk'"),
@@ -297,7 +300,7 @@ def results(tmp_path):
 
 
 def test_cells_hold_theirs_ours_and_the_difference(results):
-    found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, form="json", reporter=QUIET)
+    found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, format="json", reporter=QUIET)
     rows = {row["name"]: row for row in found["main"]}
     assert rows["MNN"]["linear"] == {
         "paper": 91.47, "fixed": None, "ours": 91.5, "std": pytest.approx(0.5**0.5, abs=1e-4), "n": 2,
@@ -312,7 +315,7 @@ def test_cells_hold_theirs_ours_and_the_difference(results):
 
 @pytest.mark.parametrize("form", rendering.FORMATS)
 def test_a_table_is_printed_in_each_form(results, form, capsys):
-    mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, form=form, reporter=QUIET)
+    mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, format=form, reporter=QUIET)
     out = capsys.readouterr().out
     assert all(row.name in out for row in TABLES["main"].rows)
     assert all(number in out for number in ("91.47", "89.6"))
@@ -340,7 +343,7 @@ def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
 
 
 def test_all_tables_are_one_json_document(results, capsys):
-    mixnn.reproduce("all", results=results, run=False, form="json", reporter=QUIET)
+    mixnn.reproduce("all", results=results, run=False, format="json", reporter=QUIET)
     assert [table["table"] for table in json.loads(capsys.readouterr().out)] == list(TABLES)
 
 
@@ -415,7 +418,7 @@ def test_the_pace_of_another_device_is_told_as_such(results, capsys):
 
 def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
     def header(table):
-        mixnn.reproduce(table, results=results, run=False, form="markdown", reporter=QUIET)
+        mixnn.reproduce(table, results=results, run=False, format="markdown", reporter=QUIET)
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
         return [word.strip() for word in line.strip("|").split("|")][1:]
 
@@ -427,7 +430,7 @@ def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
 
 def test_what_is_to_be_known_of_rows_stands_below_the_table_where_it_applies(results, capsys):
     def below(table, form, data="cifar10"):
-        mixnn.reproduce(table, data=data, results=results, run=False, form=form, reporter=QUIET)
+        mixnn.reproduce(table, data=data, results=results, run=False, format=form, reporter=QUIET)
         return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
 
     copied = "SimCLR; BYOL: linear copied from ReSSL's paper, kNN the authors' own."
@@ -460,7 +463,7 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
     before = sorted(tmp_path.rglob("*"))
     for words, says in (
         ({"table": "mian"}, "unknown table 'mian', did you mean 'main'"),
-        ({"table": "main", "form": "html"}, "unknown format 'html'"),
+        ({"table": "main", "format": "html"}, "unknown format 'html'"),
         ({"table": "main", "rows": ["MNM"]}, "unknown row 'MNM', did you mean 'MNN'"),
         ({"table": "main", "epoch": 3}, "unknown setting 'epoch', did you mean 'epochs'"),
         ({"table": "main", "rows": ["MNN", "MSFF"]}, "unknown row 'MSFF', did you mean 'MSF'"),
@@ -539,7 +542,7 @@ def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
 
 
 def test_one_row_and_one_seed_may_stand_alone(results):
-    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, form="json", reporter=QUIET)
+    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, format="json", reporter=QUIET)
     (row,) = found["main"]
     assert (row["name"], row["linear"]["ours"]) == ("MNN", 92.0)
 
@@ -558,7 +561,7 @@ def test_rows_that_need_labels_are_left_out_where_training_images_have_none(resu
 @pytest.mark.parametrize("form", rendering.FORMATS)
 def test_the_title_says_in_what_our_runs_differ_from_the_recipe(tmp_path, form, capsys):
     def title(**settings):
-        mixnn.reproduce("main", results=tmp_path, run=False, form=form, reporter=QUIET, **settings)
+        mixnn.reproduce("main", results=tmp_path, run=False, format=form, reporter=QUIET, **settings)
         return capsys.readouterr().out
 
     assert "(ours with epochs=20 instead of 200)" in title(epochs="20")
@@ -579,7 +582,7 @@ def test_an_unfinished_run_is_not_there(tmp_path, capsys):
     made = summary("mnn", {}, 0, 91.0, 89.0)
     made["metrics"][-1]["epoch"] = 41
     (tmp_path / "mnn.json").write_text(json.dumps(made))
-    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET)
+    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, format="json", reporter=QUIET)
     assert found["main"][0]["knn"]["ours"] is None
     capsys.readouterr()
     assert "1 of 1 run to do" in plan_of(tmp_path, capsys)
@@ -600,7 +603,9 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
     (tmp_path / "mnn.json").write_text(json.dumps(made))
 
     def ours(**wanted):
-        found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, form="json", reporter=QUIET, **wanted)
+        found = mixnn.reproduce(
+            "main", rows="MNN", results=tmp_path, run=False, format="json", reporter=QUIET, **wanted
+        )
         capsys.readouterr()
         return [found["main"][0][metric]["ours"] for metric in tables.METRICS]
 
@@ -721,7 +726,7 @@ def diary(monkeypatch):
 def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypatch, capsys, diary):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
     again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
-    again |= {"epochs": 1, "form": "json"}
+    again |= {"epochs": 1, "format": "json"}
     mixnn.reproduce("mine", **again, protocol="linear", probe_epochs=1)
     assert [name for name, _ in diary] == ["pretrain", "evaluate"]
     capsys.readouterr()
@@ -773,7 +778,7 @@ def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_nu
 ):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
     again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
-    again |= {"epochs": 1, "form": "json", "probe_epochs": 1}
+    again |= {"epochs": 1, "format": "json", "probe_epochs": 1}
     mixnn.reproduce("mine", **again, protocol="knn")
     shutil.rmtree(tmp_path / "runs")
     diary.clear()
@@ -811,7 +816,7 @@ def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, di
             file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (200 * (i % 2), 20 * i, 0)).save(file)
-    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "reporter": QUIET, "form": "json"}
+    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "reporter": QUIET, "format": "json"}
     (row,) = mixnn.reproduce("mine", **again)["mine"]
     assert row["knn"]["n"] == 1
     assert row["knn"]["paper"] is None

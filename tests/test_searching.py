@@ -246,7 +246,7 @@ def test_a_data_sets_images_are_asked_for_by_name(given):
     assert result["images"] == 1297
     assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
     out = given.root / "set.html"
-    quietly(given.run, "digits/train/3", source="digits", topk=2, form="html", out=out)
+    quietly(given.run, "digits/train/3", source="digits", topk=2, format="html", out=out)
     assert out.read_text().count("data:image/png") == 3
     assert "nearest to digits/train/3" in printed
 
@@ -361,7 +361,7 @@ def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
 def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeypatch):
     monkeypatch.setattr(page, "MAX_IN_GROUP", 96)
     options = kind if kind.get("threshold") else {"topk": 90, **kind}
-    result, printed = quietly(given.run, **options, form="json")
+    result, printed = quietly(given.run, **options, format="json")
     assert json.loads(printed) == result
     mentioned = [name for name in NAMES if name in _strings(result)]
     assert ODD in mentioned
@@ -370,7 +370,7 @@ def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeyp
     for name in mentioned:
         assert any(line.endswith(f"  {name}") for line in lines), name
     out = given.root / "odd.html"
-    quietly(given.run, **options, form="html", out=out, overwrite=True)
+    quietly(given.run, **options, format="html", out=out, overwrite=True)
     assert set(mentioned) <= set(_Page.of(out).names)
 
 
@@ -412,7 +412,7 @@ class _Page(html.parser.HTMLParser):
 
 def test_the_page_has_no_script_no_handler_and_no_request(given):
     out = given.root / "page.html"
-    quietly(given.run, [given.folder / name for name in NAMES], topk=90, form="html", out=out)
+    quietly(given.run, [given.folder / name for name in NAMES], topk=90, format="html", out=out)
     made = _Page.of(out)
     assert set(made.tags) == {
         *("html", "head", "meta", "link", "title", "style"),
@@ -431,7 +431,7 @@ def test_the_page_has_no_script_no_handler_and_no_request(given):
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium to look at the page with")
 def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
     out = given.root / "browser.html"
-    quietly(given.run, [given.folder / name for name in NAMES], topk=3, form="html", out=out)
+    quietly(given.run, [given.folder / name for name in NAMES], topk=3, format="html", out=out)
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={given.root / 'profile'}"]
     dom = subprocess.run([*words, "--dump-dom", out.as_uri()], capture_output=True, text=True, timeout=60).stdout
     assert "<title>Nearest images</title>" in dom
@@ -443,13 +443,13 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     monkeypatch.setattr(page, "MAX_TILES", 8)
     monkeypatch.setattr(page, "MAX_IN_GROUP", 5)
     out = given.root / "long.html"
-    quietly(given.run, given.folder, topk=3, form="html", out=out)
+    quietly(given.run, given.folder, topk=3, format="html", out=out)
     assert _Page.of(out).tags.count("img") == 8
     assert "94 more queries are not shown" in out.read_text()
-    quietly(given.run, duplicates=True, threshold=0.1, form="html", out=out, overwrite=True)
+    quietly(given.run, duplicates=True, threshold=0.1, format="html", out=out, overwrite=True)
     assert _Page.of(out).tags.count("img") == 5
     assert "91 more images of this group" in out.read_text()
-    quietly(given.run, outliers=True, topk=10, form="html", out=out, overwrite=True)
+    quietly(given.run, outliers=True, topk=10, format="html", out=out, overwrite=True)
     assert "2 more images are not shown" in out.read_text()
 
 
@@ -457,8 +457,8 @@ def test_results_go_to_the_file_asked_for_and_its_name_to_stdout(given, tmp_path
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
-    assert quietly(given.run, outliers=True, form="html")[1] == "outliers.html\n"
-    result, _ = quietly(given.run, "4.png", form="json", out=tmp_path / "a.json")
+    assert quietly(given.run, outliers=True, format="html")[1] == "outliers.html\n"
+    result, _ = quietly(given.run, "4.png", format="json", out=tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == result
 
 
@@ -487,7 +487,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
         ({"query": "4.png", "threshold": 0.9}, "--threshold is for --duplicates"),
-        ({"query": "4.png", "form": "htm"}, "did you mean 'html'"),
+        ({"query": "4.png", "format": "htm"}, "did you mean 'html'"),
         ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
         ({"outliers": True, "method": "faiss"}, "not for --outliers"),
         ({"query": "4.png", "out": "{root}/no/where.json"}, "is no folder"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -89,8 +90,8 @@ def _unknown_flag(flag: str, valid: Sequence[str], args: argparse.Namespace) -> 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
+    words = sys.argv[1:] if words is None else words
     try:
-        words = sys.argv[1:] if words is None else words
         parser, args = parse(words)
         args.words = words  # as typed, for the run folder
         if args.version:
@@ -113,6 +114,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if not speaks():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
+        return 2
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):
+            raise
+        less = ": a smaller --batch-size, --image-size or support_size takes less" * ("pretrain" in words[:1])
+        print(f"mixnn: there is not enough memory for this{less}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

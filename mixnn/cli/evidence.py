@@ -120,7 +120,7 @@ def reproduce(args: argparse.Namespace) -> int:
         runs=args.runs,
         run=not args.no_run,
         dry_run=args.dry_run,
-        form=args.format,
+        format=args.format,
         protocol=args.protocol,
         tables=args.tables,
         **words.numbers(args, probe_epochs=1),

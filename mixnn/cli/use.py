@@ -69,7 +69,7 @@ def search(args: argparse.Namespace) -> int:
         outliers=args.outliers,
         threshold=words.real(args.threshold, "threshold") if args.threshold else None,
         method=args.method,
-        form=args.format,
+        format=args.format,
         out=args.out,
         overwrite=args.overwrite,
         **_common(args),
@@ -146,7 +146,7 @@ def explore(args: argparse.Namespace) -> int:
         labels=args.labels,
         layout=args.layout,
         **words.numbers(args, port=0, neighbors=1, max_images=2, seed=0),
-        open_browser=args.open,
+        open=args.open,
         overwrite=args.overwrite,
         **_common(args),
     )
@@ -173,7 +173,7 @@ def export(args: argparse.Namespace) -> int:
     path = export(
         args.run,
         args.out,
-        form=args.format,
+        format=args.format,
         licence=args.licence,
         **words.numbers(args, opset=1),
         overwrite=args.overwrite,

@@ -68,7 +68,7 @@ def read_rows(path: Path) -> list[tuple[int, list[str]]]:
             reader = csv.reader(file)
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = "it is no text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
         raise UserError(
             f"cannot read the labels in {path}: {why}\nexpected a CSV file with lines: file,label"
         ) from error

@@ -44,7 +44,7 @@ def explore(
     max_images: int = 50_000,
     thumb: int = 0,
     seed: int = 0,
-    open_browser: bool = False,
+    open: bool = False,
     device: str = "auto",
     data_dir: str = "",
     overwrite: bool = False,
@@ -71,9 +71,9 @@ def explore(
         atlas.notes.append(f"{len(shown):,} of {plural(len(found), 'image')}, drawn at random, are on this map.")
     pictures = Pictures.of(images, shown.names)
     if serve:
-        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open_browser, say)
+        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open, say)
         return None
-    return _write(atlas, pictures, target or run.path / "explore.html", thumb, open_browser, say)
+    return _write(atlas, pictures, target or run.path / "explore.html", thumb, open, say)
 
 
 def _check(
@@ -167,7 +167,7 @@ def purity(index: np.ndarray, labels: np.ndarray) -> float:
     return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
-def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser: bool, say: Reporter) -> Path:
+def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open: bool, say: Reporter) -> Path:
     room = (page.LIMIT - len(page.write(atlas))) * 3 / 4  # base64 takes four letters for three bytes
     side = thumb or pictures.fitting_side(room)
     if not side:
@@ -183,15 +183,17 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open_browser
     if len(text) > page.LIMIT * 1.05:
         say.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
     say.say(f"{plural(len(atlas), 'image')} in {out}, {size}: open it in a browser")
-    if open_browser:
+    if open:
         webbrowser.open(out.resolve().as_uri())
     return out
 
 
-def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open_browser: bool, say: Reporter) -> None:
+def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open: bool, say: Reporter) -> None:
     with Server(page.write(atlas, side, served=True), pictures, port, side) as server:
         say.say(f"{plural(len(atlas), 'image')} at {server.url} on this machine only; Ctrl-C ends it")
-        if open_browser:
+        if say.quiet:
+            print(server.url, flush=True)  # as the name of a file is printed
+        if open:
             webbrowser.open(server.url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of odd metadata: the images were embedded in spite of it

@@ -28,6 +28,7 @@ const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : 
 
 /** Share of an image's labelled neighbors that have its own label; -1 where it cannot be said. */
 const purity = new Float32Array(N);
+let pairs = 0, alike = 0; // of all images
 for (let i = 0; i < N; i++) {
   let known = 0, same = 0;
   for (let k = 0; k < K; k++) {
@@ -35,6 +36,7 @@ for (let i = 0; i < N; i++) {
     if (labels[i] !== NONE && other !== NONE) { known++; same += other === labels[i]; }
   }
   purity[i] = known ? same / known : -1;
+  pairs += known; alike += same;
 }
 
 /** The images in an order that favors none: what is drawn last lies on top. */

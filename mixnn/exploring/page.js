@@ -298,9 +298,7 @@ byId("found-select").addEventListener("click", () => select(matches));
 // What there is to know
 
 byId("title").textContent = meta.title;
-let shares = 0, sum = 0;
-for (let i = 0; i < N; i++) if (purity[i] >= 0) { shares++; sum += purity[i]; }
-const pure = shares ? ` · purity of ${counted(K, "neighbor")} ${(100 * sum / shares).toFixed(1)}%` : "";
+const pure = pairs ? ` · purity of ${counted(K, "neighbor")} ${(100 * alike / pairs).toFixed(1)}%` : "";
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [

@@ -22,7 +22,7 @@ def export(
     run: str | Path | Run,
     out: str | Path = "",
     *,
-    form: str = "safetensors",
+    format: str = "safetensors",
     licence: str = "",
     opset: int = OPSET,
     overwrite: bool = False,
@@ -35,28 +35,28 @@ def export(
     card lies beside the file, and in it.
     """
     say, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    if form not in FORMS:
-        raise unknown("format", form, FORMS)
+    if format not in FORMS:
+        raise unknown("format", format, FORMS)
     if opset not in OPSETS:
         raise UserError(f"opset={opset}: opset must be from {OPSETS[0]} to {OPSETS[-1]}")
-    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{form}"
+    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{format}"
     beside = out.with_name(f"{out.name}.json")
-    _check_out(out, beside, form, overwrite)
-    check_form(form)
+    _check_out(out, beside, format, overwrite)
+    check_form(format)
     tensors, state = run.load_checkpoint(say.warn)
     encoder = encoder_of(run, tensors, state)
-    card = json.dumps(make_card(run, state, form, licence, say), indent=1)
-    made = FORMS[form](encoder, card, opset, say)
+    card = json.dumps(make_card(run, state, format, licence, say), indent=1)
+    made = FORMS[format](encoder, card, opset, say)
     write_atomically(out, made)
     write_atomically(beside, (card + "\n").encode())
     say.say(f"{run.config.backbone} of step {state['step']:,} in {out} ({len(made) / 1e6:.1f} MB), card in {beside}")
     return out
 
 
-def _check_out(out: Path, beside: Path, form: str, overwrite: bool) -> None:
-    if out.suffix != f".{form}":
+def _check_out(out: Path, beside: Path, format: str, overwrite: bool) -> None:
+    if out.suffix != f".{format}":
         fitting = out.suffix[1:]
         other = f" or --format {fitting}" if fitting in FORMS else ""
-        raise UserError(f"{out} does not end in .{form}: type --out {out.with_suffix(f'.{form}')}{other}")
+        raise UserError(f"{out} does not end in .{format}: type --out {out.with_suffix(f'.{format}')}{other}")
     for path in (out, beside):
         check_writable(path, overwrite)

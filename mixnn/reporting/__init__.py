@@ -22,6 +22,7 @@ from mixnn.reporting import compare, facts, outcome, pictures
 from mixnn.reporting.facts import Facts
 from mixnn.reporting.page import render
 from mixnn.reporting.verdict import RULES, judge
+from mixnn.runs import Run
 from mixnn.runs.files import check_writable, write_atomically
 from mixnn.runs.images import check_there
 
@@ -52,7 +53,7 @@ BY_RANK = re.compile(r"purity_(cas_)?(\d+)")
 
 
 def report(
-    runs: Sequence[str | Path],
+    runs: str | Path | Run | Sequence[str | Path | Run],
     out: str | Path = "report.html",
     *,
     device: str = "auto",
@@ -63,7 +64,7 @@ def report(
 ) -> Path:
     """Write the page about these run folders; `images` is how many are mapped (0: no images at all)."""
     say, where = reporter or Reporter(), pick_device(device)
-    runs = [runs] if isinstance(runs, str | Path) else list(runs)
+    runs = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not runs:
         raise UserError("report needs a run folder, or several to compare: `mixnn pretrain` makes one")
     if len(runs) > len(LETTERS):
@@ -72,7 +73,7 @@ def report(
         raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
     out = Path(out).expanduser()
     check_writable(out, overwrite)
-    read = [facts.read(path) for path in runs]
+    read = [facts.read(run.path if isinstance(run, Run) else run) for run in runs]
     galleries, looks = _look(read, data_dir, images, where, say) if images else ([], {})
     values = {
         "version": mixnn.__version__,

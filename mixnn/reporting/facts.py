@@ -193,7 +193,7 @@ def card(facts: Facts) -> dict[str, str]:
     scaled = "" if c.batch_size == 256 else f" ({c.lr:g} x {c.batch_size} / 256)"
     done = f"{last.get('epoch', 0)} of {plural(c.epochs, 'epoch')}"
     seconds = f", {duration(last['seconds'])} of training" if "seconds" in last else ""
-    speed = f", {last['images_per_s']:,} images/s" if "images_per_s" in last else ""
+    speed = f", {last['step'] * c.batch_size / last['seconds']:,.0f} images/s" if last.get("seconds") else ""
     return {
         "data": f"{c.data}{f' ({known.title})' if known else ''}{count}",
         "method": f"{c.method}: {about.idea} ({about.paper})" if about else c.method,

@@ -35,7 +35,7 @@ def reproduce(
     runs: str | Path = "runs",
     run: bool = True,
     dry_run: bool = False,
-    form: str = "terminal",
+    format: str = "terminal",
     protocol: str = "all",
     probe_epochs: int = Protocol.epochs,
     tables: str | Path = "",
@@ -48,8 +48,8 @@ def reproduce(
     own; `settings` are Config's fields.
     """
     say = reporter or Reporter()
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
+    if format not in FORMATS:
+        raise unknown("format", format, FORMATS)
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
     if probe_epochs < 1:
@@ -79,8 +79,8 @@ def reproduce(
     for changed in changed_since(needed, done):
         say.warn(changed)
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
-    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], form) for t in chosen]
-    if form == "json" and table == "all":
+    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], format) for t in chosen]
+    if format == "json" and table == "all":
         texts = ["[" + ",\n".join(texts) + "]"]
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
     if elsewhere:

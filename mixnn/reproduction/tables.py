@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import yaml
 
 from mixnn import methods
-from mixnn.config import UserError
+from mixnn.config import UserError, unknown
 from mixnn.runs.files import why
 
 METRICS = ("linear", "knn")
@@ -39,10 +41,18 @@ class Table:
 def _read(path: Path) -> tuple[list[str], dict[str, Table]]:
     content = yaml.safe_load(path.read_text())
     tables = {
-        name: Table(name, table["title"], tuple(Row(**row) for row in table["rows"]))
+        name: Table(name, table["title"], tuple(_row(row) for row in table["rows"]))
         for name, table in content["tables"].items()
     }
     return content.get("datasets", []), tables
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    known = [field.name for field in dataclasses.fields(Row)]
+    for name in values:
+        if name not in known:
+            raise unknown("word in a row", name, known)
+    return Row(**values)
 
 
 DATASETS, TABLES = _read(Path(__file__).parent / "paper.yaml")
@@ -54,6 +64,8 @@ def tables_with(path: str | Path) -> dict[str, Table]:
         return TABLES
     try:
         _, own = _read(Path(path).expanduser())
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{path} holds no tables ({why(error)}): docs/reproduction.md shows some") from None
     for table in own.values():

@@ -38,7 +38,7 @@ def search(
     outliers: bool = False,
     threshold: float | None = None,
     method: str = "auto",
-    form: str = "terminal",
+    format: str = "terminal",
     out: str | Path = "",
     device: str = "auto",
     data_dir: str = "",
@@ -52,8 +52,8 @@ def search(
     least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
     """
     kind = _kind(query, duplicates, outliers)
-    _check(kind, topk, threshold, method, form)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if form == "html" else ""  # a page is a file
+    _check(kind, topk, threshold, method, format)
+    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if format == "html" else ""  # a page is a file
     if out:
         check_writable(out, overwrite)
     run, say = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
@@ -74,7 +74,7 @@ def search(
         found = _outliers(names, bank, topk, say)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
-    _deliver(result, form, out, images, asked)
+    _deliver(result, format, out, images, asked)
     return result
 
 
@@ -86,9 +86,9 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     return kinds[0]
 
 
-def _check(kind: str, topk: int, threshold: float | None, method: str, form: str) -> None:
-    if form not in FORMS:
-        raise unknown("format", form, FORMS)
+def _check(kind: str, topk: int, threshold: float | None, method: str, format: str) -> None:
+    if format not in FORMS:
+        raise unknown("format", format, FORMS)
     if method not in ("auto", *METHODS):
         raise unknown("method", method, ("auto", *METHODS))
     if method == "faiss":
@@ -167,12 +167,12 @@ def _outliers(names: list[str], bank: np.ndarray, topk: int, say: Reporter) -> d
     return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in least], "score")}
 
 
-def _deliver(result: dict[str, Any], form: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
+def _deliver(result: dict[str, Any], format: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
     """To stdout, or to a file whose name then goes there."""
-    if form == "html":
+    if format == "html":
         made = page.render(result, images, asked)
     else:
-        made = json.dumps(result, indent=1) if form == "json" else text.render(result)
+        made = json.dumps(result, indent=1) if format == "json" else text.render(result)
     if out:
         write_atomically(Path(out), (made + "\n").encode())
     print(out or made)

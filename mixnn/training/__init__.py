@@ -90,6 +90,8 @@ def pretrain(
         say.say(f"{config.method} on {config.data}: {amount}, into {path}")
         say.say(f"ready after {startup} s")
         trainer.fit(run)
+    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(str(time_budget)):
+        say.warn(f"this took {spent:.0f} s: steps took longer than the first few, by which --time-budget is kept")
     return run
 
 

@@ -87,7 +87,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
 
 
 def _size(side: int, cuda: bool) -> tuple[int, str]:
-    text = f"the shorter side is {side} pixels (median)"
+    text = f"the shorter side is about {side} pixels"
     if side <= 0:
         return 64, "no header could be read"
     if side < 32:

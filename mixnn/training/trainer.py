@@ -98,7 +98,7 @@ class Trainer:
         }
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
-        state |= {"device": self.order.device.type, "data": self.images.identity()}
+        state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
         return tensors, state
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -107,6 +107,9 @@ class Trainer:
                 f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
                 f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
             )
+        if state.get("batch", self.config.batch_size) != self.config.batch_size:
+            was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"
+            raise UserError(f"{was}: a run keeps its settings; restore config.yaml")
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
         for i, buffer in enumerate(self.optimizer.state.values()):

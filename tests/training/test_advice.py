@@ -1,5 +1,6 @@
 """Settings chosen for a folder: sensible at every size, explained, and never against the user's own."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,13 @@ def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
     assert "200 of 100 s are gone before the first epoch" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_time_budget_that_was_not_kept_is_told(tmp_path, capsys):
+    small = {"limit": 64, "batch_size": 16, "knn_every": 0, "set": {"support_size": 64, "hidden": 16, "dim": 8}}
+    began = time.perf_counter() - 100
+    mixnn.pretrain("digits", out=tmp_path / "late", time_budget="50s", started=began, reporter=QUIET, **small)
+    assert "this took 10" in capsys.readouterr().err
+
+
 def test_a_time_budget_and_epochs_exclude_each_other():
     with pytest.raises(mixnn.UserError, match="leave out one of the two"):
         mixnn.pretrain("digits", time_budget="1m", epochs=3, reporter=QUIET)
@@ -154,7 +162,7 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, ca
     run = mixnn.pretrain(folder, out=tmp_path / "run", time_budget="2s")
     said = capfd.readouterr().err
     assert "40 images, shorter side 20 to 22" in said
-    assert "image_size 20: the shorter side is 21 pixels (median)" in said
+    assert "image_size 20: the shorter side is about 21 pixels" in said
     assert f"epochs {run.config.epochs}: a step takes" in said
     assert f"lr 0.3: a larger rate for a run of {run.config.epochs * 4:,} steps" in said
     assert (run.config.image_size, run.config.backbone) == (20, "resnet8")

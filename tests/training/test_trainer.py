@@ -93,6 +93,16 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
     mixnn.pretrain(resume=run.path, reporter=QUIET)
 
 
+def test_an_edited_batch_size_does_not_mix_up_steps_and_epochs(tmp_path: Path):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    file = run.path / "config.yaml"
+    file.write_text(file.read_text().replace("batch_size: 16", "batch_size: 32"))
+    before = (run.path / "metrics.jsonl").read_text()
+    with pytest.raises(mixnn.UserError, match="batch_size was 16 and is 32 now"):
+        mixnn.pretrain(resume=run.path, reporter=QUIET)
+    assert (run.path / "metrics.jsonl").read_text() == before
+
+
 def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path, monkeypatch, capsys):
     often = SMALL | {"knn_every": 1}
     quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", set=OPTIONS, reporter=QUIET, **SMALL)
