@@ -26,6 +26,7 @@ import mixnn
 from mixnn import webpage
 from mixnn.config import UserError
 from mixnn.data.labels import from_csv
+from mixnn.embedding.maps import principal
 from mixnn.embedding.neighbors import nearest
 from mixnn.embedding.source import Source, open_source
 from mixnn.exploring import explore, layout, page, pictures, purity
@@ -255,7 +256,7 @@ def test_principal_components_are_those_of_a_singular_value_decomposition():
     x = blobs(50)[0]
     centred = x - x.mean(0)
     scores = np.abs(centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T)
-    np.testing.assert_allclose(np.abs(layout.principal(x, 2)), scores, atol=1e-5)
+    np.testing.assert_allclose(np.abs(principal(x, 2)), scores, atol=1e-5)
 
 
 def test_clusters_are_the_separated_classes_largest_first():

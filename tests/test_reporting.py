@@ -292,8 +292,8 @@ def test_maps_are_turned_to_lie_alike():
 
 
 def test_there_is_no_map_of_images_that_are_all_alike():
-    assert pictures.tsne(np.ones((20, 4), np.float32)) is None
-    assert pictures.tsne(np.eye(4, dtype=np.float32)) is None
+    assert pictures.mapped(np.ones((20, 4), np.float32)) is None
+    assert pictures.mapped(np.eye(4, dtype=np.float32)) is None
 
 
 def test_a_report_is_the_same_every_time(pages, place):

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from mixnn.config import unknown
+from mixnn.embedding.maps import COMPONENTS, principal, tsne
 from mixnn.embedding.neighbors import nearest
 
 LAYOUTS = ("auto", "tsne", "pca")
 MAX_TSNE = 4000  # images that `auto` gives to t-SNE
 MIN_TSNE = 10  # below, t-SNE has too few neighbors to work with
-PERPLEXITY = 30.0
-COMPONENTS = 50  # principal components that t-SNE works on
 PLACED_BY = 10  # laid-out neighbors that place another image, weighted by exp(SHARPNESS x cosine)
 SHARPNESS = 20.0
 REACH = 6.0  # those farther from the nearest one, on the map, do not count; in median gaps between laid-out images
@@ -54,28 +53,6 @@ def lay_out(vectors: np.ndarray, how: str, seed: int, device: torch.device) -> L
     return Layout(framed(placed(vectors, chosen, tsne(vectors[chosen], seed), seed, device)), words)
 
 
-def principal(vectors: np.ndarray, count: int) -> np.ndarray:
-    """The first principal components (N, count); where there are fewer, zeros. Signs are fixed."""
-    mean = vectors.mean(0, dtype=np.float64).astype(np.float32)
-    square = sum((part - mean).T @ (part - mean) for part in np.array_split(vectors, -(-len(vectors) // 4096)))
-    axes = np.linalg.eigh(np.asarray(square, np.float64))[1][:, ::-1][:, :count].astype(np.float32)
-    axes *= np.where(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])] < 0, -1, 1).astype(np.float32)
-    scores = (vectors - mean) @ axes
-    return np.pad(scores, ((0, 0), (0, count - scores.shape[1])))
-
-
-def tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
-    """The same at every call with the same seed."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    x = principal(vectors, min(COMPONENTS, vectors.shape[1]))
-    start = x[:, :2] / max(float(x[:, 0].std()), 1e-12) * 1e-4  # the scale that scikit-learn starts from
-    perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-    with threadpool_limits(1):  # threads would add forces in a different order each time
-        return TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform(x)
-
-
 def placed(vectors: np.ndarray, chosen: np.ndarray, points: np.ndarray, seed: int, device: torch.device) -> np.ndarray:
     """Points of all images, of which the chosen ones have theirs."""
     from sklearn.neighbors import NearestNeighbors
@@ -102,7 +79,7 @@ def cluster(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
     """k-means of unit vectors: the number of each image's cluster, the largest cluster first."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     x = principal(vectors, min(COMPONENTS, vectors.shape[1]))
     with threadpool_limits(1), warnings.catch_warnings():

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from mixnn.config import UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
+from mixnn.embedding import maps
 from mixnn.evaluation.features import features
 from mixnn.functional import unit
 from mixnn.plotting.material import Drawing, Lacking, Material, caption
@@ -61,8 +62,8 @@ def tsne(material: Material) -> Drawing:
     count, classes = len(images[0]), images[0].num_classes
     some = f" of the first {len(COLORS)} classes" if classes > len(COLORS) else ""
     text = (
-        f"t-SNE of {count:,} test images{some}: unit features of the student's backbone, perplexity "
-        f"{perplexity(count):g}, begun from their first two principal components. Axes have no unit."
+        f"t-SNE of {count:,} test images{some}: the first {maps.COMPONENTS} principal components of unit "
+        f"features of the student's backbone, perplexity {maps.perplexity(count):g}. Axes have no unit."
     )
     summaries = {f"{title(run)} ({run.path.name})": [run.summary()] for run in runs}
     return Drawing(figure, caption(text, material.name, summaries))
@@ -84,20 +85,11 @@ def _shown(run: Run, data_dir: str) -> ImageSet:
     return images.subset((images.labels < len(COLORS)).nonzero()[:, 0]).limit(MAX_IMAGES)
 
 
-def perplexity(num_images: int) -> float:
-    return min(30.0, (num_images - 1) / 3)
-
-
 def embed(run: Run, images: ImageSet) -> np.ndarray:
-    """Two coordinates of each image, the same at every call."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
+    """Two coordinates of each image."""
     device = pick_device("auto")
     backbone = load_backbone(run)[0].to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = unit(features(backbone, images, bf16=False)).cpu().numpy()
-    with threadpool_limits(1):  # threads would add forces in a different order each time
-        return TSNE(perplexity=perplexity(len(x)), init="pca", random_state=0).fit_transform(x)
+    return maps.tsne(unit(features(backbone, images, bf16=False)).cpu().numpy(), seed=0)
 
 
 def _draw(ax: Axes, points: np.ndarray, images: ImageSet) -> None:

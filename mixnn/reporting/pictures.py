@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mixnn.config import Config, UserError
 from mixnn.data import DATASETS, ImageSet
 from mixnn.data.listing import list_splits
+from mixnn.embedding.maps import tsne
 from mixnn.embedding.neighbors import nearest
 from mixnn.evaluation.features import features
 from mixnn.functional import unit
@@ -115,18 +116,12 @@ def look(backbone: nn.Module, step: int, shown: Shown, device: torch.device) -> 
     cos, index = (t.cpu() for t in nearest(q, bank, NEIGHBORS, shown.own_B))
     theirs, labels = shown.bank.labels[index], shown.queries.labels[:, None]
     judged = (theirs >= 0) & (labels >= 0)
-    return Look(step, tsne(q.cpu().numpy()), near, near_cos, index, cos, judged & (theirs != labels), judged)
+    return Look(step, mapped(q.cpu().numpy()), near, near_cos, index, cos, judged & (theirs != labels), judged)
 
 
-def tsne(q: np.ndarray) -> np.ndarray | None:
+def mapped(q: np.ndarray) -> np.ndarray | None:
     """Coordinates in [0, 1], (B, 2); None for too few images, or if all are alike."""
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    if len(q) < MIN_MAPPED or q.std(0).max() < 1e-6:
-        return None
-    with threadpool_limits(1):  # threads add up in another order each time, and the map is another
-        return _fitted(TSNE(perplexity=min(30, (len(q) - 1) / 3), init="pca", random_state=SEED).fit_transform(q))
+    return None if len(q) < MIN_MAPPED or q.std(0).max() < 1e-6 else _fitted(tsne(q, SEED))
 
 
 def aligned(xy: np.ndarray, to: np.ndarray) -> np.ndarray:
