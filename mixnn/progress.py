@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 SILENCE = 30  # seconds after which a bar that is no bar says where it is
+NAMED = 20  # files that could not be read, by name; of the others a message has the number
 
 
 def shown(text: str) -> str:
@@ -49,6 +50,13 @@ class Reporter:
             return
         self.warned.add(text)
         self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)
+
+    def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
+        """Names and reasons of the first, and how many more there are."""
+        for name, why in files[:NAMED]:
+            self.warn(f"skipped {name}: {why}")
+        if len(files) > NAMED:
+            self.warn(f"skipped {plural(len(files) - NAMED, 'more file')}")
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:

@@ -27,6 +27,15 @@ def test_a_warning_is_given_once(capsys):
     assert capsys.readouterr().err.splitlines() == ["mixnn: A", "mixnn: B"]
 
 
+def test_of_many_skipped_files_the_first_are_named_and_the_others_counted(capsys):
+    Reporter().warn_of_skipped([(f"{i}.png", "empty file") for i in range(25)])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["mixnn: skipped 0.png: empty file", "mixnn: skipped 1.png: empty file"]
+    assert lines[20:] == ["mixnn: skipped 5 more files"]
+    Reporter().warn_of_skipped([("x.png", "empty file")])
+    assert capsys.readouterr().err == "mixnn: skipped x.png: empty file\n"
+
+
 def test_a_long_line_is_not_broken(capsys):
     Reporter().say("word " * 60)
     assert capsys.readouterr().err.count("\n") == 1

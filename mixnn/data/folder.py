@@ -16,12 +16,11 @@ from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import Listing, list_splits, natural_key
 from mixnn.data.scan import scan
-from mixnn.progress import plural
+from mixnn.progress import NAMED, plural
 
 ON_ERROR = ("skip", "refuse")
 SIZE = 64
 STATS_SAMPLE = 2048  # images that mean and std are taken from, spread evenly over the training images
-NAMED = 20  # unreadable files that a message lists; ImageSet.skipped lists them all
 
 
 def read_folder(

@@ -10,6 +10,7 @@ from pathlib import Path
 from mixnn.config import UserError
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
+UNREAD = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
 TEST_FOLDERS = ("test", "val")  # the first that stands beside train/ holds the test images
 
 
@@ -48,7 +49,7 @@ def list_splits(folder: Path) -> Listing:
 
 
 def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """Names in natural order, and what could not be listed with its reason. Hidden files and folders are left out."""
+    """Names in natural order, and pictures that cannot be taken with the reason. What is hidden is left out."""
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
     visited: set[tuple[int, int]] = set()
@@ -65,8 +66,12 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
         visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
         for file in files:
-            if not file.startswith(".") and Path(file).suffix.lower() in EXTENSIONS:
+            ending = "" if file.startswith(".") else Path(file).suffix.lower()
+            if ending in EXTENSIONS:
                 names.append(relative(Path(place, file), folder))
+            elif ending in UNREAD:
+                name = printable(relative(Path(place, file), folder))
+                skipped.append((name, f"{ending} is not read: convert it to JPEG or PNG"))
     skipped += [(printable(name), "its name is not valid Unicode") for name in names if printable(name) != name]
     return sorted((name for name in names if printable(name) == name), key=natural_key), skipped
 

@@ -104,8 +104,7 @@ def _fill(writer: store.Writer, encoder: Encoder, images: Source, say: Reporter)
             skipped += unreadable
             count += len(names)
             advance(count + len(skipped) - len(images.skipped))
-    for name, why in skipped:
-        say.warn(f"skipped {name}: {why}")
+    say.warn_of_skipped(skipped)
     if not count:
         raise UserError(f"none of the images in {images.title} can be read")
     writer.skipped = skipped

@@ -124,8 +124,7 @@ def _decide(
     if budget and "epochs" in settings:
         raise UserError("--time-budget sets the number of epochs: leave out one of the two")
     config, images = resolve(data, options, settings)
-    for name, reason in images.skipped:
-        say.warn(f"skipped {name}: {reason}")
+    say.warn_of_skipped(images.skipped)
     for line in images.scan.lines() if images.scan else []:
         say.say(line)
     if config.labels:

@@ -26,6 +26,15 @@ def test_only_images_are_listed_and_nothing_hidden(tmp_path: Path):
     assert list_images(tmp_path)[0] == ["a.jpeg", "d.ppm", "e.tif"]
 
 
+def test_pictures_of_kinds_that_are_not_read_are_named(tmp_path: Path):
+    touch(tmp_path, "a.jpg", "IMG_1.HEIC", "b/IMG_2.heic", ".hidden.heic", "notes.txt")
+    names, skipped = list_images(tmp_path)
+    assert names == ["a.jpg"]
+    assert dict(skipped) == dict.fromkeys(
+        ["IMG_1.HEIC", "b/IMG_2.heic"], ".heic is not read: convert it to JPEG or PNG"
+    )
+
+
 def test_symlink_loops_end_and_linked_folders_are_read_once(tmp_path: Path):
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     touch(folder, "x/1.png")
