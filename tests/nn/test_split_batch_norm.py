@@ -245,3 +245,11 @@ def test_the_operator_keeps_its_promises_to_the_compiler(with_residual):
     residual = images(16).roll(1, 0).requires_grad_() if with_residual else None
     weight, bias = (torch.rand(C, dtype=torch.float64).requires_grad_() for _ in range(2))
     torch.library.opcheck(batch_norm, (x, residual, weight, bias, 2, 4, 1e-5, True))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_mean_far_from_zero_costs_no_precision(groups):
+    x = images(16, torch.float32) + 1000
+    layer = split_bn(groups, 2, dtype=torch.float32)
+    want, _ = naive(copy.deepcopy(layer).double(), x.double())
+    close(layer(x), want.float(), 1e-3)
