@@ -450,6 +450,8 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     assert _Page.of(out).tags.count("img") == 5
     assert "91 more images of this group" in out.read_text()
     quietly(given.run, outliers=True, topk=10, format="html", out=out, overwrite=True)
+    assert f"images of {given.folder.name}." in out.read_text()
+    assert str(given.folder.parent) not in out.read_text()  # it may be shown to others
     assert "2 more images are not shown" in out.read_text()
 
 

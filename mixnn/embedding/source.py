@@ -65,6 +65,11 @@ class Source:
         kept = [i for i in range(len(names)) if i not in reasons]
         return Images([names[i] for i in kept], images[kept], [(names[i], why) for i, why in reasons.items()])
 
+    @property
+    def short_title(self) -> str:
+        """Without the folders it lies in: a page may be shown to others."""
+        return ", ".join(Path(part).name for part in self.title.split(", "))
+
     def only(self, names: Collection[str]) -> Source:
         """Those of these names, in the order of the source."""
         rows = [i for i, name in enumerate(self.names) if name in names]

@@ -66,7 +66,7 @@ def explore(
     found = collect(run, images, device=device, reporter=say)
     shown = _shown(found, max_images, seed)
     atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, say=say)
-    atlas.title = f"{run.path.resolve().name}: {_short(images.title)}"
+    atlas.title = f"{run.path.resolve().name}: {images.short_title}"
     if len(shown) < len(found):
         atlas.notes.append(f"{len(shown):,} of {plural(len(found), 'image')}, drawn at random, are on this map.")
     pictures = Pictures.of(images, shown.names)
@@ -115,11 +115,6 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
 def _same(source: str | Path, other: str) -> bool:
     """Whether two spellings are of one folder, or one data set."""
     return Path(source).expanduser().absolute() == Path(other).expanduser().absolute()
-
-
-def _short(title: str) -> str:
-    """A source without the folders it lies in: the page may be shown to others."""
-    return ", ".join(Path(part).name for part in title.split(", "))
 
 
 def _shown(found: Embeddings, max_images: int, seed: int) -> Embeddings:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from mixnn.data.listing import printable
 from mixnn.embedding.source import Source
 from mixnn.progress import plural, shown
 from mixnn.searching.originals import Originals, small_file
@@ -48,7 +49,7 @@ figcaption bdi, figcaption span { color: var(--soft); display: block; }
 
 def render(result: dict[str, Any], images: Source, asked: list[Asked]) -> str:
     title = {"nearest": "Nearest images", "duplicates": "Near-duplicates", "outliers": "Outliers"}[result["kind"]]
-    where = f"Run {result['run']}, images of {result['source']}."
+    where = f"Run {result['run']}, images of {printable(images.short_title)}."
     if result["skipped"]:
         where += f" {plural(len(result['skipped']), 'file')} could not be read."
     return "\n".join(
