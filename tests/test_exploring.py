@@ -597,12 +597,16 @@ def catch_export(tab: Page) -> str:
     return tab.run("window.caught.text()")
 
 
-def test_the_page_and_the_command_tell_the_same_purity(tab: Page, made: Path):
-    found = blocks(made)
-    labels = numbers(found, "labels", "<u2").astype(int)
-    index = numbers(found, "neighbors", "<u2").reshape(len(labels), -1).astype(int)
-    told = purity(index, np.where(labels == 65535, -1, labels))
-    assert text(tab, "#summary").endswith(f"purity of {index.shape[1]} neighbors {told:.1f}%")
+def test_the_page_and_the_command_tell_the_same_purity(browser: Browser, made: Path, run: Run, tmp_path: Path):
+    names, say = json.loads(blocks(made)["data-names"]), Quiet()
+    rows = [f"{name},{name[0]}" for i, name in enumerate(names) if i % 3 and "," not in name and '"' not in name]
+    (tmp_path / "some.csv").write_text("\n".join(["file,label", *rows]) + "\n")
+    path = explore(run, out=tmp_path / "some.html", labels=tmp_path / "some.csv", layout="pca", reporter=say)
+    assert path
+    (told,) = (found[1] for line in say.said if (found := re.match(r"([\d.]+)% of the 10 nearest", line)))
+    tab = browser.open(path.as_uri())
+    assert text(tab, "#summary").endswith(f"purity of 10 neighbors {told}%")
+    tab.close()
 
 
 def test_hover_shows_the_image_and_its_name(tab: Page, folder: Path):
