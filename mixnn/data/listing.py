@@ -10,6 +10,7 @@ from pathlib import Path
 from mixnn.config import UserError
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
+# pictures as well, but of kinds that are not read
 UNREAD = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
 TEST_FOLDERS = ("test", "val")  # the first that stands beside train/ holds the test images
 

@@ -193,7 +193,8 @@ def card(facts: Facts) -> dict[str, str]:
     scaled = "" if c.batch_size == 256 else f" ({c.lr:g} x {c.batch_size} / 256)"
     done = f"{last.get('epoch', 0)} of {plural(c.epochs, 'epoch')}"
     seconds = f", {duration(last['seconds'])} of training" if "seconds" in last else ""
-    speed = f", {last['step'] * c.batch_size / last['seconds']:,.0f} images/s" if last.get("seconds") else ""
+    images_per_s = last.get("step", 0) * c.batch_size / (last.get("seconds") or 1)
+    speed = f", {images_per_s:,.0f} images/s" if images_per_s else ""
     return {
         "data": f"{c.data}{f' ({known.title})' if known else ''}{count}",
         "method": f"{c.method}: {about.idea} ({about.paper})" if about else c.method,
