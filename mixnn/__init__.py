@@ -12,42 +12,42 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mixnn.benchmark import bench as bench
-    from mixnn.classifying import classify as classify
+    from mixnn.apps.classify.classify import classify as classify
+    from mixnn.apps.demo import demo as demo
+    from mixnn.apps.embed import embed as embed
+    from mixnn.apps.explore.explore import explore as explore
+    from mixnn.apps.export.export import export as export
+    from mixnn.apps.report.report import report as report
+    from mixnn.apps.search.search import search as search
     from mixnn.config import Config as Config
     from mixnn.config import UserError as UserError
-    from mixnn.embedding import embed as embed
-    from mixnn.embedding import load as load
-    from mixnn.evaluation import evaluate as evaluate
-    from mixnn.exploring import explore as explore
-    from mixnn.exporting import export as export
-    from mixnn.plotting import figures as figures
-    from mixnn.reporting import report as report
-    from mixnn.reproduction import reproduce as reproduce
+    from mixnn.evaluation.evaluate import evaluate as evaluate
+    from mixnn.paper.bench import bench as bench
+    from mixnn.paper.figures import figures as figures
+    from mixnn.paper.reproduce import reproduce as reproduce
     from mixnn.runs import Run as Run
-    from mixnn.searching import search as search
-    from mixnn.showcase import demo as demo
-    from mixnn.training import pretrain as pretrain
-    from mixnn.training.diagnosis import diagnose as diagnose
+    from mixnn.runs.encoder import load as load
+    from mixnn.training.diagnose import diagnose as diagnose
+    from mixnn.training.pretrain import pretrain as pretrain
 
 _HOMES = {
     "Config": "mixnn.config",
     "UserError": "mixnn.config",
     "Run": "mixnn.runs",
-    "bench": "mixnn.benchmark",
-    "classify": "mixnn.classifying",
-    "demo": "mixnn.showcase",
-    "diagnose": "mixnn.training.diagnosis",
-    "embed": "mixnn.embedding",
-    "evaluate": "mixnn.evaluation",
-    "explore": "mixnn.exploring",
-    "export": "mixnn.exporting",
-    "figures": "mixnn.plotting",
-    "load": "mixnn.embedding",
-    "pretrain": "mixnn.training",
-    "report": "mixnn.reporting",
-    "reproduce": "mixnn.reproduction",
-    "search": "mixnn.searching",
+    "bench": "mixnn.paper.bench",
+    "classify": "mixnn.apps.classify.classify",
+    "demo": "mixnn.apps.demo",
+    "diagnose": "mixnn.training.diagnose",
+    "embed": "mixnn.apps.embed",
+    "evaluate": "mixnn.evaluation.evaluate",
+    "explore": "mixnn.apps.explore.explore",
+    "export": "mixnn.apps.export.export",
+    "figures": "mixnn.paper.figures",
+    "load": "mixnn.runs.encoder",
+    "pretrain": "mixnn.training.pretrain",
+    "report": "mixnn.apps.report.report",
+    "reproduce": "mixnn.paper.reproduce",
+    "search": "mixnn.apps.search.search",
 }
 __all__ = sorted([*_HOMES])
 

@@ -135,7 +135,7 @@ def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
     return cls(**checked(cls, kind, values))
 
 
-def whole(name: str, value: Any, low: int, high: float = math.inf) -> int:
+def check_int(name: str, value: Any, low: int, high: float = math.inf) -> int:
     """A whole number that a caller gave, checked as a setting is."""
     return _check(name, value, int, {"choices": (), "low": low, "high": high})
 

@@ -23,12 +23,12 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; valid: auto, cpu, cuda, cuda:N")
     if device.type == "cuda":
-        device = _pick_cuda(name, processes.place() if device.index is None else device.index)
+        device = _pick_cuda(name, processes.local_rank() if device.index is None else device.index)
     return device
 
 
 def _pick_cuda(name: str, index: int) -> torch.device:
-    if processes.asked_for() > 1 and ":" in name:
+    if processes.world_size() > 1 and ":" in name:
         raise UserError(f"device {name!r} is one device, and each process takes one of its own: type --device cuda")
     if index >= torch.cuda.device_count():
         which = f"device {name!r}" if index == 0 or ":" in name else f"a CUDA device for process {index}"
@@ -39,7 +39,7 @@ def _pick_cuda(name: str, index: int) -> torch.device:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
+def side_stream(device: torch.device) -> Iterator[None]:
     """What is queued within may run at the same time as what is queued next, until `join`. On a CPU it simply runs.
 
     A compiler orders its work itself, and is left alone.
@@ -47,18 +47,18 @@ def beside(device: torch.device) -> Iterator[None]:
     if device.type != "cuda" or torch.compiler.is_compiling():
         yield
         return
-    stream = _second_stream(device)
+    stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         yield
 
 
-def join(device: torch.device) -> None:
+def wait_side_stream(device: torch.device) -> None:
     """From here on, what was queued beside has been done."""
     if device.type == "cuda" and not torch.compiler.is_compiling():
-        torch.cuda.current_stream(device).wait_stream(_second_stream(device))
+        torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 
 
 @functools.cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)

@@ -19,23 +19,23 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from mixnn.config import UserError
-from mixnn.processes import asked_for
+from mixnn.processes import world_size
 
 
-def start(device: torch.device) -> None:
+def init(device: torch.device) -> None:
     """Meet the other processes. What they settle on the host goes through gloo, tensors on CUDA through NCCL."""
-    if asked_for() == 1 or torch_dist.is_initialized():
+    if world_size() == 1 or torch_dist.is_initialized():
         return
     try:
         torch_dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except (ValueError, RuntimeError) as error:
         raise UserError(
-            f"WORLD_SIZE={asked_for()}, but the other processes cannot be met ({str(error).splitlines()[0]}): "
+            f"WORLD_SIZE={world_size()}, but the other processes cannot be met ({str(error).splitlines()[0]}): "
             f"start the run with torchrun, or unset WORLD_SIZE"
         ) from None
 
 
-def stop() -> None:
+def shutdown() -> None:
     if torch_dist.is_initialized():
         torch_dist.destroy_process_group()
 
@@ -49,7 +49,7 @@ def rank() -> int:
 
 
 @contextmanager
-def _meeting() -> Iterator[None]:
+def _collective() -> Iterator[None]:
     """Where all processes must come."""
     try:
         yield
@@ -57,44 +57,44 @@ def _meeting() -> Iterator[None]:
         raise UserError("another process of this run has ended; what it said tells why") from None
 
 
-def agreed(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """The first process' value, in all."""
     values = [value]
     if size() > 1:
-        with _meeting():
+        with _collective():
             torch_dist.broadcast_object_list(values)
     return values[0]
 
 
-def largest(value: int) -> int:
+def all_max(value: int) -> int:
     """The largest of all processes' values, in all."""
     if size() == 1:
         return value
     number = torch.tensor(value)
-    with _meeting():
+    with _collective():
         torch_dist.all_reduce(number, torch_dist.ReduceOp.MAX)
     return int(number)
 
 
-def share(x_B: Tensor) -> Tensor:
+def scatter_batch(x_B: Tensor) -> Tensor:
     """This process' rows of a batch."""
     return x_B if size() == 1 else x_B[rank() :: size()]
 
 
-def whole(x: Tensor, views: int = 1) -> Tensor:
+def gather_batch(x: Tensor, views: int = 1) -> Tensor:
     """The batch's rows from every process' share, for each of the views stacked in x.
 
     The gradient of a process' rows is that of its own loss: all processes have the same.
     """
-    return x if size() == 1 else _Whole.apply(x, views)
+    return x if size() == 1 else _GatherBatch.apply(x, views)
 
 
-class _Whole(torch.autograd.Function):
+class _GatherBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, views: int) -> Tensor:
         ctx.views = views
         shares = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size())]
-        with _meeting():
+        with _collective():
             torch_dist.all_gather(shares, x.contiguous())
         return torch.stack([part.unflatten(0, (views, -1)) for part in shares], dim=2).flatten(0, 2)
 
@@ -103,7 +103,7 @@ class _Whole(torch.autograd.Function):
         return dy.unflatten(0, (ctx.views, -1, size()))[:, :, rank()].flatten(0, 1), None
 
 
-class Whole(nn.Module):
+class GatherBatch(nn.Module):
     """`whole`, as a layer between backbone and heads."""
 
     def __init__(self, views: int) -> None:
@@ -111,7 +111,7 @@ class Whole(nn.Module):
         self.views = views
 
     def forward(self, x: Tensor) -> Tensor:
-        return whole(x, self.views)
+        return gather_batch(x, self.views)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def sum_gradients(method: nn.Module) -> None:
         if id(p) not in shared:
             gradient /= size()
     flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message, not one for each
-    with _meeting():
+    with _collective():
         torch_dist.all_reduce(flat)
     for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))
@@ -145,16 +145,16 @@ def average_statistics(module: nn.Module) -> None:
         return
     for name, buffer in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
-            with _meeting():
+            with _collective():
                 torch_dist.all_reduce(buffer)
             buffer /= size()
 
 
 def check(bn_groups: int) -> None:
     """Every process must have whole batch-norm groups, and with them equal shares of a batch."""
-    if bn_groups % asked_for():
+    if bn_groups % world_size():
         valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]
         raise UserError(
-            f"{asked_for()} processes cannot share bn_groups={bn_groups}: start {' or '.join(valid)} of them, "
+            f"{world_size()} processes cannot share bn_groups={bn_groups}: start {' or '.join(valid)} of them, "
             f"or a run with another --bn-groups"
         )

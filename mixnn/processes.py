@@ -7,7 +7,7 @@ import os
 from mixnn.config import UserError
 
 
-def asked_for() -> int:
+def world_size() -> int:
     """How many processes were started together."""
     text = os.environ.get("WORLD_SIZE") or "1"
     if not text.isdecimal():
@@ -15,12 +15,12 @@ def asked_for() -> int:
     return max(1, int(text))
 
 
-def place() -> int:
+def local_rank() -> int:
     """Which of this machine's processes this is."""
-    return int(os.environ.get("LOCAL_RANK") or 0) if asked_for() > 1 else 0
+    return int(os.environ.get("LOCAL_RANK") or 0) if world_size() > 1 else 0
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that prints, and writes files."""
     alone = (os.environ.get("WORLD_SIZE") or "1") in ("0", "1")
     return alone or (os.environ.get("RANK") or "0") == "0"

@@ -41,7 +41,7 @@ class Reporter:
         self.quiet, self.reword = quiet, reword
         self.warned: set[str] = set()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         if not self.quiet:
             self.console.print(shown(text), soft_wrap=True)
 
@@ -82,7 +82,7 @@ class Reporter:
                 due = done % every == 0 or done == total or time.monotonic() - last > SILENCE
                 if not live and done == int(done) and due:
                     last = time.monotonic()
-                    self.say(f"{title} {done:.0f}/{total} {text}")
+                    self.info(f"{title} {done:.0f}/{total} {text}")
 
             yield advance
 

@@ -19,9 +19,9 @@ from mixnn.methods.mixture import share_and_scale
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import load_split
-from mixnn.training.diagnosis import DERIVED, FEATURES, _derived, effective_rank, meanings
+from mixnn.runs.weights import load_backbone
+from mixnn.training.diagnose import DERIVED, FEATURES, _derived, effective_rank, meanings
 
 B, D, K = 7, 6, 4
 

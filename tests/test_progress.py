@@ -15,15 +15,15 @@ def test_names_that_look_like_markup_or_emoji_stay_text(name: str, capsys):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_said_and_warned_of_stays_text(name: str, capsys):
-    Reporter().say(f"reading {name}")
+    Reporter().info(f"reading {name}")
     Reporter().warn(f"skipped {name}")
     assert capsys.readouterr().err.splitlines() == [f"reading {name}", f"mixnn: skipped {name}"]
 
 
 def test_a_warning_is_given_once(capsys):
-    say = Reporter(reword=str.upper)
+    reporter = Reporter(reword=str.upper)
     for text in ("a", "b", "a"):
-        say.warn(text)
+        reporter.warn(text)
     assert capsys.readouterr().err.splitlines() == ["mixnn: A", "mixnn: B"]
 
 
@@ -37,7 +37,7 @@ def test_of_many_skipped_files_the_first_are_named_and_the_others_counted(capsys
 
 
 def test_a_long_line_is_not_broken(capsys):
-    Reporter().say("word " * 60)
+    Reporter().info("word " * 60)
     assert capsys.readouterr().err.count("\n") == 1
 
 

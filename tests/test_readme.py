@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mixnn.cli import parse
-from mixnn.reproduction.planning import plan_row
-from mixnn.reproduction.tables import TABLES, Row
+from mixnn.paper.plan import plan_row
+from mixnn.paper.tables import TABLES, Row
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()

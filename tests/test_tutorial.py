@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import mixnn
-from mixnn import classifying
-from mixnn.classifying.learning import learn
+from mixnn.apps.classify import classify as classifying
+from mixnn.apps.classify.learning import learn
 from mixnn.cli import main, parse
 from mixnn.progress import Reporter
 from mixnn.training.trainer import Trainer

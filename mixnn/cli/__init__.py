@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from mixnn.cli import evidence, look, train, use
 from mixnn.cli.words import Parser
 from mixnn.config import Interrupted, UserError, unknown
-from mixnn.processes import asked_for, speaks
+from mixnn.processes import is_main_process, world_size
 
 EPILOG = """examples:
   mixnn demo                                  embedded data, a minute on a CPU: train, evaluate, show
@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if not args.verb:
             parser.print_help()
             return 0
-        if args.verb != "pretrain" and asked_for() > 1:
+        if args.verb != "pretrain" and world_size() > 1:
             raise UserError(
                 f"only pretrain runs on several processes: type mixnn {args.verb} without torchrun, or unset WORLD_SIZE"
             )
@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         from mixnn.progress import shown
 
-        if not speaks():
+        if not is_main_process():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
@@ -128,6 +128,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print("mixnn: interrupted", file=sys.stderr)
         return 130
     except Interrupted as error:
-        if speaks():
+        if is_main_process():
             print(f"mixnn: {error}", file=sys.stderr)
         return 128 + error.signal

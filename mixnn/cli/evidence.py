@@ -26,7 +26,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
     from mixnn.progress import print_table
     from mixnn.runs import Run
-    from mixnn.training import diagnosis
+    from mixnn.training import diagnose as diagnosis
 
     run = Run.open(args.run)
     found = diagnosis.diagnose(
@@ -100,7 +100,7 @@ def _seeds(text: str) -> list[int]:
 @_told_as_settings()
 def reproduce(args: argparse.Namespace) -> int:
     """regenerate a table of the paper: run what is missing, print our numbers beside the paper's"""
-    from mixnn import reproduction
+    from mixnn.paper import reproduce as reproduction
     from mixnn.progress import Reporter, print_table
 
     if not args.table:
@@ -146,7 +146,7 @@ def figures_arguments(parser: argparse.ArgumentParser) -> None:
 @_told_as_settings()
 def figures(args: argparse.Namespace) -> int:
     """the paper's figures and ours, as SVG and PNG, from finished runs"""
-    from mixnn.plotting import figures
+    from mixnn.paper.figures import figures
     from mixnn.progress import Reporter
 
     written = figures(
@@ -175,8 +175,8 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """one HTML file: what was run, results, curves, a map of images, neighbors, and a verdict in words"""
+    from mixnn.apps.report.report import report
     from mixnn.progress import Reporter
-    from mixnn.reporting import report
     from mixnn.runs import Run
 
     known = next(filter(None, (Run.open(run).config.data_dir for run in args.runs)), "")

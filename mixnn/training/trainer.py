@@ -21,12 +21,12 @@ from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
 from mixnn.nn.encoder import set_compute_dtype
-from mixnn.processes import speaks
+from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_weights, make_backbone
 from mixnn.runs.folder import Diverged
 from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed, tells_purity
+from mixnn.runs.weights import load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
@@ -40,17 +40,17 @@ DRAWS = 2**31  # added to the seed, or the first draws on a CPU would be the num
 class Trainer:
     """Every random draw of a run comes from one generator, whose state is saved: order, crops, lam, shuffle."""
 
-    def __init__(self, config: Config, images: ImageSet, say: Reporter) -> None:
-        self.config, self.say = config, say
+    def __init__(self, config: Config, images: ImageSet, reporter: Reporter) -> None:
+        self.config, self.info = config, reporter
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
-        dist.start(device)
+        dist.init(device)
         self.tells_purity = tells_purity(images, config.batch_size)
-        self.probe_sets = self._probe_sets(device) if config.knn_every and speaks() else None
+        self.probe_sets = self._probe_sets(device) if config.knn_every and is_main_process() else None
         self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         if not self.resident:
-            say.say(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
+            reporter.info(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
                 f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
@@ -69,7 +69,7 @@ class Trainer:
         fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
         self.mode = fastest if config.mode == "auto" else config.mode
         if self.mode != "eager":
-            say.say("compiling, which takes half a minute or more the first time")
+            reporter.info("compiling, which takes half a minute or more the first time")
         views = pipelines(config, images, self.method.views)
         self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident)
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)
@@ -120,7 +120,7 @@ class Trainer:
             self.generator.set_state(tensors["generator"])
         else:
             self.generator.manual_seed(self.config.seed + DRAWS + state["step"])
-            self.say.warn(
+            self.info.warn(
                 f"saved on {state['device']}, going on on {self.order.device.type}: random draws differ from here on"
             )
         self.step.restore(state["names"], tensors["sums"], state["count"])
@@ -139,10 +139,10 @@ class Trainer:
             run.noting_divergence(),
             self._loggers(run),
             interrupts() as flag,
-            self.say.bar(self.config.method, self.config.epochs) as advance,
+            self.info.bar(self.config.method, self.config.epochs) as advance,
         ):
             self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
-            if dist.agreed(self._unlogged(run)):  # it was saved, and then the process died
+            if dist.broadcast(self._unlogged(run)):  # it was saved, and then the process died
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             clock = read = time.perf_counter()
             first = self.done
@@ -153,10 +153,10 @@ class Trainer:
                     self._end_epoch(run, clock, self.done - first)
                     clock, read, first = time.perf_counter(), time.perf_counter(), self.done
                     advance(self.record["epoch"], _note(self.record))
-                elif now - read > READ_EVERY and speaks():
+                elif now - read > READ_EVERY and is_main_process():
                     read = now
                     advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
-                if (signal := dist.largest(flag.signal)) and self.done < self.total_steps:
+                if (signal := dist.all_max(flag.signal)) and self.done < self.total_steps:
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
                     how = f"go on with `{run.typed('pretrain --resume')}`"
@@ -170,12 +170,12 @@ class Trainer:
         The median, for on a machine that others use the mean of ten steps was once six times a step's usual time.
         """
         times: list[float] = []
-        while dist.agreed(len(times) < 6 or (len(times) < steps and sum(times) < seconds)):
+        while dist.broadcast(len(times) < 6 or (len(times) < steps and sum(times) < seconds)):
             start = time.perf_counter()
             self._one_step()
             self.step.means()  # waits for the device
             times.append(time.perf_counter() - start)
-        return dist.agreed(statistics.median(times[3:]))
+        return dist.broadcast(statistics.median(times[3:]))
 
     def seconds_a_reading(self) -> float:
         """Of kNN; 0 where there is none."""
@@ -187,7 +187,7 @@ class Trainer:
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
-        self.loggers = loggers.start(self.config.loggers, run, self.done) if speaks() else []
+        self.loggers = loggers.start(self.config.loggers, run, self.done) if is_main_process() else []
         try:
             yield
         finally:
@@ -235,7 +235,7 @@ class Trainer:
         """All of it follows from what a checkpoint holds, but for the speed."""
         self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
         dist.average_statistics(self.method)
-        if not speaks():
+        if not is_main_process():
             return
         if self.probe_sets and self._due(self.config.knn_every):
             self.record |= self._reading()
@@ -246,7 +246,7 @@ class Trainer:
         self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
         if not self.shrank and (reason := shrinkage(self.spreads)):
             self.shrank = True
-            self.say.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
+            self.info.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
         epoch = self.done // self.steps_per_epoch
@@ -262,7 +262,7 @@ class Trainer:
         tensors, state = self.state()
         if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
             raise self._diverged("weights or loss are not finite")  # never replace a good checkpoint by a diverged one
-        if speaks():
+        if is_main_process():
             run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
@@ -278,7 +278,7 @@ class Trainer:
         try:
             return self._knn()
         except RuntimeError as error:
-            self.say.warn(f"no kNN reading at step {self.done}: {(str(error).splitlines() or [repr(error)])[0]}")
+            self.info.warn(f"no kNN reading at step {self.done}: {(str(error).splitlines() or [repr(error)])[0]}")
             return {}
 
     def _knn(self) -> dict[str, float]:

@@ -118,7 +118,7 @@ def test_an_unreachable_host_leads_to_the_fallback_with_one_line(site: Site, roo
     set_row(monkeypatch, b"", fallback=lambda root: root / "from elsewhere")
     site.errors = [503] * 9
     said: list[str] = []
-    assert get("cifar10", root, base_url=site.url, say=said.append) == root / "from elsewhere"
+    assert get("cifar10", root, base_url=site.url, reporter=said.append) == root / "from elsewhere"
     assert len(said) == 1
     assert "503" in said[0]
     assert "npm" in said[0]
@@ -132,7 +132,7 @@ def test_when_the_fallback_fails_too_both_reasons_are_told(site: Site, root: Pat
     set_row(monkeypatch, b"", fallback=fail)
     site.files.clear()
     with pytest.raises(UserError, match=r"404(.|\n)*npm is not installed"):
-        get("cifar10", root, base_url=site.url, say=lambda _: None)
+        get("cifar10", root, base_url=site.url, reporter=lambda _: None)
 
 
 def test_a_wrong_md5_does_not_lead_to_the_fallback(site: Site, root: Path, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_and_the_archive_kept(site: Site, root: Path, monkey
 
 def test_digits_need_no_download(root: Path):
     said: list[str] = []
-    assert get("digits", root, say=said.append) is None
+    assert get("digits", root, reporter=said.append) is None
     assert "nothing needs downloading" in said[0]
     assert not root.exists()
 

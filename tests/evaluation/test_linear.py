@@ -20,7 +20,7 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.linear import Classifier, Protocol, linear
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import STUDENT, load_backbone
+from mixnn.runs.weights import STUDENT, load_backbone
 
 MODULE = sys.modules[linear.__module__]  # the package exports the function under the module's name
 QUIET = Reporter(quiet=True)

@@ -14,7 +14,7 @@ from mixnn import methods
 from mixnn.nn.backbone import BACKBONES, build_backbone, check_backbone
 from mixnn.nn.split_batch_norm import SplitBatchNorm, split_batch_norms
 from mixnn.progress import Reporter
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs.weights import load_backbone
 
 QUIET = Reporter(quiet=True)
 

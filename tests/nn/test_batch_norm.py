@@ -14,7 +14,7 @@ if not importlib.util.find_spec("triton"):
 CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
-from mixnn.nn import batch_norm_kernels as kernels  # noqa: E402  (reads TRITON_INTERPRET)
+from mixnn.nn import batch_norm_kernels as kernels  # noqa: E402  (reads TRITON_INTERPRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
 DEVICE = "cuda" if CUDA else "cpu"

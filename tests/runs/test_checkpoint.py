@@ -12,8 +12,8 @@ from torch import Tensor
 
 import mixnn
 from mixnn.config import UserError
+from mixnn.files import check_writable, write_atomically
 from mixnn.runs import checkpoint
-from mixnn.runs.files import check_writable, write_atomically
 from tests.command import command
 
 STATE = {"step": 7, "seconds": 0.1 + 0.2, "names": ["loss", "purity"], "data": {"classes": ["ä", "b"], "mean": [0.5]}}
@@ -70,16 +70,16 @@ def test_the_last_two_are_kept_newest_first_and_nothing_else(tmp_path: Path):
     for step in (9, 10, 99, 100, 1000):  # as text, 99 would come after 1000
         checkpoint.save(tmp_path, step, {"x": torch.tensor(step)}, {"step": step})
     names = ["step-00001000.safetensors", "step-00000100.safetensors"]
-    assert [path.name for path in checkpoint.found(tmp_path)] == names
+    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == names
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
-    assert checkpoint.load(checkpoint.found(tmp_path)[0])[1] == {"step": 1000}
+    assert checkpoint.load(checkpoint.list_checkpoints(tmp_path)[0])[1] == {"step": 1000}
 
 
 def test_saving_a_step_again_replaces_its_file(tmp_path: Path):
     for value in (1, 2):
         path = checkpoint.save(tmp_path, 5, {"x": torch.tensor(value)}, {"value": value})
     tensors, state = checkpoint.load(path)
-    assert (tensors["x"].item(), state, len(checkpoint.found(tmp_path))) == (2, {"value": 2}, 1)
+    assert (tensors["x"].item(), state, len(checkpoint.list_checkpoints(tmp_path))) == (2, {"value": 2}, 1)
 
 
 def header_size(path: Path) -> int:
@@ -179,7 +179,7 @@ def test_a_failing_checkpoint_drops_no_older_one(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(UserError):
         checkpoint.save(tmp_path, 3, {}, {"step": 3})
-    assert [checkpoint.load(path)[1]["step"] for path in checkpoint.found(tmp_path)] == [2, 1]
+    assert [checkpoint.load(path)[1]["step"] for path in checkpoint.list_checkpoints(tmp_path)] == [2, 1]
 
 
 def small_files_only(limit: int) -> None:
@@ -192,7 +192,7 @@ def test_on_a_full_disk_a_resumed_run_says_so_and_the_checkpoint_before_is_whole
     assert command("pretrain", "digits", *SMALL, "--epochs", 1, "--out", run).code == 0
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("epochs: 1\n", "epochs: 3\n", 1))
-    (before,) = checkpoint.found(run / "checkpoints")
+    (before,) = checkpoint.list_checkpoints(run / "checkpoints")
     data = before.read_bytes()
     done = command("pretrain", "--resume", run, fault=small_files_only, args=[100_000])
     assert done.code == 2, done.err
@@ -201,7 +201,7 @@ def test_on_a_full_disk_a_resumed_run_says_so_and_the_checkpoint_before_is_whole
     assert "Traceback" not in done.err
     assert before.read_bytes() == data
     checkpoint.load(before)
-    assert checkpoint.found(run / "checkpoints") == [before]
+    assert checkpoint.list_checkpoints(run / "checkpoints") == [before]
     assert temporaries(run) == []
 
 

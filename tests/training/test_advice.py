@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 import mixnn
-from mixnn import training
 from mixnn.config import Config
 from mixnn.progress import Reporter
 from mixnn.runs.images import load_split
-from mixnn.training import _seconds
+from mixnn.training import pretrain as training
 from mixnn.training.advice import OPTIONS, choose, typical_side
+from mixnn.training.pretrain import _seconds
 from mixnn.training.schedule import short_warmup
 from mixnn.training.setup import choices, resolve
 from mixnn.training.trainer import Trainer

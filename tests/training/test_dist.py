@@ -96,11 +96,11 @@ def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
 def all_cases(rank: int, size: int, port: int, folder: Path, device: str) -> None:
     torch.set_num_threads(1)
     enter(rank, size, port)
-    dist.start(torch.device("cpu"))  # gloo carries CUDA's tensors too, and lets processes share a device
+    dist.init(torch.device("cpu"))  # gloo carries CUDA's tensors too, and lets processes share a device
     assert (dist.rank(), dist.size()) == (rank, size)
     held = {f"{case}/{name}": t for case in CASES for name, t in after_steps(case, device).items()}
     save_file(held, folder / f"{size}-{rank}.safetensors")
-    dist.stop()
+    dist.shutdown()
 
 
 def in_processes(size: int, folder: Path, device: str = "cpu") -> list[dict[str, Tensor]]:
@@ -293,7 +293,7 @@ def test_a_number_of_processes_without_the_rest_is_refused(size: str, says: str,
 
 def test_alone_nothing_is_dealt_or_gathered():
     x: Any = torch.randn(4, 3)
-    assert dist.share(x) is x
-    assert dist.whole(x) is x
-    assert dist.largest(3) == 3
-    assert dist.agreed("a") == "a"
+    assert dist.scatter_batch(x) is x
+    assert dist.gather_batch(x) is x
+    assert dist.all_max(3) == 3
+    assert dist.broadcast("a") == "a"

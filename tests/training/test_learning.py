@@ -10,8 +10,8 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import knn
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import load_backbone
 from mixnn.runs.images import load_split
+from mixnn.runs.weights import load_backbone
 
 SETTINGS: dict[str, Any] = {
     "limit": 512,

@@ -14,7 +14,7 @@ from mixnn.config import Interrupted
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import load_backbone
+from mixnn.runs.weights import load_backbone
 from mixnn.training.setup import resolve
 from mixnn.training.trainer import Trainer
 
@@ -39,7 +39,7 @@ def train(out: Path, case: str) -> Run:
 
 
 def state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    tensors, others = checkpoint.load(checkpoint.found(run.path / "checkpoints")[0])
+    tensors, others = checkpoint.load(checkpoint.list_checkpoints(run.path / "checkpoints")[0])
     return tensors, {key: value for key, value in others.items() if key != "seconds"}
 
 

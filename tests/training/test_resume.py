@@ -20,9 +20,9 @@ from torch import Tensor
 import mixnn
 from mixnn import methods
 from mixnn.config import Config
+from mixnn.files import held
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.claims import held
 from mixnn.runs.images import load_split
 from mixnn.training.interrupt import interrupts
 from mixnn.training.trainer import Trainer
@@ -46,7 +46,7 @@ def resume(run: Path) -> Done:
 
 
 def last(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    return checkpoint.load(checkpoint.found(run / "checkpoints")[0])
+    return checkpoint.load(checkpoint.list_checkpoints(run / "checkpoints")[0])
 
 
 def log(run: Path) -> list[dict[str, Any]]:
@@ -326,7 +326,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_bits(
 ):
     run = tmp_path / "run"
     assert train(run, fault=signal_in_step, args=[14, signal.SIGKILL]).code == -signal.SIGKILL
-    newest, before = checkpoint.found(run / "checkpoints")
+    newest, before = checkpoint.list_checkpoints(run / "checkpoints")
     data = newest.read_bytes()
     newest.write_bytes({"truncated": data[:-7], "flipped": data[:-1] + bytes([data[-1] ^ 64]), "empty": b""}[damage])
     done = resume(run)
@@ -339,7 +339,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_bits(
 def test_no_fall_back_is_promised_where_there_is_none(unbroken: Path, tmp_path: Path):
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
-    for path in checkpoint.found(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         path.write_bytes(b"")
     done = resume(run)
     assert done.code == 2

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import mixnn
-from mixnn import training
 from mixnn.config import Config
 from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
+from mixnn.training import pretrain as training
 from mixnn.training.setup import configure
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import pipelines
@@ -54,7 +54,7 @@ def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_diffe
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
-    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     tensors["generator"], state["device"], state["step"] = torch.zeros(16, dtype=torch.uint8), "cuda", 4
     newest.unlink()
@@ -66,7 +66,7 @@ def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_diffe
 
 def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path: Path):
     run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
-    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     state["data"]["mean"][0] += 0.01
     checkpoint.save(newest.parent, state["step"], tensors, state)
@@ -86,7 +86,7 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
         old.rename(new)
     with pytest.raises(mixnn.UserError, match="photos has changed"):
         mixnn.pretrain(resume=run.path, reporter=QUIET)
-    newest, *_ = checkpoint.found(run.path / "checkpoints")
+    newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     del state["data"]["files"]  # as in a checkpoint of before there was such a digest
     checkpoint.save(newest.parent, state["step"], tensors, state)
@@ -120,7 +120,9 @@ def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path
     for other, left_out in ((whole, {"knn", "knn_k"}), (quiet, set())):
         want = [record.keys() - left_out for record in other.metrics()]
         assert [record.keys() for record in failed.metrics()] == want
-        ours, theirs = (checkpoint.load(checkpoint.found(run.path / "checkpoints")[0])[0] for run in (failed, other))
+        ours, theirs = (
+            checkpoint.load(checkpoint.list_checkpoints(run.path / "checkpoints")[0])[0] for run in (failed, other)
+        )
         assert all(torch.equal(t, theirs[name]) for name, t in ours.items())
 
 

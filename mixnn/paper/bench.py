@@ -1,0 +1,301 @@
+"""bench: what a training step costs, counted and measured, beside the same recipe as a plain PyTorch loop.
+
+The step is timed with device events after warm-up, on random images. FLOPs are counted by torch over one real step,
+not guessed; the ceiling they are held against is a large matrix product measured in the same process.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mixnn import methods
+from mixnn.config import Config
+from mixnn.data import ImageSet
+from mixnn.device import pick_device
+from mixnn.files import check_writable, write_atomically
+from mixnn.nn.backbone import check_backbone
+from mixnn.paper.baseline import time_baseline
+from mixnn.progress import Reporter, plural, print_table
+from mixnn.runs.folder import environment
+from mixnn.training.setup import check_device, check_images
+from mixnn.training.trainer import Trainer
+
+NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory
+REPEATS = 5
+KERNELS = (  # what a kernel's name says it does; the first match counts
+    ("batch norm", ("bn_",)),
+    ("optimizer and teacher", ("multi_tensor", "foreach")),
+    (
+        "convolutions and matrix products",
+        ("conv", "gemm", "xmma", "cutlass", "nvjet", "cudnn", "wgrad", "dgrad", "addmm", "aten::mm", "bmm"),
+    ),
+    ("augmentation, losses and the like, fused", ("triton",)),
+)
+
+
+def bench(
+    method: str = "mnn",
+    *,
+    set: dict[str, Any] | None = None,
+    backbone: str = "",
+    image_size: int = 32,
+    batch_size: int = 0,
+    steps: int = 0,
+    device: str = "auto",
+    mode: str = "auto",
+    baseline: bool = True,
+    json: str | Path = "",
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes.
+
+    method="all" times every method instead, beside what its encoder passes let expect at MNN's rate. Those that send
+    one view through a pass are timed with twice the batch too, which gives a pass as many images as MNN's.
+    """
+    reporter, where = reporter or Reporter(), pick_device(device)
+    names = methods.METHODS if method == "all" else [method]
+    configs = {name: _config(name, set or {}, backbone, image_size, batch_size, device, mode) for name in names}
+    if method == "all":
+        configs |= _doubled(configs)
+    images = random_images(image_size)
+    for config in configs.values():
+        check_device(config)
+        check_backbone(config.backbone)
+        check_images(config, images)
+    if json:
+        check_writable(json, overwrite)
+    steps = steps or (100 if where.type == "cuda" else 1)
+    if method == "all":
+        result = _all_methods(configs, images, steps, where, reporter)
+    else:
+        result = _one_method(configs[method], images, steps, where, baseline, reporter)
+    if json:
+        write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
+    return result
+
+
+def _config(
+    method: str, given: dict[str, Any], backbone: str, image_size: int, batch_size: int, device: str, mode: str
+) -> Config:
+    """A run on random images, as the method's recipe has it."""
+    cuda = pick_device(device).type == "cuda"
+    config = Config(
+        data="random",
+        method=method,
+        backbone=backbone or ("resnet18" if cuda else "resnet8"),
+        image_size=image_size,
+        batch_size=batch_size or (256 if cuda else 64),
+        device=device,
+        mode=mode,
+        knn_every=0,
+        **methods.find(method).recipe,
+    )
+    return replace(config, options=methods.resolve_options(method, {}, given))
+
+
+def _doubled(configs: dict[str, Config]) -> dict[str, Config]:
+    """Of the methods that send one view through a pass: with twice the batch, and a label that says so."""
+    alone = [c for c in configs.values() if max(methods.passes(c.method, c.options)) == 1]
+    fit = [c for c in alone if 2 * c.batch_size <= min(NUM_IMAGES, c.options.get("support_size", NUM_IMAGES))]
+    return {f"{c.method}, batch {2 * c.batch_size}": replace(c, batch_size=2 * c.batch_size) for c in fit}
+
+
+def _measure(
+    config: Config, images: ImageSet, steps: int, where: torch.device, reporter: Reporter
+) -> tuple[Any, Any, Any]:
+    """The numbers, the trainer they are of, and what advances it by a step."""
+    gc.collect()  # a trainer before this one refers to itself
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(where)
+    start = time.perf_counter()
+    trainer = Trainer(config, images, reporter)
+    advance = _stepper(trainer)
+    advance()
+    _wait(where)
+    result: dict[str, Any] = {"startup_s": round(time.perf_counter() - start, 1), "mode": trainer.mode}
+    reporter.info(f"{config.method}: first step after {result['startup_s']} s")
+    times = [_time(advance, steps, where) for _ in range(REPEATS)]
+    result["ms_per_step"] = round(statistics.median(times), 3)
+    result["ms_spread"] = [round(min(times), 3), round(max(times), 3)]
+    result["images_per_s"] = round(config.batch_size / result["ms_per_step"] * 1e3)
+    if where.type == "cuda":
+        result["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(where) / 2**30, 2)
+    result["gflop_per_step"] = round(_count_flops(trainer) / 1e9, 1)
+    return result, trainer, advance
+
+
+def _one_method(
+    config: Config, images: ImageSet, steps: int, where: torch.device, baseline: bool, reporter: Reporter
+) -> dict[str, Any]:
+    measured, trainer, advance = _measure(config, images, steps, where, reporter)
+    about = {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
+    result = {"config": about, "environment": environment(where)} | measured
+    result["share_by_kernel"] = _where_time_goes(advance, where)
+    result["tflops"] = round(result["gflop_per_step"] / result["ms_per_step"], 2)
+    result["matmul_tflops"] = round(_matmul_ceiling(where), 2)
+    result["share_of_ceiling"] = round(result["tflops"] / result["matmul_tflops"], 3)
+    if baseline:
+        reporter.info("now the plain loop: eager PyTorch, Pillow in a DataLoader")
+        result["plain_loop"] = time_baseline(
+            images, config, trainer.step.views, seconds=20 if where.type == "cuda" else 10
+        )
+        result["times_faster"] = round(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], 1)
+    _print(result)
+    return result
+
+
+def _all_methods(
+    configs: dict[str, Config], images: ImageSet, steps: int, where: torch.device, reporter: Reporter
+) -> dict[str, Any]:
+    """Each method beside MNN's time, scaled by the images that its networks encode."""
+    measured = {}
+    for label, config in configs.items():
+        about = {"passes": [*methods.passes(config.method, config.options)], "batch_size": config.batch_size}
+        measured[label] = about | _measure(config, images, steps, where, reporter)[0]
+    costs = {label: methods.cost(c.method, c.options) * c.batch_size for label, c in configs.items()}
+    for label, row in measured.items():
+        row["expected_ms"] = round(measured["mnn"]["ms_per_step"] / costs["mnn"] * costs[label], 3)
+        row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
+    about = {k: getattr(configs["mnn"], k) for k in ("backbone", "image_size", "batch_size")}
+    result = {"config": about, "environment": environment(where), "methods": measured}
+    heads = ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
+    print_table(heads, [_cells(label, row) for label, row in measured.items()])
+    print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs['mnn'].backbone}")
+    return result
+
+
+def _cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        label,
+        "{} + {}".format(*row["passes"]),
+        *(f"{row[number]:.2f}" for number in ("ms_per_step", "expected_ms", "over_expected")),
+        f"{row['gflop_per_step']:,.0f}",
+        f"{row['peak_memory_gib']:.2f} GiB" if "peak_memory_gib" in row else "",
+        f"{row['startup_s']:.1f} s",
+    )
+
+
+def random_images(size: int) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    u8 = torch.randint(0, 256, (NUM_IMAGES, 3, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (NUM_IMAGES,), generator=generator)
+    return ImageSet(u8, labels, None, [str(i) for i in range(10)], (0.5,) * 3, (0.25,) * 3, True)
+
+
+def _stepper(trainer: Trainer) -> Callable[[], None]:
+    size = trainer.config.batch_size
+    order = torch.randperm(len(trainer.images), device=trainer.order.device)
+    position = 0
+
+    def advance() -> None:
+        nonlocal position
+        position = (position + size) % (len(order) - size + 1)
+        trainer.step(order[position : position + size], 0.01, trainer.generator)
+
+    return advance
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time(advance: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Milliseconds a step, after a few that do not count."""
+    for _ in range(max(1, steps // 10)):
+        advance()
+    if device.type == "cpu":
+        start = time.perf_counter()
+        for _ in range(steps):
+            advance()
+        return (time.perf_counter() - start) * 1e3 / steps
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(steps):
+        advance()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / steps
+
+
+def _count_flops(trainer: Trainer) -> int:
+    """Of one step's forward and backward passes."""
+    counter = FlopCounterMode(display=False)
+    with torch.compiler.set_stance("force_eager"), counter:  # it counts operators, and spoils what is compiled under it
+        trainer.step.loss()[0].backward()
+    return counter.get_total_flops()
+
+
+def _matmul_ceiling(device: torch.device) -> float:
+    """TFLOP/s of a large square matrix product: bf16 on CUDA, fp32 elsewhere."""
+    n, dtype, repeats = (8192, torch.bfloat16, 20) if device.type == "cuda" else (2048, torch.float32, 3)
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def product() -> None:
+        torch.mm(a, b, out=out)
+
+    ms = min(_time(product, repeats, device) for _ in range(3))
+    return 2 * n**3 / ms / 1e9
+
+
+def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Share of device time by kind of kernel, over ten steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda = device.type == "cuda"
+    warnings.filterwarnings("ignore", message=".*Profiler clears events")
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        for _ in range(10 if cuda else 2):
+            advance()
+        _wait(device)
+    shares: dict[str, float] = {}
+    for event in profiler.key_averages():
+        spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+        kind = next((kind for kind, words in KERNELS if any(w in event.key for w in words)), "other")
+        shares[kind] = shares.get(kind, 0.0) + spent
+    total = sum(shares.values()) or 1.0
+    return {kind: round(spent / total, 3) for kind, spent in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def _print(r: dict[str, Any]) -> None:
+    rows = [
+        (
+            "step",
+            f"{r['ms_per_step']:.2f} ms (median of {REPEATS}; {r['ms_spread'][0]:.2f} to {r['ms_spread'][1]:.2f})",
+        ),
+        ("images/s", f"{r['images_per_s']:,}"),
+        ("counted", f"{r['gflop_per_step']:,.0f} GFLOP a step"),
+        ("achieved", f"{r['tflops']:.2f} TFLOP/s"),
+        (
+            "ceiling",
+            f"{r['matmul_tflops']:.2f} TFLOP/s, a large matrix product: {100 * r['share_of_ceiling']:.0f}% of it",
+        ),
+        ("start-up", f"{r['startup_s']:.1f} s to the first step"),
+    ]
+    if "peak_memory_gib" in r:
+        rows.append(("peak memory", f"{r['peak_memory_gib']:.2f} GiB"))
+    rows += [(f"  {100 * share:.0f}%", kind) for kind, share in r["share_by_kernel"].items()]
+    if "plain_loop" in r:
+        p = r["plain_loop"]
+        text = f"{p['ms_per_step']:.1f} ms a step ({plural(p['workers'], 'loader worker')}, {p['precision']})"
+        rows.append(("plain loop", f"{text}: {r['times_faster']:g} times as long"))
+    print_table(
+        (
+            r["environment"]["device"],
+            f"torch {r['environment']['torch']}, {r['config']['method']}, {r['config']['backbone']}",
+        ),
+        rows,
+    )

@@ -1,0 +1,128 @@
+"""diagnose: a finished run's neighbors and embeddings, measured as training measures them, and its features' health."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mixnn import methods
+from mixnn.config import check_int
+from mixnn.diagnostics import NAMES
+from mixnn.evaluation.features import features
+from mixnn.methods.cmsf import CMSF
+from mixnn.methods.mixture import share_and_scale
+from mixnn.methods.mnn import MNN
+from mixnn.methods.msf import MSF
+from mixnn.methods.snclr import SNCLR
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.images import check_there, load_split
+from mixnn.training.trainer import Trainer
+
+ENTROPIES = ("cas_entropy", "cas_entropy_0.1")
+DERIVED = {
+    "cas_evenness": "entropy of the attention (CAS) as a share of ln K; at temperature 1 cosines cannot make it small",
+    "cas_evenness_0.1": "entropy of the attention (CAS) at temperature 0.1 as a share of ln K",
+    "neighbor_share": "share of the neighbors in the weights on z and z_i, mixing, lengths and re-normalising counted",
+}
+FEATURES = {
+    "feature_spread": "deviation of unit features over images times sqrt(F): 1 if they fill the sphere, 0 if collapsed",
+    "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
+    "dead_features": "share of features that hardly vary: less than a thousandth of the mean deviation",
+}
+MOST_IMAGES = 10_000  # for the features
+
+
+def diagnose(
+    run: str | Path | Run,
+    *,
+    batches: int = 20,
+    device: str = "auto",
+    data_dir: str | Path = "",
+    reporter: Reporter | None = None,
+) -> dict[str, float]:
+    """Means over some batches of training images that the support set does not hold, in training's own views.
+
+    The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
+    """
+    batches = check_int("batches", batches, 1)
+    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    check_there(run)
+    where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
+    config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
+    tensors, state = run.load_checkpoint(reporter.warn)
+    trainer = Trainer(config, load_split(config, methods.find(config.method).split), reporter)
+    trainer.load(tensors, state)
+    health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
+    found = {name: value for name, value in _neighbors(trainer, batches, reporter).items() if name != "loss"}
+    return found | _derived(found, trainer.method) | health
+
+
+def _derived(found: dict[str, float], method: Any) -> dict[str, float]:
+    """What follows from the means and the options."""
+    out = {}
+    if "cas_entropy" in found and method.topk > 1:
+        out = {name.replace("entropy", "evenness"): found[name] / math.log(method.topk) for name in ENTROPIES}
+    if type(method) in (MNN, MSF, CMSF, SNCLR) and "norm_ratio" in found:  # what derives from them may weigh otherwise
+        out["neighbor_share"], _ = share_and_scale(vars(method.options), found["norm_ratio"], found["cos_neighbors"])
+    return out
+
+
+def _neighbors(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
+    size, step = trainer.config.batch_size, trainer.step
+    generator = torch.Generator(trainer.order.device).manual_seed(trainer.config.seed)
+    fresh = torch.ones(len(trainer.images), dtype=torch.bool, device=trainer.order.device)
+    support = getattr(trainer.method, "support", None)
+    if support is not None:
+        fresh[support.index_Q[support.index_Q >= 0]] = False
+    if holds_all := int(fresh.sum()) < size:
+        fresh[:] = True
+    candidates = fresh.nonzero()[:, 0]
+    order = candidates[torch.randperm(len(candidates), generator=generator, device=candidates.device)]
+    chosen = [part for part in order.split(size) if len(part) == size][:batches]
+    step.reset()
+    for index in chosen:
+        step.observe(index, generator)
+    means = trainer.readable_means()
+    if holds_all and "own_image" in means:
+        reporter.warn("the support set holds nearly all images: own_image counts those too")
+    return means
+
+
+def feature_health(trainer: Trainer) -> dict[str, float]:
+    """Of the student's backbone on images as they are."""
+    images = trainer.images
+    index = torch.arange(min(len(images), MOST_IMAGES), device=images.images.device)
+    x = features(trainer.method.student.f, images, index, bf16=False).double()
+    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    deviation = unit.std(0)
+    return {
+        "feature_spread": float(deviation.mean() * x.shape[1] ** 0.5),
+        "feature_rank": float(effective_rank(unit)),
+        "dead_features": float((deviation < 1e-3 * deviation.mean()).double().mean()),
+    }
+
+
+def effective_rank(x_MF: Tensor) -> Tensor:
+    """exp of the entropy of the covariance's eigenvalues as shares (Roy and Vetterli, 2007)."""
+    shares = torch.linalg.eigvalsh(x_MF.T.cov()).clamp(min=0)
+    shares = shares / shares.sum().clamp(min=1e-30)
+    return torch.special.entr(shares).sum().exp()
+
+
+def meanings(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of a table: name, value, what it means. In the order of NAMES; what a method logs beside comes last."""
+    known = NAMES | DERIVED | FEATURES
+    places = {name: i for i, name in enumerate(known)}
+    rows = []
+    for name, value in found.items():
+        stem, _, rank = name.rpartition("_")
+        key, k = (f"{stem}_k", int(rank)) if name not in known and rank.isdigit() else (name, 0)  # purity_3: purity_k
+        text = known.get(key, "").replace("number k", f"number {k}")
+        rows.append((places.get(key, len(known)), k, (name, f"{value:.4f}", text)))
+    return [row for _, _, row in sorted(rows)]

@@ -1,0 +1,213 @@
+"""Pre-training: from a data set and a method to a run folder."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mixnn import dist, methods
+from mixnn.config import Config, UserError
+from mixnn.data import ImageSet
+from mixnn.files import LOCK, lock_run
+from mixnn.processes import is_main_process
+from mixnn.progress import Reporter, Silence, plural
+from mixnn.runs import Run
+from mixnn.runs.folder import environment
+from mixnn.runs.images import check_there, load_split, tells_purity
+from mixnn.runs.weights import load_backbone, read_backbone
+from mixnn.training.schedule import short_warmup
+from mixnn.training.setup import check_device, choices, new_folder, resolve
+from mixnn.training.trainer import Trainer
+
+__all__ = ["pretrain"]
+
+MOVABLE = {"device", "mode", "data_dir"}  # what a run may change when it goes on, perhaps on another machine
+
+
+def pretrain(
+    data: str | Path = "",
+    *,
+    set: dict[str, Any] | None = None,
+    out: str | Path = "",
+    overwrite: bool = False,
+    resume: str | Path = "",
+    init_from: str | Path = "",
+    time_budget: str = "",
+    command: str = "mixnn.pretrain(...)",
+    started: float | None = None,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> Run:
+    """Train an encoder without labels; returns the run folder.
+
+    `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
+    `time_budget`, as in "30m", sets the epochs by how long a step takes here; it counts from this call, or from
+    `started`, by time.perf_counter().
+    """
+    reporter = (reporter or Reporter()) if is_main_process() else Silence()
+    start = time.perf_counter() if started is None else started
+    if resume:
+        if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
+            raise UserError(
+                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ\n"
+                f"to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from {resume}"
+            )
+        run = Run.open(resume)
+        with _alone(run.path):
+            return _resume(run, settings, reporter)
+    if not isinstance(data, str | Path):
+        raise UserError(
+            f"pretrain takes the name of a data set or a folder, not a {type(data).__name__}: "
+            'mixnn.data.to_folder(images, "mine", labels) makes a folder of arrays'
+        )
+    if not str(data):
+        raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
+    place = Path(out).expanduser() if str(out) else None
+    if place and is_main_process():
+        Run.check_free(place, overwrite)  # before the data are read
+        if (place / LOCK).exists():
+            with lock_run(place):  # nor is a run overwritten while another process trains it
+                pass
+    config, images = _decide(str(data), set or {}, settings, str(time_budget), start, reporter)
+    initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
+    trainer = Trainer(config, images, reporter)
+    if initial is not None:
+        trainer.start_from(initial, str(init_from))
+    path = _folder(place, overwrite, config)  # last: a failure leaves nothing
+    with _alone(path):
+        startup = round(time.perf_counter() - start, 1)
+        about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
+        about |= {"processes": dist.size(), "startup_s": startup}
+        run = _create(path, config, command, about)
+        amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
+        reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
+        reporter.info(f"ready after {startup} s")
+        trainer.fit(run)
+    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(str(time_budget)):
+        reporter.warn(f"this took {spent:.0f} s: steps took longer than the first few, by which --time-budget is kept")
+    return run
+
+
+def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
+    """Made by one process, for all."""
+    made = None
+    if is_main_process():
+        made = Run.reserve(out, overwrite) if out else new_folder(config)
+    return dist.broadcast(made)
+
+
+def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
+    if not is_main_process():
+        return Run(path, config)
+    run = Run.create(path, config, command, overwrite=True)
+    run.write("environment.json", json.dumps(about, indent=1) + "\n")
+    return run
+
+
+def _alone(path: Path) -> AbstractContextManager[None]:
+    """The run's own processes count as one."""
+    return lock_run(path) if is_main_process() else nullcontext()
+
+
+def _decide(
+    data: str, options: dict[str, Any], settings: dict[str, Any], time_budget: str, start: float, reporter: Reporter
+) -> tuple[Config, ImageSet]:
+    """The configuration and its images; says what the images are, and what was chosen for them and why."""
+    budget = _seconds(time_budget) if time_budget else 0.0
+    if budget and "epochs" in settings:
+        raise UserError("--time-budget sets the number of epochs: leave out one of the two")
+    config, images = resolve(data, options, settings)
+    reporter.warn_of_skipped(images.skipped)
+    for line in images.scan.lines() if images.scan else []:
+        reporter.info(line)
+    if config.labels:
+        reporter.info(_about_labels(images, config.batch_size))
+    if budget:  # what else is chosen depends on how many epochs there will be
+        settings = settings | {"epochs": _epochs_within(budget, start, config, images, reporter)}
+        config, images = resolve(data, options, settings)
+        if "warmup_epochs" not in settings:
+            config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
+    for choice in choices(data, options, settings, len(images)):
+        reporter.info(str(choice))
+    if 0 < config.epochs <= config.warmup_epochs:
+        reporter.warn(
+            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
+            f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
+        )
+    return config, images
+
+
+def _about_labels(images: ImageSet, batch_size: int) -> str:
+    classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
+    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
+    why = "; purity is left out, which so few cannot tell"
+    return text if tells_purity(images, batch_size) else text + why
+
+
+def _seconds(text: str) -> float:
+    """90s, 30m, 2h, 1.5h; a number alone could be any."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        seconds = float(text[:-1]) * units.get(text[-1:], 0)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"--time-budget {text}: write it as 90s, 30m or 2h")
+    return seconds
+
+
+def _epochs_within(budget: float, start: float, config: Config, images: ImageSet, reporter: Reporter) -> int:
+    """As many as fit, by the time of a few steps and a reading on a trainer that is thrown away.
+
+    What has gone by since the start is counted, and the last reading; a twentieth is left for checkpoints.
+    """
+    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter)
+    step, reading = trial.seconds_a_step(), trial.seconds_a_reading()
+    epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
+    gone = time.perf_counter() - start
+    left = 0.95 * (budget - gone - reading)
+    epochs = dist.broadcast(max(1, int(left / epoch)))
+    reporter.info(f"epochs {epochs}: a step takes {1e3 * step:.0f} ms here, an epoch {epoch:.1f} s")
+    if left < epoch:
+        reporter.warn(
+            f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, so it takes longer than --time-budget"
+        )
+    del trial
+    gc.collect()  # it refers to itself, and its memory is wanted
+    return epochs
+
+
+def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Module:
+    """Of another run's folder, or of a file of ResNet weights."""
+    if source.is_file():
+        return read_backbone(source, config)
+    run = Run.open(source)
+    theirs = run.config.backbone
+    if theirs != config.backbone:
+        raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: type --backbone {theirs}")
+    return load_backbone(run, reporter.warn)[0]
+
+
+def _resume(run: Run, settings: dict[str, Any], reporter: Reporter) -> Run:
+    run = replace(run, config=replace(run.config, **settings))
+    check_there(run)
+    check_device(run.config)
+    methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
+    tensors, state = run.load_checkpoint(reporter.warn)
+    trainer = Trainer(run.config, load_split(run.config, methods.find(run.config.method).split), reporter)
+    trainer.load(tensors, state)
+    if is_main_process():
+        run.rewind(trainer.done)
+    if trainer.done == trainer.total_steps:
+        reporter.info(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")
+    else:
+        reporter.info(f"{run.path}: going on at step {trainer.done} of {trainer.total_steps}")
+    trainer.fit(run)
+    return run

@@ -1,0 +1,309 @@
+"""embed and load: vectors are those of the network, each under its file's name, whatever the container."""
+
+import csv
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixnn
+from mixnn.apps import embed as embedding
+from mixnn.apps import embeddings as store
+from mixnn.apps.embed import collect
+from mixnn.data.decode import decode
+from mixnn.data.source import open_source, to_image
+from mixnn.evaluation.features import features
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.weights import STUDENT, load_backbone
+
+QUIET = Reporter(quiet=True)
+SIZE = 16
+ODD = ["a b.png", "ü/ñ.png", "<img src=x onerror=alert(1)>.png", "z,\"q'.png"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name in [*(f"{i}.png" for i in range(20)), *ODD]:
+        path = place / name
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (SIZE, SIZE + 4, 3), dtype=np.uint8)).save(path)
+    (place / "5.png").write_bytes(b"")
+    (place / "broken.jpg").write_bytes(b"nothing")
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    os.environ["MIXNN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "set": {"hidden": 8, "dim": 8, "support_size": 8}}
+    return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", reporter=QUIET, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected(run, folder):
+    """Name -> vector, one image at a time."""
+    encoder = mixnn.load(run, device="cpu")
+    names = [n for n in open_source(folder).names if n not in ("5.png", "broken.jpg")]
+    with torch.no_grad():
+        return {n: encoder(torch.from_numpy(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
+
+
+def same(names, vectors, expected):
+    assert list(names) == list(expected)
+    np.testing.assert_allclose(vectors, np.stack(list(expected.values())), atol=1e-5)
+    assert vectors.dtype == np.float32
+
+
+def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
+    encoder = mixnn.load(run.path, device="cpu")
+    images = mixnn.data.load(run.config.data, "train", size=SIZE)
+    backbone, _ = load_backbone(run)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images.images), features(backbone, images), rtol=1e-5, atol=1e-5)
+    assert not encoder.training
+    assert not any(p.requires_grad for p in encoder.parameters())
+
+
+@pytest.mark.parametrize("batch", [1, 7, 256])
+def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
+    monkeypatch.setattr(embedding.encoder, "BATCH", batch)
+    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    with np.load(path, allow_pickle=False) as archive:
+        same(archive["names"].tolist(), archive["vectors"], expected)
+    back = store.read(path)
+    same(back.names, back.vectors, expected)
+    assert dict(back.skipped) == {"5.png": "empty file", "broken.jpg": "not an image that Pillow can read"}
+    assert back.about["run"] == "run"
+    np.testing.assert_allclose(np.linalg.norm(back.unit(), axis=1), 1, atol=1e-6)
+
+
+def test_csv(run, folder, expected, tmp_path):
+    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", reporter=QUIET)
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:2] == ["file", "f0"]
+    same([row[0] for row in rows[1:]], np.array([row[1:] for row in rows[1:]], np.float32), expected)
+
+
+def test_parquet(run, folder, expected, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+    table = parquet.read_table(path).to_pydict()
+    same(table["file"], np.array(table["embedding"], np.float32), expected)
+
+
+def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
+    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu")
+    said = capfd.readouterr().err
+    assert "skipped 5.png: empty file" in said
+    assert "23 vectors" in said
+    assert "could not be read: 2" in said
+
+
+def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(run, folder, tmp_path, capfd):
+    images = tmp_path / "images"
+    images.mkdir()
+    shutil.copy(next(folder.rglob("*.png")), images / "a.png")
+    (images / "nowhere\x1b[31m.png").symlink_to("gone.png")
+    (images / "round.png").symlink_to("round.png")
+    (images / "loop").symlink_to(".")
+    found = collect(run, images, reporter=Reporter())
+    assert found.names == ["a.png"]
+    assert dict(found.skipped) == dict.fromkeys(["nowhere\x1b[31m.png", "round.png"], "a link that leads nowhere")
+    said = capfd.readouterr().err
+    assert "skipped nowhere\\x1b[31m.png: a link that leads nowhere" in said
+    assert "\x1b[31m" not in said
+
+
+def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):
+    one = store.read(mixnn.embed(run, folder / "3.png", tmp_path / "one.npz", device="cpu", reporter=QUIET))
+    np.testing.assert_allclose(one.vectors[0], expected["3.png"], atol=1e-5)
+    digits = store.read(mixnn.embed(run, "digits", tmp_path / "d.npz", split="test", device="cpu", reporter=QUIET))
+    assert len(digits) == 500
+    assert digits.names[7] == "digits/test/7"
+
+
+def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_path):
+    """Digits have 8 x 8 pixels and this encoder 16 x 16: whichever way an image comes, it is resized alike."""
+    digits = open_source("digits")
+    for i in range(3):
+        to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
+    known, files = (collect(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))
+    np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
+
+
+def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
+    first = collect(run, folder, device="cpu", reporter=QUIET)
+    same(first.names, first.vectors, expected)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedding, "load", lambda *_: pytest.fail("encoded again"))
+        again = collect(run, folder, device="cpu", reporter=QUIET)
+    assert np.array_equal(again.vectors, first.vectors)
+    assert again.skipped == first.skipped
+    Image.new("RGB", (SIZE, SIZE), "white").save(folder / "19.png")
+    changed = collect(run, folder, device="cpu", reporter=QUIET)
+    at = first.names.index("19.png")
+    assert not np.allclose(changed.vectors[at], first.vectors[at])
+
+
+def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    images = shutil.copytree(folder, tmp_path / "images")
+    one, two = images / "3.png", images / "4.png"
+
+    def kept(*sources):
+        for source in sources:
+            collect(copy, source, device="cpu", reporter=QUIET)
+        return {path.name for path in (copy.path / "embeddings").iterdir()}
+
+    first = kept(one, two)
+    assert len(first) == 2
+    assert kept(one, two) == first
+    Image.new("RGB", (SIZE, SIZE), "white").save(one)
+    second = kept(one)
+    assert len(second) == 2
+    assert len(first & second) == 1, "the other source's"
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    copy.save_checkpoint(state["step"] + 1, tensors, state | {"step": state["step"] + 1})
+    (copy.path / "embeddings" / "mine.npz").touch()
+    third = kept(two)
+    assert len(third) == 2
+    assert not third & second
+    assert "mine.npz" in third, "what others put there stays"
+
+
+def test_a_run_folder_that_cannot_be_written_is_searched_all_the_same(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    (copy.path / "embeddings").touch()  # no folder can be made there, whoever the user is
+    found = collect(copy, folder, device="cpu", reporter=QUIET)
+    assert len(found) == len(collect(run, folder, device="cpu", reporter=QUIET))
+    assert (copy.path / "embeddings").is_file()
+
+
+def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    first = collect(copy, folder, device="cpu", reporter=QUIET)
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    bias = next(name for name in tensors if name.startswith(STUDENT) and name.endswith("bn1.bias"))
+    before = copy.save_checkpoint(state["step"], tensors | {bias: tensors[bias] + 1}, state)
+    assert [path.name for path in before.parent.iterdir()] == [before.name]
+    again = collect(copy, folder, device="cpu", reporter=QUIET)
+    assert not np.allclose(again.vectors, first.vectors)
+
+
+def test_a_runs_limit_is_for_its_training(run, expected, tmp_path):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    limited = Run(copy.path, replace(copy.config, limit=8))
+    assert collect(limited, device="cpu", reporter=QUIET).names == list(expected)
+
+
+@pytest.mark.parametrize(
+    "source, out, says",
+    [
+        ("nowhere", "x.npz", "neither a folder, an image file, nor a data set"),
+        ("", "x.txt", "unknown format '.txt'"),
+        ("", "nowhere/x.npz", "is no folder"),
+        ("empty", "x.npz", "no images in"),
+        ("bad", "x.npz", "none of the images in"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_nothing(run, tmp_path, source, out, says, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.png").write_bytes(b"x")
+    with pytest.raises(mixnn.UserError, match=says):
+        mixnn.embed(run, source, out, device="cpu", reporter=QUIET)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
+
+
+def test_a_file_that_is_no_embeddings_is_refused(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"PK nonsense")
+    with pytest.raises(mixnn.UserError, match="holds no embeddings"):
+        store.read(tmp_path / "x.npz")
+
+
+def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(mixnn.UserError, match="pip install pyarrow"):
+        mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    "images", [torch.rand(2, 3, 8, 8), torch.zeros(3, 8, 8, dtype=torch.uint8)], ids=["float", "one"]
+)
+def test_an_encoder_refuses_what_would_give_wrong_vectors(run, images):
+    with pytest.raises(mixnn.UserError, match=r"takes a uint8 tensor \(images, 3, height, width\)"):
+        mixnn.load(run)(images)
+
+
+def test_an_encoder_takes_files_in_one_call_and_arrays_of_numpy_too(run, folder, expected):
+    encoder, names = mixnn.load(run, "cpu"), [*expected][:3]
+    found = encoder.files([str(folder / name) for name in names])
+    same(names, found, {name: expected[name] for name in names})
+    same(names[:1], encoder.files(folder / names[0]), {names[0]: expected[names[0]]})
+    arrays = np.stack([decode(folder / name, encoder.size) for name in names])
+    np.testing.assert_allclose(encoder(arrays).numpy(), found, atol=1e-5)
+    assert encoder.files([]).shape == (0, encoder.num_features)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path, capsys):
+    other = tmp_path / "run"
+    shutil.copytree(run.path, other)
+    shutil.rmtree(other / "embeddings", ignore_errors=True)
+    (good,) = (other / "checkpoints").glob("*.safetensors")
+    bad = good.with_name("step-99999999.safetensors")
+    data = bytearray(good.read_bytes())
+    data[-1] ^= 1
+    bad.write_bytes(data)
+    found = collect(Run.open(other), folder, device="cpu")
+    assert found.about["checkpoint"] == good.name
+    mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
+    assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
+    mixnn.load(other)
+    told = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
+    assert told.count(f"{bad.name}isdamaged") == 3
+
+
+def test_an_empty_list_is_not_all_images(run, tmp_path):
+    with pytest.raises(mixnn.UserError, match="the list of them is empty"):
+        mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_vectors_are_made_anew_when_a_file_is_replaced_by_one_of_its_date_and_size(run, tmp_path):
+    def paint(color):
+        Image.new("RGB", (SIZE, SIZE), color).save(tmp_path / "0.bmp")
+        os.utime(tmp_path / "0.bmp", ns=(0, 0))
+        return collect(run, tmp_path, device="cpu", reporter=QUIET).vectors
+
+    black, white = paint("black"), paint("white")
+    assert not np.array_equal(black, white)
+    assert np.array_equal(black, paint("black"))
+
+
+def test_a_tab_in_the_name_of_a_file_that_cannot_be_read_stays_there(run, tmp_path):
+    (tmp_path / "a\tb.png").write_bytes(b"")
+    Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "c.png")
+    ((name, why),) = collect(run, tmp_path, device="cpu", reporter=QUIET).skipped
+    assert name == "a\tb.png"
+    assert why == "empty file"
+
+
+def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given(run, folder):
+    encoder = mixnn.load(run, "cpu")
+    with pytest.raises(mixnn.UserError, match=r"broken.jpg: not an image that Pillow can read"):
+        encoder.files([folder / "3.png", folder / "broken.jpg"])
+    with pytest.raises(mixnn.UserError, match=r"got a list: of files, type encoder.files\(paths\)"):
+        encoder(["3.png"])

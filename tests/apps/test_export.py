@@ -1,0 +1,285 @@
+"""A run's encoder as a file for others: the same vectors, torchvision's names, and a card that tells the truth."""
+
+import json
+import re
+import shlex
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import mixnn
+from mixnn.apps.embed import load
+from mixnn.apps.export import forms
+from mixnn.apps.export.card import make_card
+from mixnn.apps.export.export import export
+from mixnn.cli import main
+from mixnn.config import UserError
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.encoder import CARD
+from tests.nn.test_resnet import torchvision_resnet18_shapes
+
+QUIET = Reporter(quiet=True)
+SMALL = {"epochs": 1, "knn_every": 0, "batch_size": 32, "device": "cpu", "reporter": QUIET}
+SMALL |= {"set": {"support_size": 64, "hidden": 16, "dim": 8}}
+# one image; a batch of a size that no program was traced or checked with; other sides than the run's
+SHAPES = [(1, 3, 8, 8), (7, 3, 8, 8), (2, 3, 12, 15)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    made = mixnn.pretrain("digits", limit=128, out=tmp_path_factory.mktemp("runs") / "digits", **SMALL)
+    mixnn.evaluate(made, epochs=1, device="cpu", reporter=QUIET)
+    return made
+
+
+@pytest.fixture(scope="module")
+def run18(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "resnet18"
+    return mixnn.pretrain("digits", limit=32, backbone="resnet18", out=out, **SMALL)
+
+
+def images(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(9))
+
+
+def card_of(path):
+    return json.loads(path.with_name(f"{path.name}.json").read_text())
+
+
+class Listening(Reporter):
+    """Keeps what is said and warned of."""
+
+    def __init__(self):
+        super().__init__()
+        self.said, self.warned = [], []
+        self.info, self.warn = self.said.append, self.warned.append
+
+
+def test_safetensors_have_torchvisions_names_and_shapes(run18, tmp_path):
+    made = load_file(export(run18, tmp_path / "a.safetensors", reporter=QUIET))
+    assert {name: tuple(t.shape) for name, t in made.items()} == torchvision_resnet18_shapes()
+
+
+def resnet_by_names(w, x, stem):
+    """torchvision's forward for basic blocks, written out over a dict of weights."""
+
+    def norm(name, x):
+        values = (w[f"{name}.{k}"] for k in ("running_mean", "running_var", "weight", "bias"))
+        return F.batch_norm(x, *values, eps=1e-5)
+
+    x = F.conv2d(x, w["conv1.weight"], stride=stem["stride"], padding=stem["padding"])
+    x = norm("bn1", x).relu()
+    x = F.max_pool2d(x, *stem["max_pool"].values()) if stem["max_pool"] else x
+    for name in dict.fromkeys(".".join(k.split(".")[:2]) for k in w if k.startswith("layer")):
+        stride = 2 if name.endswith(".0") and name != "layer1.0" else 1
+        y = norm(f"{name}.bn1", F.conv2d(x, w[f"{name}.conv1.weight"], stride=stride, padding=1)).relu()
+        y = norm(f"{name}.bn2", F.conv2d(y, w[f"{name}.conv2.weight"], padding=1))
+        if f"{name}.downsample.0.weight" in w:
+            x = norm(f"{name}.downsample.1", F.conv2d(x, w[f"{name}.downsample.0.weight"], stride=stride))
+        x = (x + y).relu()
+    return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("kind", ["run", "run18"])
+def test_names_and_card_alone_give_the_encoders_features(kind, request, tmp_path):
+    run = request.getfixturevalue(kind)
+    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    looks, u8 = card_of(path)["preprocessing"], images(5, 3, 8, 8)
+    mean, std = (torch.tensor(looks[k]).view(3, 1, 1) for k in ("mean", "std"))
+    weights = dict(sorted(load_file(path).items()))
+    found = resnet_by_names(weights, (u8 * looks["scale"] - mean) / std, card_of(path)["architecture"]["stem"])
+    torch.testing.assert_close(found, load(run, "cpu")(u8), rtol=1e-4, atol=1e-4)
+
+
+def test_torchvisions_resnet18_with_the_cards_stem_gives_the_encoders_features(run18, tmp_path):
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    path = export(run18, tmp_path / "a.safetensors", reporter=QUIET)
+    card, network = card_of(path), models.resnet18()
+    stem, looks = card["architecture"]["stem"], card["preprocessing"]
+    network.conv1 = torch.nn.Conv2d(3, 64, stem["kernel"], stem["stride"], stem["padding"], bias=False)
+    network.maxpool = network.maxpool if stem["max_pool"] else torch.nn.Identity()
+    network.fc = torch.nn.Identity()
+    network.load_state_dict(load_file(path))
+    u8 = images(5, 3, 8, 8)
+    mean, std = (torch.tensor(looks[k]).view(3, 1, 1) for k in ("mean", "std"))
+    found = network.eval()((u8 * looks["scale"] - mean) / std)
+    torch.testing.assert_close(found, load(run18, "cpu")(u8), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["run", "run18"])
+def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
+    run = request.getfixturevalue(kind)
+    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    path.with_name("a.safetensors.json").unlink()  # the file alone is enough
+    mine, theirs = load(run, "cpu"), mixnn.load(str(path), "cpu")
+    assert (theirs.size, theirs.num_features) == (mine.size, mine.num_features)
+    for shape in SHAPES:
+        assert torch.equal(theirs(images(*shape)), mine(images(*shape)))
+
+
+@pytest.mark.parametrize("opset", [17, *forms.OPSETS[:: len(forms.OPSETS) - 1]])
+def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
+    onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
+    path = export(run, tmp_path / "a.onnx", format="onnx", opset=opset, reporter=QUIET)
+    assert capfd.readouterr() == ("", "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.json"]  # no weights beside it
+    model = onnx.load(path)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
+    assert [json.loads(p.value) for p in model.metadata_props if p.key == CARD] == [card_of(path)]
+    session, encoder = onnxruntime.InferenceSession(path), load(run, "cpu")
+    for shape in SHAPES:
+        found = session.run(["features"], {"images": images(*shape).numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), encoder(images(*shape)), rtol=0, atol=1e-4)
+
+
+def test_a_torch_export_program_is_the_encoder_and_names_no_folder_of_this_machine(run, tmp_path, capfd):
+    path = export(run, tmp_path / "a.pt2", format="pt2", reporter=QUIET)
+    assert capfd.readouterr() == ("", "")
+    inside = {"card.json": ""}
+    program, encoder = torch.export.load(path, extra_files=inside).module(), load(run, "cpu")
+    assert json.loads(inside["card.json"]) == card_of(path)
+    for shape in SHAPES:
+        torch.testing.assert_close(program(images(*shape)), encoder(images(*shape)), rtol=0, atol=1e-5)
+    assert not [name for name in (mixnn.__file__, torch.__file__, str(run.path)) if name.encode() in path.read_bytes()]
+
+
+def test_the_card_says_what_is_needed_to_use_and_to_judge_the_encoder(run, tmp_path):
+    path = export(run, tmp_path / "a.safetensors", licence="CC-BY-4.0", reporter=QUIET)
+    card = card_of(path)
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()[CARD]) == card
+    encoder, results = load(run, "cpu"), run.results()
+    assert card["architecture"]["name"] == "resnet8"
+    assert card["architecture"]["features"] == encoder.num_features
+    assert card["architecture"]["parameters"] == sum(p.numel() for p in encoder.parameters())
+    assert card["architecture"]["stem"] == {"kernel": 3, "stride": 1, "padding": 1, "max_pool": None}
+    looks = card["preprocessing"]
+    assert (looks["size"], looks["scale"]) == (8, 1 / 255)
+    assert torch.equal(torch.tensor([looks["mean"], looks["std"]]), torch.stack([encoder.mean, encoder.std]))
+    assert card["method"]["name"] == "mnn"
+    assert card["method"]["options"] == run.config.options
+    training = card["training"]
+    assert (training["data"], training["images"], training["epochs"], training["steps"]) == ("digits", 128, 1, 4)
+    assert card["metrics"] == {name: results[name] for name in ("knn", "linear")}
+    assert card["metrics"]["knn"]["protocol"]["k"] > 0
+    assert card["versions"]["exported_with"]["torch"] == torch.__version__
+    assert card["licence"] == "CC-BY-4.0"
+    assert str(run.path.parent) not in json.dumps(card)
+
+
+def test_the_card_of_a_folders_run_names_the_folder_and_not_where_it_lies(tmp_path):
+    config = {"data": "/home/me/photos", "data_dir": "/home/me/data", "labels": "/home/me/labels.csv"}
+    of_folder = Run(tmp_path, mixnn.Config(**config, image_size=128))
+    state = {"step": 3, "data": {"images": 512, "mean": [0.5] * 3, "std": [0.25] * 3}}
+    card, reporter = make_card(of_folder, state, "onnx", "", heard := Listening()), Listening()
+    assert heard.said == ["the card states no accuracy: there are no labelled test images to measure it by"]
+    assert card["training"]["data"] == "photos"
+    assert "/home" not in json.dumps(card)
+    pool = {"kernel": 3, "stride": 2, "padding": 1}
+    assert card["architecture"]["stem"] == {"kernel": 7, "stride": 2, "padding": 3, "max_pool": pool}
+    assert card["architecture"]["parameters"] == 11_689_512 - 512 * 1000 - 1000  # torchvision's, less fc
+    assert (card["training"]["epochs"], card["licence"], card["metrics"]) == (1.5, None, {})
+    (tmp_path / "results.json").write_text(json.dumps({"knn": {"weighted": 90.0, "protocol": {"checkpoint_step": 2}}}))
+    assert make_card(of_folder, state, "onnx", "", reporter)["metrics"] == {}  # of other weights
+    assert reporter.warned == ["knn was measured at step 2, these are weights of step 3: the card leaves it out"]
+
+
+def test_the_default_place_is_the_run_folder_and_a_file_is_replaced_on_demand_only(run):
+    path = export(run.path, licence="first", reporter=QUIET)
+    assert path == run.path / "encoder.safetensors"
+    with pytest.raises(UserError, match="exists"):
+        export(run, reporter=QUIET)
+    assert card_of(path)["licence"] == "first"
+    export(run, licence="second", overwrite=True, reporter=QUIET)
+    assert card_of(path)["licence"] == "second"
+    assert [file.name for file in run.path.glob(".*")] == [".lock"], "nothing half written"
+
+
+def test_the_way_to_a_card_with_an_accuracy_can_be_typed(tmp_path, capsys):
+    made = mixnn.pretrain("digits", limit=64, out=tmp_path / "my cats", **SMALL)
+    assert main(["export", str(made.path)]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no accuracy" in line]
+    (evaluate,) = re.findall("type mixnn (.*), then this again with --overwrite", line)
+    assert main([*shlex.split(evaluate), "--protocol", "knn"]) == 0
+    assert main(["export", str(made.path), "--overwrite"]) == 0
+    assert "no accuracy" not in capsys.readouterr().err
+    assert "knn" in card_of(made.path / "encoder.safetensors")["metrics"]
+
+
+@pytest.mark.parametrize("wrong", [1e-3, float("nan")])
+def test_a_program_that_differs_from_the_encoder_is_not_written(run, tmp_path, monkeypatch, wrong):
+    pytest.importorskip("onnxruntime")
+    from_numpy = torch.from_numpy
+    monkeypatch.setattr(torch, "from_numpy", lambda x: from_numpy(x) + wrong)
+    with pytest.raises(UserError, match="differs from the encoder"):
+        export(run, tmp_path / "a.onnx", format="onnx", reporter=QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_onnxruntime_the_file_is_written_and_the_user_told(run, tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    reporter = Listening()
+    assert export(run, tmp_path / "a.onnx", format="onnx", reporter=reporter).is_file()
+    assert ["pip install onnxruntime" in text for text in reporter.warned] == [True]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"format": "onxx"}, "unknown format 'onxx', did you mean 'onnx'"),
+        ({"format": "onnx", "opset": 99}, "opset must be from 13 to 20"),
+        ({"format": "onnx", "missing": "onnx"}, r'pip install "mixnn\[onnx\]"'),
+        ({"out": "a.onnx"}, r"does not end in \.safetensors: type --out .*a\.safetensors or --format onnx"),
+        ({"out": "a"}, r"does not end in \.safetensors: type --out .*a\.safetensors$"),
+        ({"out": "taken.safetensors"}, "exists: type another name, or --overwrite"),
+        ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
+        ({"out": "nowhere/a.safetensors"}, "is no folder"),
+        ({"run": "empty"}, "no usable checkpoint"),
+        ({"run": "nowhere"}, "is no run folder"),
+    ],
+)
+def test_refusals(run, tmp_path, monkeypatch, given, message):
+    for name in ("taken.safetensors", "free.safetensors.json"):
+        (tmp_path / name).write_text("mine")
+    Run.create(tmp_path / "empty", run.config, "mixnn pretrain digits")
+    if "missing" in given:
+        monkeypatch.setitem(sys.modules, given["missing"], None)
+    before = sorted(tmp_path.rglob("*"))
+    form = given.get("format", "safetensors")
+    out = tmp_path / given.get("out", f"a.{form}")
+    with pytest.raises(UserError, match=message):
+        export(tmp_path / given["run"] if "run" in given else run, out, format=form, opset=given.get("opset", 17))
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "taken.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "card, message",
+    [
+        (None, "was not written by `mixnn export`"),
+        ("no JSON", "was not written by `mixnn export`"),
+        ({"preprocessing": {}}, "was not written by `mixnn export`"),
+        ({"card_version": 2}, "a newer one may"),
+        ({"architecture": {"name": "resnet1000"}}, "resnet1000 that this mixnn does not know"),
+        ({"architecture": {"name": "resnet18"}}, "do not fit this network"),
+    ],
+)
+def test_a_file_that_is_no_export_is_refused_in_words(run, tmp_path, card, message):
+    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    text = card if isinstance(card, str) else json.dumps(card_of(path) | (card or {}))
+    save_file(load_file(path), path, None if card is None else {CARD: text})
+    with pytest.raises(UserError, match=message):
+        load(path, "cpu")
+
+
+def test_a_damaged_or_missing_export_is_refused_in_words(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"not such a file")
+    for name in ("a.safetensors", "b.safetensors"):
+        with pytest.raises(UserError, match="cannot be read"):
+            load(tmp_path / name, "cpu")

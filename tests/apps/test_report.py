@@ -1,0 +1,639 @@
+"""The report: its verdicts on curves made by hand, what it says of real runs, and the page in a real browser."""
+
+import base64
+import fnmatch
+import io
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mixnn
+from mixnn import diagnostics
+from mixnn.apps.report import pictures
+from mixnn.apps.report.facts import read
+from mixnn.apps.report.report import report
+from mixnn.apps.report.verdict import RULES, TITLES, judge, slope
+from mixnn.cli import main
+from mixnn.config import UserError
+from mixnn.paper.plan import plan_row
+from mixnn.paper.tables import TABLES
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from tests.browser import NAMES, Browser, Page, find_browser
+
+ROOT = Path(__file__).parents[1]
+QUIET = Reporter(quiet=True)
+EVIL = "<img src=x onerror=alert(1)>"
+CLASSES = ("<b onmouseover=alert(2)>", "'\"&<!--")
+
+HALF_COLLAPSED = ["cifar10-mnn-c2d6c761-seed0", "cifar10-mnn-991eb108-seed0", "cifar10-mnn-5973924f-seed0"]  # by CAS
+MAIN = [plan_row(row, "cifar10", [0], {})[0].name for row in TABLES["main"].rows]
+RESULTS = [ROOT / "results" / f"{name}.json" for name in [*MAIN, *HALF_COLLAPSED[:2]]]
+RESULTS += sorted(ROOT.glob("results/miniature/*-seed0.json"))
+
+
+def made(epochs: int, **curves) -> list[dict]:
+    """Records of so many epochs; a curve is a function of the epoch's share, or a constant; None: not logged."""
+    records = []
+    for epoch in range(1, epochs + 1):
+        values = {name: curve(epoch / epochs) if callable(curve) else curve for name, curve in curves.items()}
+        records.append({"epoch": epoch, "step": epoch} | {name: v for name, v in values.items() if v is not None})
+    return records
+
+
+HEALTHY = {"loss": lambda t: 2 - t, "spread": 0.9, "rank": 12.0, "d_positive": lambda t: 1 - 0.8 * t}
+SATURATING = {**HEALTHY, "knn": lambda t: 50 + 40 * min(1, 1.5 * t), "purity": lambda t: 0.2 + 0.6 * min(1, 1.5 * t)}
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    "state, records, planned",
+    [
+        ("untrained", [], 0),
+        ("untrained", [], 10),
+        ("learning", made(40, **SATURATING), 40),
+        ("rising", made(40, **{**SATURATING, "knn": lambda t: 50 + 40 * t}), 40),
+        ("rising", made(40, **{**HEALTHY, "purity": lambda t: 0.2 + 0.5 * t}), 40),
+        ("interrupted", made(30, **SATURATING), 40),
+        ("short", made(4, **SATURATING), 4),
+        ("flat", made(40, **HEALTHY, knn=52.0, purity=0.21), 40),
+        ("worse", made(40, **HEALTHY, knn=lambda t: 80 - 30 * t), 40),
+        ("unlabelled", made(40, **HEALTHY), 40),
+        ("short", made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8),
+        ("collapsed", made(40, **{**SATURATING, "spread": 0.02}), 40),
+        ("collapsed", made(40, **{**HEALTHY, "rank": 1.05}), 40),
+        ("collapsed", made(30, **{**HEALTHY, "rank": 1.05}), 40),
+        ("collapsed", made(40, loss=0.004, d_positive=0.002), 40),
+        ("shrunk", made(40, **{**SATURATING, "spread": lambda t: 0.95 - 0.35 * t}), 40),
+        ("shrunk", made(30, **{**HEALTHY, "spread": lambda t: 0.95 - 0.35 * t}), 40),  # and no labels
+        ("learning", made(40, **{**SATURATING, "spread": lambda t: 0.95 - 0.25 * t}), 40),
+        ("learning", made(40, **{**SATURATING, "rank": 1.2}), 40),  # two tight classes
+        ("learning", made(40, **{**SATURATING, "d_positive": 0.002}), 40),  # aligned, and spread out
+        ("diverged", made(40, **{**SATURATING, "loss": lambda t: float("nan") if t == 1 else 1}), 40),
+        ("diverged", made(20, **{**SATURATING, "loss": lambda t: 1 + 5 * t}), 40),
+        ("learning", made(12, loss=lambda t: 2 - t, accuracy=lambda t: 0.3 + 0.6 * t), 12),  # supervised
+    ],
+)
+def test_the_verdict_on_curves_made_by_hand(state, records, planned):
+    verdict = judge(records, planned)
+    assert (verdict.state, verdict.title) == (state, TITLES[state])
+    assert all(sentence.endswith(".") for sentence in verdict.sentences)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_the_verdict_on_runs_of_the_main_table_and_on_two_that_half_collapsed(path):
+    run = json.loads(path.read_text())
+    verdict = judge(run["metrics"], run["config"]["epochs"])
+    bad = path.stem in HALF_COLLAPSED
+    assert verdict.state in (["shrunk"] if bad else ["learning", "rising"])
+    assert ("embeddings have moved together" in verdict.sentences[0]) == bad
+
+
+def test_a_run_of_no_epochs_says_whose_encoder_it_has(place, tmp_path):
+    assert judge([], 0).sentences == ["The run was made with 0 epochs."]
+    run = shutil.copytree(place / "mnn", tmp_path / "run")
+    for command, said in (("mixnn pretrain x --init-from 'runs/my cats' --epochs 0", "runs/my cats"), ("mixnn x", "")):
+        (run / "command.txt").write_text(command)
+        assert read(run).init_from == said
+    (said,) = judge([], 0, init_from="runs/a").sentences
+    assert said == "The run was made with 0 epochs; its encoder is that of runs/a."
+
+
+def test_a_verdict_names_the_numbers_it_rests_on():
+    text = " ".join(judge(made(40, **SATURATING), 40).sentences)
+    assert "kNN accuracy from 51.5% (epoch 1) to 90.0% (epoch 40)." in text
+    assert "Purity of the neighbors from 0.22 (epoch 1) to 0.80 (epoch 40)." in text
+    text = " ".join(judge(made(30, **SATURATING), 40).sentences)
+    assert "30 of 40 epochs logged: interrupted, or still running" in text
+    text = " ".join(judge(made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8).sentences)
+    assert "One reading cannot tell whether it rises. kNN accuracy 85.6% (epoch 8, the only reading)." in text
+
+
+def test_noise_is_no_rise():
+    rng = np.random.default_rng(0)
+    assert slope([(x, 90 + 0.01 * x + rng.normal()) for x in range(6)]) == 0
+    assert slope([(x, 3.0 * x) for x in range(5)]) == pytest.approx(3)
+    assert slope([(0, 1.0), (1, 2.0)]) == 0
+    noisy = made(40, **{**SATURATING, "knn": lambda t: 50 + 40 * min(1, 3 * t) + 2 * (-1) ** round(40 * t)})
+    assert judge(noisy, 40).state == "learning"
+
+
+def test_sparse_readings_leave_the_end_to_the_dense_curve():
+    records = made(40, **{**SATURATING, "knn": lambda t: 50 + 40 * t if round(40 * t) % 10 == 0 else None})
+    assert judge(records, 40).state == "learning"
+
+
+def test_every_state_but_the_plain_ones_has_its_rule():
+    assert len(RULES) == 8
+    assert all(re.match(r"[a-z ]+: ", rule) for rule in RULES)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Real runs: mnn (evaluated), msf, a folder with names that mean harm, and mnn again under such a name."""
+    place, patch = tmp_path_factory.mktemp("report"), pytest.MonkeyPatch()
+    patch.setenv("MIXNN_CACHE", str(place / "cache"))
+    common = {"limit": 256, "knn_every": 1, "checkpoint_every": 1, "device": "cpu", "reporter": QUIET}
+    command = "mixnn pretrain digits --epochs 2 </script><script>alert(3)</script>"
+    mixnn.pretrain("digits", epochs=2, out=place / "mnn", command=command, **common)
+    mixnn.evaluate(place / "mnn", epochs=2, device="cpu", reporter=QUIET)
+    mixnn.pretrain("digits", epochs=1, method="msf", set={"topk": 2}, seed=1, out=place / "msf", **common)
+    rng = np.random.default_rng(0)
+    for i in range(24):
+        file = place / "photos" / CLASSES[i % 2] / f"{i}<script>alert(4).png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(file)
+    folder = {"labels": "folders", "image_size": 8, "batch_size": 8, "bn_groups": 1, "backbone": "resnet8"}
+    small = {"hidden": 16, "support_size": 16}
+    mixnn.pretrain(place / "photos", epochs=1, out=place / "own", set=small, **folder, **common)
+    shutil.copytree(place / "mnn", place / EVIL)
+    yield place
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def pages(place: Path) -> dict[str, Path]:
+    """One run, two runs, the folder's run."""
+    runs = {"one": [EVIL], "two": ["mnn", "msf"], "own": ["own"]}
+    return {
+        name: report([place / run for run in names], place / f"{name}.html", images=60, device="cpu", reporter=QUIET)
+        for name, names in runs.items()
+    }
+
+
+def values(page: Path) -> dict:
+    """What a page shows, read back from it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_report_says_what_was_run_and_what_came_out(pages, place):
+    run = values(pages["one"])["runs"][0]
+    assert run["name"] == EVIL
+    assert run["card"]["data"] == "digits (handwritten digits, embedded), 256 images"
+    assert "arXiv 2311.00562" in run["card"]["method"]
+    assert run["card"]["progress"].startswith("2 of 2 epochs")
+    last = Run.open(place / EVIL).metrics()[-1]
+    batch = Run.open(place / EVIL).config.batch_size
+    assert run["card"]["progress"].endswith(f", {last['step'] * batch / last['seconds']:,.0f} images/s")
+    assert run["card"]["command"].startswith("mixnn pretrain digits")
+    assert {row["name"]: (row["value"], row["default"]) for row in run["changed"]} == {
+        "epochs": ("2", "60"),
+        "limit": ("256", "0"),
+        "knn_every": ("1", "10"),
+        "checkpoint_every": ("1", "10"),
+        "device": ("cpu", "auto"),
+    }
+    assert {"mixnn", "git", "python", "torch", "device"} <= run["environment"].keys()
+    results, known = {r["key"]: r for r in run["results"]}, json.loads((place / "mnn/results.json").read_text())
+    assert results["linear.last"]["value"] == known["linear"]["last"]
+    assert results["linear.best"]["protocol"]["report"] == f"best epoch, {known['linear']['best_epoch']}"
+    assert results["knn.weighted"]["value"] == known["knn"]["weighted"]
+    assert results["knn.weighted"]["protocol"]["k"] == "12"
+    assert results["knn.majority"]["protocol"]["vote"] == "majority"
+    assert "temperature" not in results["knn.majority"]["protocol"]
+    assert results["reading.last"]["protocol"]["report"] == "last of 2 readings, epoch 2"
+    assert run["verdict"]["state"] == "short"
+
+
+def test_a_run_itself_may_be_given(pages, place, tmp_path):
+    page = report(Run.open(place / "own"), tmp_path / "page.html", images=60, device="cpu", reporter=QUIET)
+    assert values(page) == values(pages["own"])
+
+
+def test_curves_are_those_of_the_log_with_their_meanings(pages, place):
+    shown = values(pages["two"])
+    first = shown["runs"][0]["curves"]
+    log = [json.loads(line) for line in (place / "mnn/metrics.jsonl").read_text().splitlines()]
+    assert first["epochs"] == [1, 2]
+    assert first["values"]["purity"] == [float(f"{record['purity']:.5g}") for record in log]
+    panels = {panel["name"]: panel["meaning"] for group in shown["groups"] for panel in group["panels"]}
+    assert {"loss", "d_positive", "d_neighbors", "purity", "purity_k", "knn", "spread", "rank"} <= panels.keys()
+    assert panels["spread"] == diagnostics.NAMES["spread"]
+    assert all(panels.values()), "every curve is explained"
+
+
+def test_two_runs_list_what_differs_and_nothing_else(pages):
+    shown = values(pages["two"])
+    rows = {row["name"]: row["values"] for row in shown["differences"]}
+    assert rows["method"] == ["mnn", "msf"]
+    assert rows["seed"] == ["0", "1"]
+    assert rows["topk"] == ["5", "2"]
+    assert rows["mixer"][1] is None
+    assert not {"data", "lr", "batch_size", "views", "limit"} & rows.keys()
+    assert "kNN was measured for A only." in shown["warnings"]
+    assert values(pages["one"])["differences"] == []
+
+
+def test_results_of_different_protocols_warn(place, tmp_path):
+    for name in ("a", "b"):
+        shutil.copytree(place / "mnn", tmp_path / name)
+    known = json.loads((tmp_path / "b/results.json").read_text())
+    known["knn"]["protocol"]["k"] = 200
+    known["linear"]["protocol"]["trained_epochs"] = 7  # the run's own, not the way it was measured
+    (tmp_path / "b/results.json").write_text(json.dumps(known))
+    page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "x.html", images=0, reporter=QUIET)
+    assert values(page)["warnings"] == ["kNN was measured by different protocols: k (A: 12; B: 200)."]
+
+
+def test_images_are_test_images_with_their_nearest_training_images(pages):
+    shown = values(pages["one"])
+    gallery, look = shown["galleries"][0], shown["runs"][0]["look"]
+    assert (gallery["split"], gallery["count"], gallery["total"], gallery["bank"]) == ("test", 60, 256, 256)
+    assert len(look["xy"]) == len(look["near"]) == 60
+    assert np.ptp(np.array(look["xy"]), axis=0).max() == 1000
+    assert [row["why"] for row in gallery["rows"][:10]] == ["Drawn at random"] * 10
+    assert sorted(gallery["labels"][row["query"]] for row in gallery["rows"][:10]) == list(range(10))
+    for row, neighbors in zip(gallery["rows"], look["grid"], strict=True):
+        cosines = [one["cos"] for one in neighbors]
+        assert cosines == sorted(cosines, reverse=True)
+        for one in neighbors:
+            assert one["tile"] >= 60
+            assert one["false"] == (gallery["labels"][one["tile"]] != gallery["labels"][row["query"]])
+    sprite = Image.open(io.BytesIO(base64.b64decode(gallery["sprite"].removeprefix("data:image/png;base64,"))))
+    train, test = (mixnn.data.load("digits", split).limit(256) for split in ("train", "test"))
+    side, columns = gallery["side"], gallery["columns"]
+    first = sprite.crop((0, 0, side, side)), test.limit(60, pictures.SEED).images[0]
+    assert np.array_equal(np.asarray(first[0]).transpose(2, 0, 1), first[1].numpy())
+    tile = look["grid"][0][0]["tile"]
+    box = (tile % columns * side, tile // columns * side)
+    pixels = np.asarray(sprite.crop((*box, box[0] + side, box[1] + side))).transpose(2, 0, 1)
+    assert (train.images == torch.from_numpy(pixels.copy())).flatten(1).all(1).any(), "a training image"
+
+
+def test_without_test_images_training_images_are_shown_and_not_their_own_neighbors(pages):
+    shown = values(pages["own"])
+    gallery, look = shown["galleries"][0], shown["runs"][0]["look"]
+    assert (gallery["split"], gallery["count"]) == ("training", 24)
+    assert set(gallery["classes"]) == set(CLASSES)
+    for row, neighbors in zip(gallery["rows"], look["grid"], strict=True):
+        query = gallery["names"][row["query"]]
+        assert query not in [gallery["names"][one["tile"]] for one in neighbors]
+        assert len(neighbors) == pictures.NEIGHBORS
+
+
+def test_maps_are_turned_to_lie_alike():
+    xy = np.random.default_rng(0).normal(size=(50, 2))
+    turned = xy @ np.array([[0.0, 1.0], [1.0, 0.0]]) * 3 + 7
+    assert np.allclose(pictures.aligned(turned, xy), pictures._fitted(xy))
+
+
+def test_there_is_no_map_of_images_that_are_all_alike():
+    assert pictures.mapped(np.ones((20, 4), np.float32)) is None
+    assert pictures.mapped(np.eye(4, dtype=np.float32)) is None
+
+
+def test_a_report_is_the_same_every_time(pages, place):
+    again = report([place / "mnn", place / "msf"], place / "again.html", images=60, device="cpu", reporter=QUIET)
+    assert again.read_bytes() == pages["two"].read_bytes()
+
+
+# What is missing, and what is refused
+
+
+@pytest.mark.parametrize(
+    "break_it, said",
+    [
+        (lambda run: shutil.rmtree(run / "checkpoints"), "No map and no neighbors: the run has no checkpoint."),
+        (lambda run: _damage_all(run / "checkpoints"), "is damaged"),
+        (lambda run: _damage_all(run / "checkpoints", 1), "falling back to the one before"),
+        (lambda run: _edit(run / "config.yaml", "data: digits", "data: cifar10"), "cifar10 is not on disk"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "No epoch is logged, so there are no curves."),
+        (lambda run: (run / "metrics.jsonl").write_text("{\n"), "metrics.jsonl cannot be read"),
+        (lambda run: (run / "results.json").write_text("{"), "results.json"),
+        (lambda run: (run / "results.json").write_text("[]"), "results.json is not what a run writes."),
+        (lambda run: (run / "results.json").write_text('{"knn": 3}'), "Linear probe and kNN are not both evaluated"),
+        (lambda run: (run / "environment.json").write_text("{"), "environment.json cannot be read"),
+        (lambda run: _edit(run / "results.json", '"checkpoint_step": 8', '"checkpoint_step": 4'), "is of step 4"),
+    ],
+)
+def test_a_run_with_parts_missing_is_still_reported_and_says_so(break_it, said, place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "mnn", run)
+    break_it(run)
+    page = report([run], tmp_path / "x.html", images=10, data_dir=tmp_path, device="cpu", reporter=QUIET)
+    shown = values(page)["runs"][0]
+    assert any(said in text for text in shown["missing"]), shown["missing"]
+    assert shown["card"]["method"].startswith("mnn")
+
+
+def _damage_all(folder: Path, count: int = 9) -> None:
+    for file in sorted(folder.iterdir(), reverse=True)[:count]:
+        file.write_bytes(file.read_bytes()[:-100])
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+def test_a_run_that_lacks_nothing_says_nothing(pages):
+    assert values(pages["one"])["runs"][0]["missing"] == []
+
+
+def test_a_run_that_diverged_is_called_so_and_nobody_is_sent_to_evaluate_it(tmp_path):
+    run, settings = tmp_path / "run", {"epochs": 3, "limit": 128, "lr": 1e30, "warmup_epochs": 0}
+    with pytest.raises(UserError, match="the loss is nan"):
+        mixnn.pretrain("digits", out=run, knn_every=0, reporter=QUIET, **settings)
+    shown = values(report([run], tmp_path / "x.html", images=10, reporter=QUIET))["runs"][0]
+    assert shown["verdict"]["state"] == "diverged"
+    assert shown["verdict"]["sentences"][0].startswith("Training ended: the loss is nan at step ")
+    assert shown["verdict"]["sentences"][1] == "0 of 3 epochs logged."
+    assert "Linear probe and kNN are not both evaluated, for the run has no checkpoint." in shown["missing"]
+    assert "mixnn evaluate" not in " ".join(shown["missing"])
+
+
+def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "run")
+    (tmp_path / "run/diverged.txt").write_text("the loss is nan at step 9\n")
+    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
+    assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training ended: the loss is nan at step 9."
+    mixnn.pretrain(resume=tmp_path / "run", reporter=QUIET)
+    page = report([tmp_path / "run"], tmp_path / "y.html", images=0, reporter=QUIET)
+    assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
+
+
+def test_images_that_are_query_and_bank_at_once_are_counted_once(place):
+    configs = [Run.open(place / name).config for name in ("mnn", "own")]
+    divided, alone = (pictures.load_shown(config, 10, torch.device("cpu")) for config in configs)
+    assert divided.num_images == len(divided.queries) + len(divided.bank)
+    assert alone.num_images == len(alone.bank) > len(alone.queries)
+
+
+def test_a_log_that_is_no_longer_a_number_is_reported(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "run")
+    with open(tmp_path / "run/metrics.jsonl", "a") as file:
+        file.write('{"epoch": 3, "step": 12, "loss": NaN, "purity": Infinity}\n')
+    shown = values(report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET))["runs"][0]
+    assert shown["verdict"]["state"] == "diverged"
+    assert shown["curves"]["values"]["loss"][2] is None
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/config.yaml").write_text("data: digits\n")
+    (tmp_path / "page").mkdir()
+    for runs, out, said in [
+        ([], "x.html", "report needs a run folder"),
+        ([tmp_path / "absent"], "x.html", "absent is no run folder"),
+        ([tmp_path], "x.html", "no run folder"),
+        (str(tmp_path / "foreign"), "x.html", "though it has a config.yaml"),
+        ([tmp_path / "absent"], "page", "page is a folder: type the name of a file"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            report(runs, tmp_path / out, reporter=QUIET)
+    with pytest.raises(UserError, match="images must be from 0 to"):
+        report([tmp_path], images=-1, reporter=QUIET)
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"is no folder, so .* cannot be written there"):
+        report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("own, typed, taken", [("here", [], ""), ("", [], "there"), ("here", ["--data-dir", "x"], "x")])
+def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
+    given = []
+    monkeypatch.setenv("MIXNN_DATA", "there")
+    monkeypatch.setattr("mixnn.apps.report.report.report", lambda *_, data_dir, **__: given.append(data_dir))
+    runs = shutil.copytree(place / "mnn", tmp_path / "own"), place / "msf"
+    config = runs[0] / "config.yaml"
+    config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))
+    assert main(["report", *map(str, runs), *typed]) == 0
+    assert given == [taken]
+
+
+# The page as text
+
+
+def test_the_page_holds_all_it_needs(pages):
+    for page in pages.values():
+        text = page.read_text()
+        outside = set(re.findall(r"(?:https?:)?//[\w.]+\.[a-z]+[^\s\"'<]*", re.sub(r"base64,[\w+/=]+", "", text)))
+        assert outside == {"http://www.w3.org/2000/svg"}, "a name, not an address"
+        assert "default-src 'none'" in text
+        assert not re.search(r"<(img|iframe|object|embed|base|form)\b", text)
+        assert len(re.findall(r"<script", text)) == 2
+
+
+def test_no_text_of_the_data_can_leave_its_place(pages):
+    for name, page in pages.items():
+        text = page.read_text()
+        assert not any(part in text for part in (EVIL, *CLASSES, "</script><script>", "<script>alert")), name
+
+
+def test_the_parts_of_the_page_are_packaged():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mixnn"]
+    parts = [
+        f"reporting/{path.name}"
+        for path in (ROOT / "mixnn/reporting").iterdir()
+        if path.suffix in (".html", ".css", ".js")
+    ]
+    assert len(parts) == 7
+    assert all(any(fnmatch.fnmatch(part, pattern) for pattern in wanted) for part in parts)
+
+
+# The page in a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if find_browser() is None:
+        pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(chromium: Browser) -> Page:
+    return chromium.open()
+
+
+def show(tab: Page, page: Path, width: int = 1280, dark: bool = False) -> None:
+    """The page, drawn."""
+    tab.size(width, 900, mobile=width < 500)
+    tab.prefer(color_scheme="dark" if dark else "light")
+    tab.goto(page.as_uri())
+    tab.wait("document.documentElement.dataset.ready")
+
+
+def clean(tab: Page, page: Path) -> None:
+    assert tab.problems == []
+    assert tab.requests == [page.as_uri()]
+
+
+def at(tab: Page, selector: str, number: int = 0, x: float = 0.5) -> tuple[float, float]:
+    """A point of an element that is scrolled into view, in the window."""
+    node = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
+    tab.run(f'{node}.scrollIntoView({{ block: "center", behavior: "instant" }})')
+    tab.settle()  # the page hears of the scrolling
+    left, top, width, height = tab.run(
+        f"(({{ x, y, width, height }}) => [x, y, width, height])({node}.getBoundingClientRect())"
+    )
+    return left + x * width, top + height / 2
+
+
+def point(tab: Page, *place: float) -> None:
+    tab.mouse("mouseMoved", *place)
+
+
+@pytest.mark.parametrize("name", ["one", "two", "own"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_draws_itself_without_a_complaint_or_a_request(tab, pages, name, width):
+    show(tab, pages[name], width, dark=width == 390)
+    assert tab.run("document.querySelectorAll('.panel svg path.curve').length") > 10
+    assert tab.run("document.querySelectorAll('.eight .tile').length") >= 80
+    assert tab.run("document.documentElement.scrollWidth") <= width, "nothing is wider than the screen"
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(21, 23, 26)" if width == 390 else "rgb(251, 251, 249)"
+    )
+    loaded = """(async () => { const rule = getComputedStyle(document.querySelector('.eight .tile')).backgroundImage;
+        const image = new Image(); image.src = rule.slice(5, -2); await image.decode();
+        return image.naturalWidth; })()"""
+    gallery = values(pages[name])["galleries"][0]
+    assert tab.run(loaded) == gallery["side"] * gallery["columns"], "the sprite is there and whole"
+    clean(tab, pages[name])
+
+
+def test_names_that_mean_harm_stay_text(tab, pages):
+    show(tab, pages["one"])
+    assert tab.run("document.querySelector('h1').textContent") == EVIL
+    assert tab.run("document.querySelectorAll('img, h1 *').length") == 0
+    assert "</script><script>alert(3)</script>" in tab.run("document.querySelector('pre').textContent")
+    clean(tab, pages["one"])
+
+
+def test_names_of_images_and_classes_stay_text_too(tab, pages):
+    show(tab, pages["own"])
+    chips = tab.run("[...document.querySelectorAll('.controls button')].map((b) => b.textContent)")
+    assert set(chips) == {"show images", *CLASSES}
+    point(tab, *at(tab, ".plane"))
+    assert "alert(4)" in tab.run("document.querySelector('.detail').textContent")
+    assert tab.run("document.querySelectorAll('script').length") == 2
+    clean(tab, pages["own"])
+
+
+def test_pointing_at_a_curve_shows_the_values_of_all_at_that_epoch(tab, pages):
+    show(tab, pages["two"])
+    read = "document.querySelector('[data-curve=\"{}\"] .readout').textContent"
+    curves = [run["curves"]["values"] for run in values(pages["two"])["runs"]]
+    point(tab, *at(tab, '[data-curve="loss"] svg', x=0.13))
+    loss, knn = tab.run(read.format("loss")), tab.run(read.format("knn"))
+    assert loss == f"epoch 1 · A {curves[0]['loss'][0]:.2f} · B {curves[1]['loss'][0]:.2f}"
+    assert knn == f"epoch 1 · A {curves[0]['knn'][0]:.1f} · B {curves[1]['knn'][0]:.1f}"
+    point(tab, 5, 5)
+    assert tab.run(read.format("loss")).startswith("epoch 2 ")
+    tab.run("document.querySelector('[data-curve=\"purity\"] svg').focus()")
+    tab.key("ArrowLeft")
+    assert tab.run(read.format("purity")).startswith("epoch 1 ")
+    assert tab.run("document.activeElement.getAttribute('aria-valuetext')").startswith("epoch 1 ")
+    clean(tab, pages["two"])
+
+
+def test_pointing_at_the_map_shows_the_image_and_a_click_its_nearest(tab, pages):
+    show(tab, pages["two"])
+    shown = values(pages["two"])
+    labels = shown["galleries"][0]["labels"]
+    point(tab, *at(tab, ".plane .dot", 7))
+    assert not tab.run("document.getElementById('tip').hidden")
+    assert tab.run("document.getElementById('tip').textContent") == f"test image, class {labels[7]}"
+    assert tab.run("document.querySelectorAll('#tip .tile').length") == 1
+    rings = "[...document.querySelectorAll('.plane .chosen')].filter((r) => r.getAttribute('visibility') === 'visible')"
+    assert tab.run(f"{rings}.length") == 2, "the same image in both maps"
+    tab.click(*at(tab, ".plane .dot", 7))
+    assert tab.run("document.querySelector('.detail b').textContent") == f"test image, class {labels[7]}"
+    for number, run in enumerate(shown["runs"]):
+        strip = f"[...document.querySelectorAll('.strip')[{number}].querySelectorAll('figure')]"
+        cosines = tab.run(f"{strip}.map((f) => f.querySelector('figcaption').textContent)")
+        assert cosines == [f"{cos:.2f}" for cos in run["look"]["nearCos"][7]]
+        false = tab.run(f"{strip}.map((f) => f.classList.contains('false'))")
+        assert false == [labels[j] != labels[7] for j in run["look"]["near"][7]]
+    point(tab, 5, 5)
+    assert tab.run("document.getElementById('tip').hidden")
+    clean(tab, pages["two"])
+
+
+def test_the_map_is_reached_by_keys_and_shows_images_and_single_classes(tab, pages):
+    show(tab, pages["one"])
+    tab.run("document.querySelector('.plane').focus()")
+    tab.key("Home")
+    tab.key("Enter")
+    first = tab.run("document.querySelector('.detail b').textContent")
+    assert first == f"test image, class {values(pages['one'])['galleries'][0]['labels'][0]}"
+    tab.click(*at(tab, ".controls button"))
+    tiles = "[...document.querySelectorAll('.plane .tile')]"
+    assert tab.run(f"{tiles}.filter((t) => !t.hidden).length") == 60
+    corners = tab.run(f"{tiles}.map((t) => t.style.left + t.style.top)")
+    assert len(set(corners)) == 60, "none hides another"
+    tab.click(*at(tab, ".controls button", 1))
+    alone = tab.run(f"{tiles}.filter((t) => !t.classList.contains('dim')).length")
+    assert alone == values(pages["one"])["galleries"][0]["labels"][:60].count(0)
+    clean(tab, pages["one"])
+
+
+def test_false_neighbors_are_marked_not_by_color_alone(tab, pages):
+    show(tab, pages["own"])
+    shown = values(pages["own"])
+    false = sum(one["false"] for row in shown["runs"][0]["look"]["grid"] for one in row)
+    assert false > 0
+    assert tab.run("document.querySelectorAll('.eight .false .tile svg line').length") == false
+    texts = tab.run("[...document.querySelectorAll('.eight .false')].map((f) => f.textContent)")
+    assert all(re.fullmatch(r"-?\d\.\d\d✗ .+", text) for text in texts)
+
+
+def test_two_runs_stand_side_by_side_with_their_differences(tab, pages):
+    show(tab, pages["two"])
+    rows = tab.run(
+        "[...document.querySelectorAll('#differences tbody tr')].map((r) => [...r.cells].map((c) => c.innerText))"
+    )
+    found = {row[0].split()[0]: row[1:] for row in rows}
+    assert found["method"] == ["mnn", "msf"]
+    assert found["topk"] == ["5", "2"]
+    assert "lr" not in found
+    assert "mixer=raw_renorm" in tab.run("document.querySelector('#differences .own').textContent")
+    assert tab.run("document.querySelectorAll('#verdict .card').length") == 2
+    legend = tab.run("[...document.querySelectorAll('#curves .legend li')].map((l) => l.textContent)")
+    assert legend == ["Amnn", "Bmsf"]
+    assert tab.run("document.querySelectorAll('[data-curve=\"loss\"] path.curve').length") == 2
+    assert "Note: " in tab.run("getComputedStyle(document.querySelector('#results .warning'), '::before').content")
+
+
+def test_a_reading_in_training_is_not_passed_off_as_an_evaluation(tab, place, tmp_path):
+    run = shutil.copytree(place / "mnn", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "results.json"))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made(40, **SATURATING)))
+
+    def figures() -> list[list[str]]:
+        show(tab, report([run], tmp_path / "x.html", overwrite=True, reporter=QUIET))
+        return tab.run("[...document.querySelectorAll('.figures div')].map((d) => d.innerText.split('\\n'))")
+
+    assert figures() == [["kNN read at epoch 40", "90.0%"]]
+    (run / "results.json").write_text(json.dumps({"knn": {"weighted": 80.5}}))
+    assert figures() == [["kNN, weighted", "80.5%"]]
+
+
+def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path):
+    run = tmp_path / "bare"
+    shutil.copytree(place / "mnn", run, ignore=shutil.ignore_patterns("checkpoints", "*.json*"))
+    page = report([run], tmp_path / "x.html", reporter=QUIET)
+    show(tab, page)
+    assert tab.run("[...document.querySelectorAll('section')].map((s) => s.id)") == ["verdict", "protocol"]
+    assert "Nothing was trained" in tab.run("document.querySelector('#verdict').textContent")
+    assert tab.run("document.querySelectorAll('#contents a').length") == 2
+    clean(tab, page)

@@ -1,0 +1,535 @@
+"""search: nearest images, near-duplicates and outliers, in every form, on a folder of digits."""
+
+import base64
+import contextlib
+import functools
+import html.parser
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import mixnn
+from mixnn.apps.search import index, originals, page, similar, speed, text
+from mixnn.apps.search.search import search
+from mixnn.config import UserError
+from mixnn.evaluation import neighbors
+from mixnn.progress import Reporter, shown
+
+QUIET = Reporter(quiet=True)
+SIDE = 128  # of the files; the network sees 16 x 16, so a shift by one pixel is one by an eighth
+ODD = "<img src=x onerror=document.title='gone'>.png"
+NAMES = [ODD, "a b  c.png", "数字 ünï.png", "[red]:smile:.png", "quote\"'&amp;.png", "under/<b>deep<b>.png"]
+
+
+load_digits = functools.cache(load_digits)
+
+
+def digit(i: int) -> Image.Image:
+    gray = np.uint8(load_digits().images[i] * 255 / 16)
+    return Image.fromarray(gray).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+def shifted(image: Image.Image, pixels: int) -> Image.Image:
+    return Image.fromarray(np.roll(np.asarray(image), pixels, axis=1))
+
+
+def noise(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), np.uint8))
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """A run on 96 digits, six of which have odd names."""
+    root = tmp_path_factory.mktemp("searching")
+    folder = root / "digits"
+    (folder / "under").mkdir(parents=True)
+    names = NAMES + [f"{i}.png" for i in range(90)]
+    for i, name in enumerate(names):
+        digit(i).save(folder / name)
+    run = mixnn.pretrain(
+        folder, out=root / "run", backbone="resnet8", epochs=1, image_size=16, batch_size=32, bn_groups=1, knn_every=0,
+        device="cpu", set={"support_size": 64, "hidden": 64}, reporter=QUIET,
+    )  # fmt: skip
+    return SimpleNamespace(run=run, folder=folder, names=names, root=root)
+
+
+def quietly(*args, **options) -> tuple[dict, str]:
+    """The result, and what was printed."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        result = search(*args, reporter=QUIET, device="cpu", **options)
+    return result, out.getvalue()
+
+
+def random_unit(count: int, width: int, seed: int = 0) -> np.ndarray:
+    return index.to_unit(np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32))
+
+
+def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list[int]]) -> list[list[int]]:
+    """Every cosine in float64, sorted by cosine and then by position."""
+    found = []
+    for query, mine in zip(queries, own, strict=True):
+        cos = [float((row.astype(np.float64) * query.astype(np.float64)).sum()) for row in bank]
+        found.append(sorted((i for i in range(len(bank)) if i not in mine), key=lambda i: (-cos[i], i))[:topk])
+    return found
+
+
+# The index
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 333, 2**22])
+@pytest.mark.parametrize("num_queries", [1, 5])
+def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num_queries):
+    monkeypatch.setattr(neighbors, "BLOCK", block)
+    monkeypatch.setattr(neighbors, "QUERIES", 3)
+    monkeypatch.setattr(index, "RANKED", 100)
+    bank = random_unit(333, 24)
+    queries = random_unit(num_queries, 24, seed=1)
+    own = [[] for _ in range(num_queries)]
+    hits = index.nearest(queries, bank, 12, own)
+    assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 12, own)
+    for query, row in zip(queries, hits, strict=True):
+        assert [cos for _, cos in row] == pytest.approx(
+            [float(bank[i].astype(float) @ query) for i, _ in row], abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("block", [1, 13, 2**22])
+def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
+    monkeypatch.setattr(neighbors, "BLOCK", block)
+    bank = random_unit(60, 16)
+    bank[[7, 20, 21, 45, 59]] = bank[3]
+    own = [[3], [20], [21, 45], []]
+    queries = np.stack([bank[3]] * 4)
+    hits = index.nearest(queries, bank, 6, own)
+    assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 6, own)
+    assert [i for i, _ in hits[0]][:5] == [7, 20, 21, 45, 59]
+    assert hits[0][0][1] == pytest.approx(1, abs=1e-6)
+
+
+def test_all_images_can_be_asked_for():
+    bank = random_unit(9, 4)
+    (hits,) = index.nearest(bank[:1], bank, 8, [[0]])
+    assert sorted(i for i, _ in hits) == list(range(1, 9))
+
+
+def test_faiss_finds_the_same():
+    pytest.importorskip("faiss")
+    bank = random_unit(500, 32)
+    bank[[100, 400]] = bank[5]
+    own = [[i] for i in range(10)]
+    assert index.nearest(bank[:10], bank, 15, own, "faiss") == index.nearest(bank[:10], bank, 15, own, "exact")
+
+
+def test_rows_become_unit_in_place_and_a_zero_row_stays_zero(monkeypatch):
+    monkeypatch.setattr(index, "ROWS", 4)
+    rows = np.random.default_rng(0).standard_normal((10, 6)).astype(np.float32)
+    rows[9] = 0
+    made = index.to_unit(rows)
+    assert made is rows
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), [1] * 9 + [0], atol=1e-6)
+    with pytest.raises(UserError, match="not finite"):
+        index.to_unit(np.array([[np.nan, 1]], np.float32))
+
+
+# Near-duplicates and outliers, of vectors
+
+
+@pytest.mark.parametrize("side", [1, 5, 2048])
+def test_groups_are_the_connected_parts_of_the_graph_of_near_pairs(monkeypatch, side):
+    monkeypatch.setattr(similar, "SIDE", side)
+    bank = random_unit(40, 3)
+    near = bank.astype(np.float64) @ bank.T >= 0.97
+    reach = np.linalg.matrix_power(near.astype(float), 40) > 0
+    parts = {tuple(np.flatnonzero(row)) for row in reach if row.sum() > 1}
+    blocks = []
+    found = similar.near_duplicates(bank, 0.97, blocks.append)
+    assert {tuple(sorted(i for i, _ in group)) for group in found} == parts
+    assert len(found) == len(parts)
+    assert [group[1][1] for group in found] == sorted((group[1][1] for group in found), reverse=True)
+    assert len(parts) > 3, "an empty graph shows nothing"
+    assert blocks == list(range(1, similar.num_blocks(40) + 1))
+    for group in found:
+        cosines = [cos for _, cos in group]
+        assert group[0] == (min(i for i, _ in group), 1.0)
+        assert cosines == sorted(cosines, reverse=True)
+
+
+def test_images_that_are_all_alike_are_one_group():
+    bank = np.repeat(random_unit(1, 8), 300, axis=0)
+    (group,) = similar.near_duplicates(bank, 1.0)
+    assert [i for i, _ in group] == list(range(300))
+
+
+def test_the_threshold_is_ten_times_nearer_than_the_tenth_neighbor_and_ignores_copies():
+    bank = random_unit(200, 8)
+    cos = np.sort(bank.astype(np.float64) @ bank.T, axis=1)[:, ::-1]
+    threshold, why = similar.chosen_threshold(bank)
+    assert threshold == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 10, abs=2e-3)
+    assert why.startswith("10 times nearer")
+    doubled = similar.chosen_threshold(np.concatenate([bank, bank]))[0]
+    assert doubled == pytest.approx(threshold, abs=0.02)
+    assert similar.chosen_threshold(bank[:2])[0] < 1
+
+
+def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
+    bank = random_unit(50, 6)
+    bank[10:20] = bank[10]  # more copies than neighbors: an image may not be among its nearest
+    cos = bank.astype(np.float64) @ bank.T
+    np.fill_diagonal(cos, -2)
+    naive = np.sort(cos, axis=1)[:, -3:].mean(axis=1)
+    np.testing.assert_allclose(similar.unusual(bank, 3), naive, atol=1e-6)
+
+
+# The verb, on files
+
+
+def test_nearest_to_a_file_of_the_index_leaves_it_out_however_it_is_spelled(given):
+    link = given.root / "link.png"
+    if not link.exists():
+        link.symlink_to(given.folder / "4.png")
+    results = [
+        quietly(given.run, spelling, topk=5)[0]["queries"][0]["nearest"]
+        for spelling in (given.folder / "4.png", str(given.folder / "under" / ".." / "4.png"), link, "4.png")
+    ]
+    assert results[0] == results[1] == results[2] == results[3]
+    assert [hit["rank"] for hit in results[0]] == [1, 2, 3, 4, 5]
+    assert "4.png" not in [hit["name"] for hit in results[0]]
+    similarities = [hit["similarity"] for hit in results[0]]
+    assert similarities == sorted(similarities, reverse=True)
+
+
+def test_the_search_agrees_with_vectors_of_the_encoder(given):
+    image = given.root / "elsewhere.png"
+    digit(200).save(image)
+    (row,) = quietly(given.run.path, image, topk=3)[0]["queries"]
+    from mixnn.data.decode import decode_all
+
+    encoder = mixnn.load(given.run, "cpu")
+    u8, _ = decode_all([image, *(given.folder / name for name in given.names)], 16)
+    vectors = encoder(torch.from_numpy(u8)).double().numpy()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cos = vectors[1:] @ vectors[0]
+    best = np.argsort(-cos)[:3]
+    assert [hit["name"] for hit in row["nearest"]] == [given.names[i] for i in best]
+    assert [hit["similarity"] for hit in row["nearest"]] == pytest.approx(cos[best].tolist(), abs=1e-5)
+
+
+def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, capsys):
+    folder = given.root / "asked"
+    folder.mkdir(exist_ok=True)
+    digit(300).save(folder / "one.png")
+    shutil.copy(given.folder / "7.png", folder / "two.png")  # a copy is another file
+    (folder / "bad.png").write_text("no image")
+    (folder / "nowhere.png").symlink_to("gone.png")
+    result, _ = quietly(given.run, folder, topk=2)
+    assert [Path(row["query"]).name for row in result["queries"]] == ["one.png", "two.png"]
+    first = result["queries"][1]["nearest"][0]
+    assert first["name"] == "7.png"
+    assert first["similarity"] == pytest.approx(1, abs=1e-5)
+    said = capsys.readouterr().err
+    assert "bad.png" in said
+    assert "nowhere.png: a link that leads nowhere" in said
+
+
+def test_a_data_sets_images_are_asked_for_by_name(given):
+    result, printed = quietly(given.run, "digits/train/3", source="digits", topk=2)
+    assert result["images"] == 1297
+    assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
+    out = given.root / "set.html"
+    quietly(given.run, "digits/train/3", source="digits", topk=2, format="html", out=out)
+    assert out.read_text().count("data:image/png") == 3
+    assert "nearest to digits/train/3" in printed
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """40 digits; of some there is a copy, one saved as JPEG, one shifted by an eighth of the network's pixels."""
+    folder = tmp_path_factory.mktemp("copies")
+    for i in range(40):
+        digit(100 + i).save(folder / f"{i}.png")
+    shutil.copy(folder / "3.png", folder / "copy of 3.png")
+    shutil.copy(folder / "3.png", folder / "3 again.png")
+    digit(105).save(folder / "saved 5.jpg", quality=95)
+    shifted(digit(108), 1).save(folder / "shifted 8.png")
+    return folder
+
+
+def test_copies_are_found_and_no_different_digits(given, copies):
+    result, printed = quietly(given.run, source=copies, duplicates=True)
+    groups = [{image["name"] for image in group} for group in result["groups"]]
+    assert groups == [{"3.png", "3 again.png", "copy of 3.png"}, {"5.png", "saved 5.jpg"}, {"8.png", "shifted 8.png"}]
+    same = {image["name"]: image["same_content_as"] for group in result["groups"] for image in group}
+    first = result["groups"][0][0]["name"]
+    assert [name for name, of in same.items() if of] == [n for n in same if "3" in n and n != first]
+    assert {of for of in same.values() if of} == {first}
+    assert f"(identical to {first})" in printed
+    assert str(result["threshold"]) in printed
+    assert "usually" in printed
+
+
+def test_a_threshold_is_taken_as_given(given, copies):
+    assert quietly(given.run, source=copies, duplicates=True, threshold=1.0)[0]["groups"][0][1]["similarity"] == 1
+    assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 44
+
+
+def test_images_that_are_all_the_same_are_a_warning(given, tmp_path, capsys):
+    for i in range(14):
+        digit(0).save(tmp_path / f"{i}.png")
+    result, _ = quietly(given.run, source=tmp_path, duplicates=True)
+    assert [len(group) for group in result["groups"]] == [14]
+    assert "kind" not in text.titles(result)[0]
+    assert "collapsed" in capsys.readouterr().err
+
+
+def test_who_asks_for_more_images_than_there_are_gets_all_that_can_be_read(given, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("4.png", "5.png", "6.png"):
+        shutil.copy(given.folder / name, folder)
+    (folder / "broken.png").write_text("no image")
+    capsys.readouterr()
+    found = search(given.run, folder / "4.png", source=folder, topk=50)
+    assert found["topk"] == len(found["queries"][0]["nearest"]) == 2
+    assert "there are 2 images beside the one asked for, and not 50" in capsys.readouterr().err
+    assert len(search(given.run, source=folder, outliers=True, topk=50)["outliers"]) == 3
+
+
+def test_a_large_group_whose_images_are_not_all_alike_is_called_a_kind():
+    def group(count):
+        return [{"name": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
+
+    result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.91, 0.995, 0.5]}
+    kind, copies, few = text.titles(result)
+    assert kind == "group 1, 6 images; two of them reach 0.9100 only: probably images of one kind, not copies"
+    assert copies == "group 2, 6 images"
+    assert few == "group 3, 4 images"
+    assert "kind" in text.titles(result | {"threshold": 0.999, "lowest": [0.995] * 3})[0], "and not by the threshold"
+
+
+def test_the_least_alike_of_a_group_are_two_of_its_own():
+    angles = np.deg2rad([0, 10, 40, 90])
+    bank = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    assert similar.least_alike(bank, [0, 1, 2]) == pytest.approx(np.cos(np.deg2rad(40)), abs=1e-6)
+
+
+def test_noise_among_digits_is_the_first_outlier(given, copies, tmp_path):
+    folder = tmp_path / "with noise"
+    shutil.copytree(copies, folder)
+    noise(0).save(folder / "20 noise.png")
+    result, printed = quietly(given.run, source=folder, outliers=True, topk=3)
+    assert result["outliers"][0]["name"] == "20 noise.png"
+    scores = [row["score"] for row in result["outliers"]]
+    assert scores == sorted(scores)
+    assert "   1  " in printed
+
+
+def test_contents_are_compared_by_bytes_and_files_that_vanish_are_no_error(tmp_path):
+    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2"), ("d", b"22"), ("e", b"1"), ("f", b"")):
+        (tmp_path / name).write_bytes(content)
+    names = ["a", "b", "c", "d", "e", "f"]
+    source = originals.Source("", names, [tmp_path / name for name in names])
+    (tmp_path / "e").unlink()
+    found = originals.Originals(source)
+    assert found.first_with_same_content(names) == {"b": "a"}
+    assert found.thumbnail("e") == ("", False)
+
+
+def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
+    noise(0).resize((900, 300)).save(tmp_path / "large.png")
+    digit(0).resize((8, 8)).save(tmp_path / "tiny.png")
+    for name, size, kind, tiny in (("large.png", (192, 64), "JPEG", False), ("tiny.png", (8, 8), "PNG", True)):
+        uri, is_tiny = originals.small_file(tmp_path / name)
+        with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+            assert (image.size, image.format, is_tiny) == (size, kind, tiny)
+    assert originals.small_file(tmp_path / "absent.png") == ("", False)
+
+
+# Forms
+
+
+@pytest.mark.parametrize("kind", [{"query": NAMES}, {"duplicates": True, "threshold": 0.5}, {"outliers": True}])
+def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeypatch):
+    monkeypatch.setattr(page, "MAX_IN_GROUP", 96)
+    options = kind if kind.get("threshold") else {"topk": 90, **kind}
+    result, printed = quietly(given.run, **options, format="json")
+    assert json.loads(printed) == result
+    mentioned = [name for name in NAMES if name in _strings(result)]
+    assert ODD in mentioned
+    terminal = quietly(given.run, **options)[1]
+    lines = terminal.splitlines()
+    for name in mentioned:
+        assert any(line.endswith(f"  {name}") for line in lines), name
+    out = given.root / "odd.html"
+    quietly(given.run, **options, format="html", out=out, overwrite=True)
+    assert set(mentioned) <= set(_Page.of(out).names)
+
+
+def _strings(value) -> set[str]:
+    if isinstance(value, dict | list):
+        return set().union(*map(_strings, value.values() if isinstance(value, dict) else value))
+    return {value} if isinstance(value, str) else set()
+
+
+class _Page(html.parser.HTMLParser):
+    """Tags, attributes, and the texts of bdi elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.names: list[str] = []
+        self.inside = False
+
+    @classmethod
+    def of(cls, path: Path) -> "_Page":
+        made = cls()
+        made.feed(path.read_text(encoding="utf-8"))
+        return made
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self.inside = tag == "bdi"
+        self.names += [""] * self.inside
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "bdi"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.names[-1] += data
+
+
+def test_the_page_has_no_script_no_handler_and_no_request(given):
+    out = given.root / "page.html"
+    quietly(given.run, [given.folder / name for name in NAMES], topk=90, format="html", out=out)
+    made = _Page.of(out)
+    assert set(made.tags) == {
+        *("html", "head", "meta", "link", "title", "style"),
+        *("h1", "h2", "p", "bdi", "div", "figure", "img", "figcaption", "b", "i"),
+    }
+    assert [a for a in made.attributes if a[1].startswith("on") or a[1] in ("href", "style")] == [
+        ("link", "href", "data:,")  # the empty icon, so that none is asked for
+    ]
+    sources = [value for _, name, value in made.attributes if name == "src"]
+    assert len(sources) == 6 * 91
+    assert all(value.startswith("data:image/") for value in sources)
+    assert "http://" not in out.read_text()
+    assert "https://" not in out.read_text()
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium to look at the page with")
+def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
+    out = given.root / "browser.html"
+    quietly(given.run, [given.folder / name for name in NAMES], topk=3, format="html", out=out)
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={given.root / 'profile'}"]
+    dom = subprocess.run([*words, "--dump-dom", out.as_uri()], capture_output=True, text=True, timeout=60).stdout
+    assert "<title>Nearest images</title>" in dom
+    assert f"<bdi>{given.folder}/{ODD}</bdi>".replace("<img", "&lt;img").replace("'>", "'&gt;") in dom
+    assert dom.count("<img ") == 6 * 4
+
+
+def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
+    monkeypatch.setattr(page, "MAX_TILES", 8)
+    monkeypatch.setattr(page, "MAX_IN_GROUP", 5)
+    out = given.root / "long.html"
+    quietly(given.run, given.folder, topk=3, format="html", out=out)
+    assert _Page.of(out).tags.count("img") == 8
+    assert "94 more queries are not shown" in out.read_text()
+    quietly(given.run, duplicates=True, threshold=0.1, format="html", out=out, overwrite=True)
+    assert _Page.of(out).tags.count("img") == 5
+    assert "91 more images of this group" in out.read_text()
+    quietly(given.run, outliers=True, topk=10, format="html", out=out, overwrite=True)
+    assert f"images of {given.folder.name}." in out.read_text()
+    assert str(given.folder.parent) not in out.read_text()  # it may be shown to others
+    assert "2 more images are not shown" in out.read_text()
+
+
+def test_results_go_to_the_file_asked_for_and_its_name_to_stdout(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
+    assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
+    assert quietly(given.run, outliers=True, format="html")[1] == "outliers.html\n"
+    result, _ = quietly(given.run, "4.png", format="json", out=tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == result
+
+
+def test_a_name_cannot_steer_the_terminal():
+    assert shown("a\x1b[31m\nb\u2028\udcff é 数 👩‍👧.png") == "a\\x1b[31m\\nb\\u2028\\udcff é 数 👩‍👧.png"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({}, "search for what"),
+        ({"query": "4.png", "outliers": True}, "one of the three"),
+        ({"query": "absent.png"}, "no such image: absent.png"),
+        ({"query": ["4.png", "x" * 5000]}, "File name too long"),
+        ({"query": "{root}/broken.png"}, "cannot read .*broken.png: not an image"),
+        ({"query": "{root}/empty"}, "no images in .*empty"),
+        ({"query": "{root}/unreadable"}, "of 1 image asked for, none"),
+        ({"query": "4.png", "topk": 0}, "topk must be at least 1"),
+        ({"query": "{folder}/4.png", "source": "{folder}/4.png"}, "no images beside the one asked for to be found"),
+        ({"outliers": True, "topk": 1, "source": "{folder}/4.png"}, "outliers need at least two images"),
+        ({"duplicates": True, "source": "{folder}/4.png"}, "duplicates need at least two images"),
+        ({"duplicates": True, "threshold": 1.5}, "threshold=1.5"),
+        ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
+        ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
+        ({"query": "4.png", "threshold": 0.9}, "--threshold is for --duplicates"),
+        ({"query": "4.png", "format": "htm"}, "did you mean 'html'"),
+        ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
+        ({"outliers": True, "method": "faiss"}, "not for --outliers"),
+        ({"query": "4.png", "out": "{root}/no/where.json"}, "is no folder"),
+        ({"query": "4.png", "out": "{root}"}, "is a folder"),
+        ({"query": "4.png", "source": "{root}/nowhere"}, "neither a folder"),
+        ({"query": "4.png", "source": "{root}/empty"}, "no images in"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_line_or_two(given, options, says):
+    for name in ("empty", "unreadable"):
+        (given.root / name).mkdir(exist_ok=True)
+    (given.root / "broken.png").write_text("no image")
+    (given.root / "unreadable" / "x.png").write_text("no image")
+    places = {"root": given.root, "folder": given.folder}
+    options = {k: v.format(**places) if isinstance(v, str) else v for k, v in options.items()}
+    with pytest.raises(UserError, match=says) as error:
+        quietly(given.run, **options)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(given.run.path, run)
+    settings = (run / "config.yaml").read_text().replace(str(given.folder), "gone")
+    (run / "config.yaml").write_text(settings)
+    with pytest.raises(UserError, match=r"gone, which .* was trained on, is gone: type --source"):
+        quietly(run, "4.png")
+
+
+def test_without_faiss_the_way_out_is_named(given, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(UserError, match="pip install faiss-cpu"):
+        quietly(given.run, "4.png", method="faiss")
+
+
+def test_the_speed_of_a_query_can_be_measured(capsys, monkeypatch):
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    speed.measure([150])
+    printed = capsys.readouterr().out
+    assert re.search(r"150 +1 +exact +[\d.]+ +[\d.]+", printed)
+    assert re.search(r"150 +100 +exact", printed)
+    assert "512 numbers a vector" in printed

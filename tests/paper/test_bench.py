@@ -1,0 +1,78 @@
+"""bench runs and counts; that it is fast is for its output to say, not for a test."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mixnn
+from mixnn.paper import bench as benchmark
+from mixnn.progress import Reporter
+
+TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "reporter": Reporter(quiet=True)}
+OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
+
+
+@pytest.fixture(autouse=True)
+def _few_images(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(benchmark, "NUM_IMAGES", 256)
+
+
+def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    result = mixnn.bench(set=OPTIONS, json=tmp_path / "bench.json", **TINY)
+    assert json.loads((tmp_path / "bench.json").read_text()) == result
+    assert result["mode"] == "eager"
+    assert result["times_faster"] == pytest.approx(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], rel=0.1)
+    assert sum(result["share_by_kernel"].values()) == pytest.approx(1, abs=0.01)
+    assert "plain loop" in capsys.readouterr().out
+
+
+def test_flops_are_those_of_two_student_and_two_teacher_passes():
+    """Of 32 images, the student's forward costs once, its backward twice, less the stem's input; the teacher's once."""
+    result = mixnn.bench(set=OPTIONS, baseline=False, **TINY)
+    forward = 6.14e6  # of one image through ResNet-8's backbone at 8 pixels, counted by hand as 2 a multiplication
+    assert result["gflop_per_step"] == pytest.approx(32 * 4 * forward / 1e9, abs=0.05)
+
+
+def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
+    with pytest.raises(mixnn.UserError, match="no folder"):
+        mixnn.bench(set=OPTIONS, json=tmp_path / "nowhere" / "x.json", **TINY)
+    with pytest.raises(mixnn.UserError, match="fewer than batch_size"):
+        mixnn.bench(**(TINY | {"batch_size": 512}))
+    with pytest.raises(mixnn.UserError, match="smaller than batch_size"):
+        mixnn.bench(set={"support_size": 8}, **TINY)
+
+
+def test_twice_the_batch_is_timed_only_where_it_fits():
+    def doubled(batch_size: int) -> list[str]:
+        config = benchmark._config("ressl", {"support_size": 64}, "", 8, batch_size, "cpu", "auto")
+        return list(benchmark._doubled({"ressl": config}))
+
+    assert doubled(32) == ["ressl, batch 64"]
+    assert doubled(64) == []
+
+
+def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
+    result = mixnn.bench("all", **TINY)["methods"]
+    assert list(result) == [*mixnn.methods.METHODS, "ressl, batch 32", "supervised, batch 32"]
+    assert [row["batch_size"] for row in result.values()] == [16] * len(mixnn.methods.METHODS) + [32, 32]
+    assert result["ressl, batch 32"]["passes"] == result["ressl"]["passes"] == [1, 1]
+    rate = result["mnn"]["ms_per_step"] / 8  # two students' passes of three, two teachers' of one
+    assert result["nnclr"]["expected_ms"] == pytest.approx(6 * rate, abs=0.01)
+    assert result["cmsf"]["over_expected"] == pytest.approx(result["cmsf"]["ms_per_step"] / (9 * rate), abs=0.01)
+    double = result["ressl, batch 32"]
+    assert double["expected_ms"] == pytest.approx(2 * 4 * rate, abs=0.01)
+    assert double["over_expected"] == pytest.approx(double["ms_per_step"] / (8 * rate), abs=0.01)
+    assert double["images_per_s"] == pytest.approx(32 / double["ms_per_step"] * 1e3, abs=1)
+    assert double["gflop_per_step"] == pytest.approx(2 * result["ressl"]["gflop_per_step"], abs=0.11)
+    assert "supervised, batch 32" in capsys.readouterr().out
+
+
+def test_the_profiler_keeps_its_chatter_to_itself():
+    words = shlex.split("bench --no-baseline --steps 1 --image-size 8 --batch-size 16 --device cpu")
+    done = subprocess.run([sys.executable, "-m", "mixnn", *words], capture_output=True, text=True, check=True)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("mnn: first step after ")

@@ -1,0 +1,844 @@
+"""reproduce: the paper's data file, the plan, the table, and a small end-to-end run that is broken off and taken up."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.pyplot
+import pytest
+import torch
+from PIL import Image
+
+import mixnn
+import mixnn.cli
+from mixnn import methods
+from mixnn.cli.words import as_settings
+from mixnn.config import Interrupted
+from mixnn.files import try_lock
+from mixnn.paper import asking, tables
+from mixnn.paper import plan as planning
+from mixnn.paper import render as rendering
+from mixnn.paper import runner as carrying_out
+from mixnn.paper.tables import TABLES, Row, Table
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.training.setup import configure
+from mixnn.training.trainer import Trainer
+
+QUIET = Reporter(quiet=True)
+SMALL = {"epochs": 2, "limit": 128, "knn_every": 0, "batch_size": 32}
+HERE = Path(__file__).parents[1]
+RESULTS = HERE / "results"
+
+
+# The paper's numbers
+
+
+def test_every_row_names_a_method_and_options_that_exist_and_has_a_number_for_each_data_set():
+    for table in TABLES.values():
+        assert len({row.name for row in table.rows}) == len(table.rows)
+        for row in table.rows:
+            methods.resolve_options(row.method, {}, row.set)
+            for numbers in (*row.paper.values(), *row.fixed.values()):
+                assert len(numbers) == len(tables.DATASETS)
+                assert all(n is None or 10 < n < 100 for n in numbers)
+            assert set(row.paper) | set(row.fixed) <= set(tables.METRICS)
+
+
+def test_the_same_run_has_the_same_numbers_in_every_table():
+    seen: dict[str, tuple[str, dict]] = {}
+    for table in TABLES.values():
+        for row in table.rows:
+            (run,) = planning.plan_row(row, "cifar10", [0], {})
+            for metric, numbers in row.paper.items():
+                where, known = seen.setdefault(f"{run.fingerprint} {metric}", (f"{table.name}: {row.name}", numbers))
+                differs = [a for a, b in zip(numbers, known, strict=True) if a != b]
+                # The paper gives K = 5 and Q = 4096 of STL-10 and Tiny-ImageNet where its default is 16384.
+                assert not differs or "support" in (table.name, where.split(":")[0]), (table.name, row.name, where)
+
+
+@pytest.mark.parametrize(
+    "table, row, metric, data, want",
+    [
+        ("main", "MNN", "linear", "cifar100", 67.56),
+        ("main", "MNN", "knn", "tiny-imagenet", 42.28),
+        ("main", "SNCLR", "linear", "stl10", 90.93),
+        ("neighbors", "MSF K=1", "linear", "cifar10", 91.55),
+        ("weights", "CAS", "linear", "cifar100", 63.48),
+        ("lambda", "0.7", "linear", "stl10", 91.75),
+        ("generality", "CMSF +", "knn", "stl10", 87.59),
+        ("selection", "MNN (labels)", "linear", "stl10", None),
+        ("controls", "BYOL (s/w)", "linear", "cifar10", None),
+        ("main", "MNN", "linear", "digits", None),
+        ("main", "ReSSL", "knn", "cifar10", None),
+    ],
+)
+def test_numbers_are_the_papers(table, row, metric, data, want):
+    (found,) = (r for r in TABLES[table].rows if r.name == row)
+    assert tables.number(found, "paper", metric, data) == want
+
+
+def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
+    (row,) = (r for r in TABLES["main"].rows if r.name == "ReSSL")
+    fixed = {m: [tables.number(row, "fixed", m, data) for data in tables.DATASETS] for m in tables.METRICS}
+    assert fixed == {"linear": [89.97, 63.82, None, 46.38], "knn": [88.89, 57.48, None, 37.14]}
+    epochs20 = HERE / "results" / "epochs20"
+    found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, reporter=QUIET)
+    knn = found["main"][0]["knn"]
+    assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
+    assert knn["difference"] == pytest.approx(57.52 - 88.89)
+    assert found["main"][0]["linear"]["ours"] is None
+
+
+# The page
+
+PAGE = (HERE / "docs" / "reproduction.md").read_text()
+(OWN_TABLES,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"^(mixnn [^#\n]+)", PAGE, re.MULTILINE) + re.findall(r"`(mixnn [^`\n]+)`", PAGE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_the_page_is_one(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(OWN_TABLES)
+    Path("results").symlink_to(HERE / "results")
+    _, args = mixnn.cli.parse(shlex.split(command)[1:])
+    if args.verb == "reproduce" and args.table not in ("", "TABLE"):
+        asking.tables_of(args.table, args.row, tables.tables_with(args.tables))
+
+
+def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(OWN_TABLES)
+    small = ["--data", "digits", "--protocol", "knn", "--quiet"]
+    small += [word for k, v in SMALL.items() for word in ("--setting", f"{k}={v}")]
+    words = ["reproduce", "few-neighbors", "--tables", "my.yaml", *small]
+    assert mixnn.cli.main(words) == 0
+    assert re.search(r"K=1 +\d\d\.\d\d\nK=3 +\d\d\.\d\d", re.sub(r" +\n", "\n", capsys.readouterr().out))
+    assert mixnn.cli.main(["reproduce", "--tables", "my.yaml"]) == 0
+    assert "few-neighbors" in capsys.readouterr().out
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(script, "page", "exec"), {})
+    matplotlib.pyplot.close("all")
+    with Image.open("purity.png") as picture:
+        assert picture.size[0] > 100
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (None, "No such file"),
+        ("tables: [1", "line"),
+        ("rows: []", "no 'tables'"),
+        ("tables: {mine: {rows: []}}", "no 'title'"),
+        (
+            "tables: {mine: {title: x, rows: [{name: a, methd: mnn}]}}",
+            "unknown word in a row 'methd', did you mean 'method'",
+        ),
+        ("tables: {main: {title: x, rows: []}}", "a table main is there already"),
+        ("tables: {mine: {title: x, rows: [{name: a, method: mnm}]}}", "unknown method 'mnm', did you mean 'mnn'"),
+        ("tables: {mine: {title: x, rows: [{name: a, method: mnn, set: {topkk: 1}}]}}", "did you mean 'topk'"),
+    ],
+)
+def test_a_file_without_tables_is_answered_with_what_is_wrong(tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(mixnn.UserError, match=says):
+        mixnn.reproduce("mine", tables=tmp_path / "my.yaml", run=False)
+
+
+def test_runs_made_by_another_file_of_the_method_are_told(results, capsys):
+    for name, code in (("mnn0", "other"), ("msf", methods.digest("msf"))):
+        made = json.loads((results / f"{name}.json").read_text())
+        (results / f"{name}.json").write_text(json.dumps(made | {"environment": {"method_code": code}}))
+    mixnn.reproduce("main", results=results, run=False)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"mnn's file has changed since these runs: cifar10-mnn-\w+-seed0; remove their JSON", said)
+
+
+def test_the_pages_miniature_is_that_of_the_committed_runs():
+    folder = HERE / "results" / "miniature"
+    small = {"limit": 10000, "image_size": 8, "backbone": "resnet8", "batch_size": 64, "lr": 0.24, "epochs": 120}
+    for row in tables.tables_with(folder / "tables.yaml")["attention"].rows:
+        run = json.loads((folder / f"{planning.plan_row(row, 'cifar10', [0], small)[0].name}.json").read_text())
+        end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
+        numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
+        assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in PAGE
+
+
+def committed(table, name):
+    """The run of 200 epochs behind a row."""
+    (row,) = (row for row in TABLES[table].rows if row.name == name)
+    return json.loads((HERE / "results" / f"{planning.plan_row(row, 'cifar10', [0], {})[0].name}.json").read_text())
+
+
+def test_the_pages_account_of_attention_is_that_of_the_committed_runs():
+    for row in ("CAS, mixture", "CAS"):
+        for table, name in (("weights", row), ("controls", f"{row}, gradient through it")):
+            run = committed(table, name)
+            accuracies = f"{run['results']['linear']['last']:.2f} | {run['results']['knn']['weighted']:.2f}"
+            end, most = run["metrics"][-1], max(line["spread"] for line in run["metrics"])
+            numbers = f"{most:.2f} | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
+            assert f"| {name} | {accuracies} | {numbers} |" in PAGE
+
+
+def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
+    mnn = committed("main", "MNN")["metrics"]
+    control = "re-weighting (1.5, 0.5/K), no mixture"
+    cas, wse, mixed = (committed("weights", name)["metrics"] for name in ("CAS", "WSE", "CAS, mixture"))
+
+    def farthest(ours, theirs):
+        pairs = list(zip(ours, theirs, strict=True))
+        knn, purity, rank = (
+            max(abs(a[column] - b[column]) for a, b in pairs if column in a and b["epoch"] > after)
+            for column, after in (("knn", 0), ("purity", 10), ("rank", 10))
+        )
+        return f"{knn:.2f} points", f"{100 * purity:.1f} points", f"{rank:.1f}"
+
+    words, run = " ".join(PAGE.split()), committed("controls", control)
+    assert " | ".join(["| weights (1.5, 0.5 / K)", *farthest(run["metrics"], mnn)]) in PAGE
+    assert " | ".join(["| weights (1, 1 / K), WSE", *farthest(wse, mnn)]) in PAGE
+    for pair, runs in (("MNN and CAS with mixture by", (mnn, mixed)), ("WSE and CAS by", (wse, cas))):
+        assert "{} {}, {} and {}".format(pair, *farthest(*runs)) in words
+    linear, knn = run["results"]["linear"]["last"], run["results"]["knn"]["weighted"]
+    assert f"linear {linear:.2f} and kNN {knn:.2f} (MNN:" in words
+
+
+def test_the_pages_account_of_the_leak_is_that_of_the_committed_run():
+    run, words = committed("controls", "MNN, leaky queue"), " ".join(PAGE.split())
+    results, end = run["results"], run["metrics"][-1]
+    assert f"MNN has linear {results['linear']['last']:.2f} and kNN {results['knn']['weighted']:.2f}, where" in words
+    assert f"{end['own_image']:.0%} of anchors find their own image" in words
+    assert f"{100 * end['purity_1']:.1f}% are of the anchor's class" in words
+    gain = [a["purity"] - b["purity"] for a, b in zip(run["metrics"], committed("main", "MNN")["metrics"], strict=True)]
+    most = max(gain)
+    assert f"up to {100 * most:.1f} points (epoch {1 + gain.index(most)}) and {100 * gain[-1]:.1f} at the end" in words
+
+
+def test_the_page_names_every_table_and_how_many_runs_they_are():
+    assert len(COMMANDS) > 8
+    state = re.findall(r"^\| ([a-z].*?) \|", PAGE.split("| table |")[1].split("\n\n")[0], re.MULTILINE)
+    assert sorted(", ".join(state).split(", ")) == sorted(TABLES)
+    assert f"are {len(planning.plan(TABLES.values(), 'cifar10', [0], {}))} runs" in PAGE
+    rows = {row.name for table in TABLES.values() for row in table.rows}
+    named = re.findall(r"control `([^`]+)`", " ".join(PAGE.split()))
+    assert len(named) == 4
+    assert set(named) <= rows
+
+
+# The plan
+
+
+def fingerprint(method="mnn", data="cifar10", options=None, **settings):
+    config = configure(data, options or {}, {"method": method, **settings})
+    return planning.fingerprint(vars(config))
+
+
+def test_a_fingerprint_changes_with_what_changes_numbers_and_with_nothing_else():
+    base = fingerprint()
+    assert base == fingerprint(seed=3, device="cpu", knn_every=1, checkpoint_every=3, data_dir="/x", image_size=32)
+    assert base == fingerprint(options={"topk": 5})
+    others = [
+        fingerprint("msf"), fingerprint(data="cifar100"), fingerprint(options={"topk": 1}), fingerprint(epochs=20),
+        fingerprint(lr=0.1), fingerprint(batch_size=128), fingerprint(limit=100), fingerprint(image_size=24),
+        fingerprint(precision="fp32"), fingerprint(bn_groups=1), fingerprint(weak_flip=0.5),
+    ]  # fmt: skip
+    assert len({base, *others}) == len(others) + 1
+
+
+def test_a_fingerprint_does_not_change_when_an_option_is_added():
+    config = vars(configure("cifar10", {}, {}))
+    options = {k: v for k, v in config["options"].items() if k != "cas_detach"}
+    older = {k: v for k, v in config.items() if k != "loggers"} | {"options": options}
+    assert planning.fingerprint(older) == planning.fingerprint(config)
+
+
+def test_the_command_of_a_run_makes_that_run():
+    runs = planning.plan(TABLES.values(), "cifar10", [0, 3], {"epochs": 20, "weak_flip": "0.5", "data_dir": "/my sets"})
+    for run in runs:
+        typed = vars(mixnn.cli.parse(shlex.split(run.command)[1:])[1])
+        options = dict(text.split("=") for text in typed.pop("set"))
+        given = {k: v for k, v in typed.items() if k in vars(run.config) and k != "data"}
+        assert configure(typed["data"], options, given) == run.config
+
+
+def test_tables_share_runs_and_seeds_come_round_by_round():
+    runs = planning.plan([TABLES["weights"], TABLES["lambda"]], "cifar10", [0, 1], {})
+    assert len(runs) == 2 * (6 + 6 - 1)  # MNN is in both
+    assert [r.seed for r in runs] == [0] * 11 + [1] * 11
+    assert len({r.name for r in runs}) == len(runs)
+
+
+# The table
+
+
+def summary(method, options, seed, linear, knn, **settings):
+    config = configure("cifar10", options, {"method": method, "seed": seed, **settings})
+    how = {"checkpoint_step": 39000, "trained_epochs": config.epochs}
+    results = {
+        "linear": {"last": linear, "best": linear + 1, "protocol": how | {"epochs": 100}},
+        "knn": {"weighted": knn, "majority": knn - 1, "protocol": how},
+    }
+    metrics = [{"epoch": config.epochs, "step": 39000, "seconds": 340.0}]
+    return {"config": vars(config), "results": results, "metrics": metrics}
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for seed, linear in ((0, 91.0), (1, 92.0)):
+        (folder / f"mnn{seed}.json").write_text(json.dumps(summary("mnn", {}, seed, linear, 89.5)))
+    (folder / "msf.json").write_text(json.dumps(summary("msf", {}, 0, 89.25, 87.0)))
+    (folder / "other.json").write_text(json.dumps(summary("mnn", {"topk": 1}, 0, 50.0, 50.0)))
+    (folder / "bench.json").write_text(json.dumps({"config": {"method": "mnn"}, "ms_per_step": 8.7}))
+    return folder
+
+
+def test_cells_hold_theirs_ours_and_the_difference(results):
+    found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, format="json", reporter=QUIET)
+    rows = {row["name"]: row for row in found["main"]}
+    assert rows["MNN"]["linear"] == {
+        "paper": 91.47, "fixed": None, "ours": 91.5, "std": pytest.approx(0.5**0.5, abs=1e-4), "n": 2,
+        "asked": 2, "difference": pytest.approx(0.03),
+    }  # fmt: skip
+    msf = rows["MSF"]["linear"]
+    assert (msf["paper"], msf["fixed"], msf["ours"], msf["n"]) == (89.94, 89.60, 89.25, 1)
+    assert msf["std"] is None
+    assert msf["difference"] == pytest.approx(-0.35)  # from the authors' fixed code, where that exists
+    assert rows["BYOL"]["knn"]["ours"] is None
+
+
+@pytest.mark.parametrize("form", rendering.FORMATS)
+def test_a_table_is_printed_in_each_form(results, form, capsys):
+    mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, format=form, reporter=QUIET)
+    out = capsys.readouterr().out
+    assert all(row.name in out for row in TABLES["main"].rows)
+    assert all(number in out for number in ("91.47", "89.6"))
+    if form == "json":
+        assert json.loads(out)["rows"][-1]["linear"]["ours"] == 91.5
+    else:
+        assert re.search(r"91\.50 (±|\$\\pm\$) 0\.71", out)
+        assert "+0.03" in out
+        assert "-0.35" in out
+    if form == "latex":
+        assert out.count(r"\\") == len(TABLES["main"].rows) + 1
+    if form == "markdown":
+        assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
+
+
+def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
+    def printed(**words):
+        mixnn.reproduce("main", results=results, run=False, reporter=QUIET, **words)
+        return capsys.readouterr().out
+
+    out = printed(seeds=(0, 1))
+    assert re.search(r"MNN .* 91\.50 ± 0\.71 \(n=2\)", out)
+    assert re.search(r"MSF .* 89\.25 \(n=1 of 2\)", out)
+    assert "n=" not in printed()
+
+
+def test_all_tables_are_one_json_document(results, capsys):
+    mixnn.reproduce("all", results=results, run=False, format="json", reporter=QUIET)
+    assert [table["table"] for table in json.loads(capsys.readouterr().out)] == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ({"config": {"options": {}, "method": "mnn"}, "results": {"knn": {}}, "metrics": []}, "KeyError: 'epochs'"),
+        ({"config": {"options": {}, "method": "mnn"}, "results": {"knn": {}}}, "KeyError: 'metrics'"),
+        ({"config": {"options": 3, "method": "mnn", "epochs": 0}, "results": 3, "metrics": []}, "KeyError: 'data'"),
+    ],
+)
+def test_a_damaged_result_is_named(results, content, says):
+    (results / "odd.json").write_text(json.dumps(content))
+    with pytest.raises(mixnn.UserError, match=f"odd.json is damaged \\({says}"):
+        mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+
+
+@pytest.mark.parametrize(
+    "content", [3, [], {"config": 3}, {"config": {"options": {}, "method": "new"}, "results": {1: 2}}]
+)
+def test_what_is_no_result_of_ours_may_lie_beside(results, content, capsys):
+    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    want = capsys.readouterr().out
+    (results / "odd.json").write_text(json.dumps(content))
+    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    assert capsys.readouterr().out == want
+
+
+@pytest.mark.parametrize("verb", ["reproduce main --no-run", "figures main"])
+@pytest.mark.parametrize(
+    "word", ["data=digits", "results=x", "reporter=x", "seed=3", "method=msf", "options=x", "topk=2"]
+)
+def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main([*verb.split(), "--setting", word]) == 2
+    says = f"mixnn: {word.partition('=')[0]} is (no setting|the table's to say|an option of methods, which the rows)"
+    assert re.match(says, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "simclr"))))
+    said: list[str] = []
+    heard = Reporter()
+    monkeypatch.setattr(heard, "say", said.append)
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs", "data": "digits", "protocol": "knn"}
+    mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
+    (path,) = (tmp_path / "results").glob("*.json")
+    made = json.loads(path.read_text())
+    for device, told in (("a faster one", False), (made["environment"]["device"], True)):
+        path.write_text(json.dumps(made | {"environment": made["environment"] | {"device": device}}))
+        said.clear()
+        mixnn.reproduce("mine", **where, reporter=heard, **SMALL)
+        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == told
+        next((tmp_path / "results").glob("*simclr*")).unlink()
+        shutil.rmtree(next((tmp_path / "runs").glob("*simclr*")))
+
+
+def test_the_pace_of_another_device_is_told_as_such(results, capsys):
+    made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
+    made["metrics"][0]["seconds"] = 300.0
+    (results / "fast.json").write_text(json.dumps(made))
+    mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
+    assert "on a faster one at the pace of the fastest run in" in " ".join(capsys.readouterr().out.split())
+    config = configure("cifar10", {}, {"device": "cpu"})
+    here = carrying_out.device_name(torch.device("cpu"))
+    slow = made | {"environment": {"device": here}, "metrics": [made["metrics"][0] | {"seconds": 3400.0}]}
+    assert carrying_out.pace_of({1: made}, config) == (pytest.approx(300 / 8 / 200), " on a faster one")
+    assert carrying_out.pace_of({1: made, 2: slow}, config) == (pytest.approx(3400 / 8 / 200), "")
+    assert carrying_out.pace_of({}, config) == (0.0, "")
+
+
+def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
+    def header(table):
+        mixnn.reproduce(table, results=results, run=False, format="markdown", reporter=QUIET)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
+        return [word.strip() for word in line.strip("|").split("|")][1:]
+
+    whole = ["paper", "authors' fixed code", "ours", "difference"]
+    assert header("main") == [f"{metric}: {column}" for metric in ("linear", "kNN") for column in whole]
+    assert header("weights") == [*(f"linear: {column}" for column in whole), "kNN: ours"]
+    assert header("controls") == ["linear: ours", "kNN: ours"]
+
+
+def test_what_is_to_be_known_of_rows_stands_below_the_table_where_it_applies(results, capsys):
+    def below(table, form, data="cifar10"):
+        mixnn.reproduce(table, data=data, results=results, run=False, format=form, reporter=QUIET)
+        return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
+
+    copied = "SimCLR; BYOL: linear copied from ReSSL's paper, kNN the authors' own."
+    assert copied in below("main", "terminal")
+    assert f"% {copied}" in below("main", "latex")
+    (paragraph,) = below("main", "markdown")
+    assert copied in paragraph
+    for form in ("terminal", "markdown", "latex"):
+        assert not below("main", form, "digits"), "notes on numbers that digits do not have"
+        assert any("MNN: weights sum to 2." in line for line in below("controls", form, "digits")), "none has any"
+        assert not below("lambda", form)
+    asked = "MSF K=1, leaky queue: is K=1 best because of the leak?"
+    assert asked in below("controls", "terminal")
+
+
+def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
+    mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
+    out = capsys.readouterr().out
+    assert "10 of 12 runs to do, about" in out
+    there = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith("there")]
+    assert [name.split("-")[1] for name in there] == ["msf", "mnn"]
+    assert re.search(r"cifar10-unmix-\w+-seed0 +ema_per_call=True +8 min", out)  # 12 of 8 passes, 340 s
+    assert not list(results.parent.glob("runs*"))
+
+
+def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "one.png")
+    before = sorted(tmp_path.rglob("*"))
+    for words, says in (
+        ({"table": "mian"}, "unknown table 'mian', did you mean 'main'"),
+        ({"table": "main", "format": "html"}, "unknown format 'html'"),
+        ({"table": "main", "rows": ["MNM"]}, "unknown row 'MNM', did you mean 'MNN'"),
+        ({"table": "main", "epoch": 3}, "unknown setting 'epoch', did you mean 'epochs'"),
+        ({"table": "main", "rows": ["MNN", "MSFF"]}, "unknown row 'MSFF', did you mean 'MSF'"),
+        ({"table": "all", "rows": "xyz"}, "unknown row 'xyz'\nvalid: Supervised, SimCLR, "),
+        ({"table": "main", "data": "cifar11"}, "unknown data set or folder 'cifar11', did you mean 'cifar10'"),
+        ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set or folder 'cifar11'"),
+        ({"table": "main", "data": "./cifar11"}, "there is no folder ./cifar11"),
+        ({"table": "main", "data": "photos"}, "gives no labelled test images to evaluate by"),
+        ({"table": "main", "protocol": "knnn"}, "unknown protocol 'knnn', did you mean 'knn'"),
+        ({"table": "main", "probe_epochs": 0}, "a probe has at least 1 epoch"),
+        ({"table": "main", "seeds": (0, 0)}, "seed 0 is given 2 times"),
+        ({"table": "main", "seeds": "0"}, "seeds takes whole numbers"),
+        ({"table": "main", "seeds": ()}, "seeds takes whole numbers"),
+        ({"table": "main", "seeds": -1}, "seeds takes whole numbers"),
+        ({"table": "selection", "data": "stl10", "rows": "MNN (labels)"}, "nothing to run: training reads labels"),
+    ):
+        with pytest.raises(mixnn.UserError, match=re.escape(says)):
+            mixnn.reproduce(**words, results=results, runs=tmp_path / "runs", reporter=QUIET)
+    assert sorted(tmp_path.rglob("*")) == before
+    (results / "broken.json").write_text("{")
+    with pytest.raises(mixnn.UserError, match=r"broken\.json is damaged"):
+        mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+
+
+def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", "--setting", f"data_dir={tmp_path}"]) == 2
+    out, err = capsys.readouterr()
+    refused, hint = err.splitlines()
+    assert refused.startswith("mixnn: 12 runs missing, and cifar10 is not on disk")
+    assert [line.split("  ")[0] for line in out.splitlines()[2:14]] == [row.name for row in TABLES["main"].rows]
+    assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--no-run"], ["--dry-run"]])
+def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert f"there is no folder {tmp_path}/results" in capsys.readouterr().err
+    (tmp_path / "results").mkdir()
+    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("type --warmup-epochs 0 to change that", "type --setting warmup_epochs=0 to change that"),
+        (
+            "type --batch-size 96 or another --bn-groups",
+            "type --setting batch_size=96 or another --setting bn_groups=...",
+        ),
+        ("A smaller --lr usually helps", "A smaller --setting lr=... usually helps"),
+        ("type --mode eager or leave it out", "type --setting mode=eager or leave it out"),
+        ("torch sees 0 CUDA devices; type --device cpu", "torch sees 0 CUDA devices; type --setting device=cpu"),
+        ("for text type --mirror no", "for text type --setting mirror=no"),
+        ("type --results FOLDER for another", "type --results FOLDER for another"),
+        ("type: mixnn data get cifar10 --data-dir /x9", "type: mixnn data get cifar10 --data-dir /x9"),
+    ],
+)
+def test_hints_about_settings_are_told_as_reproduce_takes_them(text, told):
+    assert as_settings(text) == told
+
+
+def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
+    small = [word for pair in {**SMALL, "epochs": 1}.items() for word in ("--setting", "{}={}".format(*pair))]
+    where = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--protocol", "knn", "--quiet"]
+    words = ["reproduce", "main", "--data", "digits", "--row", "BYOL", *where, *small]
+    assert mixnn.cli.main(words) == 0
+    (advice,) = re.findall(r"type (--setting warmup_epochs=\d)", capsys.readouterr().err)
+    assert mixnn.cli.main([*words, *advice.split()]) == 0
+    assert capsys.readouterr().err == ""
+    assert mixnn.cli.main([*words, "--setting", "batch_size=9", "--setting", "bn_groups=2"]) == 2
+    assert "type --setting batch_size=8 or another --setting bn_groups=..." in capsys.readouterr().err
+
+
+def test_one_row_and_one_seed_may_stand_alone(results):
+    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, format="json", reporter=QUIET)
+    (row,) = found["main"]
+    assert (row["name"], row["linear"]["ours"]) == ("MNN", 92.0)
+
+
+def test_rows_that_need_labels_are_left_out_where_training_images_have_none(results, capsys):
+    mixnn.reproduce("selection", data="stl10", results=results, dry_run=True, reporter=QUIET)
+    out, err = capsys.readouterr()
+    assert "select=random" in out
+    assert "select=labels" not in out
+    assert "supervised" in out  # has labelled images of its own
+    assert "left out, for training reads labels that stl10's images lack: MNN (labels)" in err
+    mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, reporter=QUIET)
+    assert "select=labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", rendering.FORMATS)
+def test_the_title_says_in_what_our_runs_differ_from_the_recipe(tmp_path, form, capsys):
+    def title(**settings):
+        mixnn.reproduce("main", results=tmp_path, run=False, format=form, reporter=QUIET, **settings)
+        return capsys.readouterr().out
+
+    assert "(ours with epochs=20 instead of 200)" in title(epochs="20")
+    assert "(ours with epochs of the probe=1 instead of 100; limit=64)" in title(probe_epochs=1, limit=64)
+    assert "ours with" not in title(epochs=200, device="cpu", knn_every=5)
+
+
+# What counts as there
+
+
+def plan_of(folder, capsys, **wanted):
+    """State and name of each run in the plan of MNN."""
+    mixnn.reproduce("main", rows="MNN", results=folder, runs=folder / "runs", dry_run=True, reporter=QUIET, **wanted)
+    return capsys.readouterr().out
+
+
+def test_an_unfinished_run_is_not_there(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 91.0, 89.0)
+    made["metrics"][-1]["epoch"] = 41
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, format="json", reporter=QUIET)
+    assert found["main"][0]["knn"]["ours"] is None
+    capsys.readouterr()
+    assert "1 of 1 run to do" in plan_of(tmp_path, capsys)
+
+
+def test_a_run_of_no_epochs_is_there(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 40.0, 38.3, epochs=0) | {"metrics": []}
+    for result in made["results"].values():
+        result["protocol"]["checkpoint_step"] = 0
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, epochs=0)
+
+
+def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, capsys):
+    made = summary("mnn", {}, 0, 91.0, 89.0)
+    made["results"]["linear"]["protocol"]["epochs"] = 1
+    made["results"]["knn"]["protocol"]["checkpoint_step"] = 83  # evaluated before it went on
+    (tmp_path / "mnn.json").write_text(json.dumps(made))
+
+    def ours(**wanted):
+        found = mixnn.reproduce(
+            "main", rows="MNN", results=tmp_path, run=False, format="json", reporter=QUIET, **wanted
+        )
+        capsys.readouterr()
+        return [found["main"][0][metric]["ours"] for metric in tables.METRICS]
+
+    assert ours() == [None, None]
+    assert ours(probe_epochs=1) == [91.0, None]
+    assert "0 of 1 run to do" in plan_of(tmp_path, capsys, probe_epochs=1, protocol="linear")
+    assert "again: there is neither knn nor linear nor its run folder" in " ".join(plan_of(tmp_path, capsys).split())
+
+
+def test_the_committed_results_are_there(capsys):
+    def printed(*words):
+        assert mixnn.cli.main(["reproduce", "main", "--no-run", *words]) == 0
+        out = capsys.readouterr().out
+        return {line.split("  ")[0]: re.findall(r"[+-]?[0-9]+\.[0-9]{2}", line) for line in out.splitlines()[2:]}
+
+    rows = printed("--results", str(RESULTS))
+    assert rows["MNN"] == ["91.47", "91.28", "-0.19", "89.81", "89.69", "-0.12"]
+    assert rows["Supervised"] == ["94.22", "94.16", "-0.06", "94.57"]
+    rows = printed("--results", str(RESULTS / "epochs20"), "--setting", "epochs=20")
+    assert rows["MNN"] == ["91.47", "89.81", "57.26", "-32.55"]
+
+
+def test_the_committed_page_of_tables_is_what_the_command_prints(capsys):
+    assert mixnn.cli.main(["reproduce", "all", "--no-run", "--format", "markdown", "--results", str(RESULTS)]) == 0
+    assert capsys.readouterr().out == (RESULTS / "tables.md").read_text()
+
+
+# From nothing to a table
+
+
+COMMAND = [
+    "reproduce", "main", "--data", "digits", "--row", "MNN", "--row", "SimCLR", "--seeds", "0,1", "--format", "json",
+    "--probe-epochs", "2", *(word for k, v in SMALL.items() for word in ("--setting", f"{k}={v}")),
+]  # fmt: skip
+
+
+def command(folder, wait=True):
+    words = [sys.executable, "-m", "mixnn", *COMMAND]
+    environment = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "PATH": ""}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, cwd=folder, env=environment, **pipes)
+    return process.communicate(timeout=300)[0] if wait else process
+
+
+def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    want = json.loads(command(whole))
+    process = command(broken, wait=False)
+    deadline = time.monotonic() + 120
+    while not list(broken.glob("results/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)  # after the first of four runs, somewhere in the second
+    process.communicate(timeout=60)
+    done = len(list(broken.glob("results/*.json")))
+    assert 1 <= done < 4
+    first = {path: path.stat().st_mtime_ns for path in broken.glob("results/*.json")}
+    assert json.loads(command(broken)) == want
+    assert all(path.stat().st_mtime_ns == when for path, when in first.items())  # not run again
+    assert len(list(broken.glob("results/*.json"))) == 4
+    for row in want["rows"]:
+        assert row["linear"]["n"] == row["knn"]["n"] == 2
+
+
+def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+    rows = (Row("broken", "mnn", {"topk": 3}), Row("sound", "byol"))
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", rows))
+    real = carrying_out.pretrain
+
+    def pretrain(*args, **settings):
+        if settings.get("method") == "mnn":
+            raise RuntimeError("out of memory\nand more")
+        return real(*args, **settings)
+
+    monkeypatch.setattr(carrying_out, "pretrain", pretrain)
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    with pytest.raises(mixnn.UserError, match="1 of 2 runs failed") as error:
+        mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
+    assert "out of memory" in str(error.value)
+    assert "and more" not in str(error.value)
+    assert len(list((tmp_path / "results").glob("*.json"))) == 1
+    out, err = capsys.readouterr()
+    assert "sound" in out
+    (file,) = (tmp_path / "runs").glob("*-mnn-*.error.txt")
+    assert f"{file} has the traceback" in err
+    assert "in pretrain\n" in file.read_text()
+    assert "RuntimeError: out of memory\nand more" in file.read_text()
+    monkeypatch.setattr(carrying_out, "pretrain", real)
+    mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
+    assert not file.exists()
+
+
+def test_a_users_mistake_leaves_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("broken", "mnn", {"support_size": 16}),)))
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    with pytest.raises(mixnn.UserError, match="support_size=16 is smaller than batch_size=32"):
+        mixnn.reproduce("mine", data="digits", **where, reporter=QUIET, **SMALL)
+    assert "traceback" not in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*.error.txt"))
+
+
+@pytest.fixture
+def diary(monkeypatch):
+    """What was trained and evaluated, with the settings that say where."""
+    calls: list[tuple[str, dict]] = []
+    for name in ("pretrain", "evaluate"):
+        real = getattr(carrying_out, name)
+
+        def noted(*args, name=name, real=real, **settings):
+            calls.append((name, settings))
+            return real(*args, **settings)
+
+        monkeypatch.setattr(carrying_out, name, noted)
+    return calls
+
+
+def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypatch, capsys, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 1, "format": "json"}
+    mixnn.reproduce("mine", **again, protocol="linear", probe_epochs=1)
+    assert [name for name, _ in diary] == ["pretrain", "evaluate"]
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, dry_run=True)
+    assert "to evaluate: knn and linear" in (out := capsys.readouterr().out)
+    assert "0 of 1 run to do; 1 to evaluate" in out
+    diary.clear()
+    (row,) = mixnn.reproduce("mine", **again)["mine"]
+    assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "knn"), ("evaluate", "linear")]
+    assert row["knn"]["n"] == row["linear"]["n"] == 1
+    diary.clear()
+    mixnn.reproduce("mine", **again, probe_epochs=1)  # kNN is there, and a shorter probe replaces no longer one
+    assert [(name, made["protocol"]) for name, made in diary] == [("evaluate", "linear")]
+    assert mixnn.reproduce("mine", **again)["mine"] == [row]
+    assert len(diary) == 1
+
+
+def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "mnn"))))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 4, "protocol": "knn"}
+    mixnn.reproduce("mine", **again, rows="one")
+    one_step = Trainer._one_step
+
+    def stopping(self: Trainer) -> None:
+        if self.done == 8:  # two epochs of four
+            os.kill(os.getpid(), signal.SIGTERM)
+        one_step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_one_step", stopping)
+        with pytest.raises(Interrupted):
+            mixnn.reproduce("mine", **again)
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, dry_run=True)
+    assert re.search(r"mnn-\w+-seed0 .* s, from epoch 2 on", capsys.readouterr().out)
+    work = carrying_out.Work(again["results"], again["runs"], ("knn",), 100)
+    settings = {k: v for k, v in again.items() if k in SMALL}
+    one, other = planning.plan([TABLES["mine"]], "digits", [0], settings)
+    assert (work.epochs_left(one), work.epochs_left(other)) == (0, 1.75)
+    mixnn.reproduce("mine", **again)
+    assert work.epochs_left(other) == 0
+    shutil.rmtree(work.folder(other))
+    assert work.epochs_left(other) == 4
+
+
+def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_numbers(
+    tmp_path, monkeypatch, capsys, diary
+):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again |= {"epochs": 1, "format": "json", "probe_epochs": 1}
+    mixnn.reproduce("mine", **again, protocol="knn")
+    shutil.rmtree(tmp_path / "runs")
+    diary.clear()
+    capsys.readouterr()
+    mixnn.reproduce("mine", **again, protocol="linear", dry_run=True)
+    assert "again: there is neither linear nor its run folder" in " ".join(capsys.readouterr().out.split())
+    (row,) = mixnn.reproduce("mine", **again, protocol="linear")["mine"]
+    assert [name for name, _ in diary] == ["pretrain", "evaluate", "evaluate"]
+    assert row["knn"]["n"] == row["linear"]["n"] == 1
+
+
+def test_device_and_data_folder_reach_training_resuming_and_evaluation(tmp_path, monkeypatch, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    where = {"device": "cpu", "data_dir": str(tmp_path)}
+    mixnn.reproduce("mine", **again, **where, protocol="knn")
+    (path,) = (tmp_path / "results").glob("*.json")
+    path.unlink()
+    run = Run.open(tmp_path / "runs" / path.stem)
+    tensors, state = run.load_checkpoint(pytest.fail)
+    shutil.rmtree(run.path / "checkpoints")
+    run.save_checkpoint(4, tensors, state | {"step": 4})  # as if it had stopped after the first of two epochs
+    mixnn.reproduce("mine", **again, **where, protocol="knn")
+    assert [name for name, _ in diary] == ["pretrain", "evaluate", "pretrain", "evaluate"]
+    assert "resume" in diary[2][1]
+    assert all(settings.items() >= where.items() for _, settings in diary)
+    assert path.exists()
+
+
+def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, diary):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        for i in range(8):
+            file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (200 * (i % 2), 20 * i, 0)).save(file)
+    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "reporter": QUIET, "format": "json"}
+    (row,) = mixnn.reproduce("mine", **again)["mine"]
+    assert row["knn"]["n"] == 1
+    assert row["knn"]["paper"] is None
+    diary.clear()
+    assert mixnn.reproduce("mine", **again) == {"mine": [row]}
+    assert diary == []
+
+
+def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
+    where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    again = {"data": "digits", **where, "protocol": "knn", "reporter": QUIET, **SMALL}
+    theirs, ours = planning.plan([TABLES["mine"]], "digits", [0], SMALL)
+    with try_lock(tmp_path / "runs" / ".claims" / theirs.name) as mine:
+        assert mine
+        mixnn.reproduce("mine", **again)
+        assert f"another process is at {theirs.name}: what the table lacks" in capsys.readouterr().err
+        assert [path.stem for path in (tmp_path / "results").glob("*.json")] == [ours.name]
+        assert not (tmp_path / "runs" / theirs.name).exists()
+    mixnn.reproduce("mine", **again)
+    assert "another process" not in capsys.readouterr().err
+    assert {path.stem for path in (tmp_path / "results").glob("*.json")} == {ours.name, theirs.name}

@@ -1,0 +1,146 @@
+"""Weights from elsewhere: what fits is read whatever it is wrapped in, and what does not is refused with the reason."""
+
+import contextlib
+import functools
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mixnn.config import Config, UserError
+from mixnn.nn.resnet import ResNet
+from mixnn.runs.weights import read_backbone, read_weights
+from tests.nn.test_resnet import torchvision_resnet18_shapes
+
+
+@functools.cache
+def resnet18(stem=3):
+    """As torchvision and timm lay it out, fc included."""
+    g = torch.Generator().manual_seed(0)
+    shapes = torchvision_resnet18_shapes() | {"conv1.weight": (64, 3, stem, stem)}
+    shapes |= {"fc.weight": (1000, 512), "fc.bias": (1000,)}
+    return {k: torch.rand(s, generator=g) if s else torch.tensor(7) for k, s in shapes.items()}
+
+
+def prefixed(prefix, weights):
+    return {prefix + k: t for k, t in weights.items()}
+
+
+def without(weights, *endings):
+    return {k: t for k, t in weights.items() if not k.endswith(endings)}
+
+
+WRAPPED = {
+    "plain": lambda w: w,
+    "data parallel": lambda w: prefixed("module.", w),
+    "a method's": lambda w: prefixed("module.backbone.", w) | {"module.projector.0.weight": torch.zeros(8, 512)},
+    "a training script's": lambda w: {"epoch": 3, "state_dict": prefixed("backbone.", w), "args": ["--lr", 0.1]},
+    "of the days before counters": lambda w: without(w, "num_batches_tracked"),
+}
+
+
+@pytest.mark.parametrize(
+    "wrap, ending", [*((each, "pth") for each in WRAPPED), ("plain", "safetensors"), ("a method's", "safetensors")]
+)
+def test_a_resnet18_with_a_small_stem_is_read(tmp_path, wrap, ending):
+    given, path = WRAPPED[wrap](resnet18()), tmp_path / f"weights.{ending}"
+    (save_file if ending == "safetensors" else torch.save)(given, path)
+    found = read_weights(path)
+    assert not [name for name in found if name.startswith("fc")]
+    backbone = read_backbone(path, Config(image_size=32))
+    for name, t in without(resnet18(), "num_batches_tracked", "fc.weight", "fc.bias").items():
+        assert torch.equal(found[name], t), name
+        assert torch.equal(backbone.state_dict()[name], t), name
+
+
+SMALL = ResNet("resnet8", 8, 1).state_dict()
+ODD = {
+    "a layer less": (
+        lambda: without(resnet18(), "layer4.1.conv1.weight"),
+        r"does not fit: layer4.1.conv1.weight is missing\nwhat fits: resnet18, ",
+    ),
+    "a layer more": (lambda: resnet18() | {"layer4.1.se.weight": torch.zeros(2)}, "se.weight belongs to no resnet18"),
+    "gray images": (lambda: SMALL | {"conv1.weight": torch.zeros(32, 1, 3, 3)}, "is 32x1x3x3, not 32x3x3x3"),
+    "a stem of no kind": (lambda: resnet18(stem=5), "conv1.weight is 64x3x5x5, not 64x3x3x3"),
+    "a stem of three": (
+        lambda: {
+            k.replace("conv1.weight", "conv1.0.weight") if k == "conv1.weight" else k: t for k, t in SMALL.items()
+        },
+        "conv1.weight is missing; conv1.0.weight belongs to no resnet8",
+    ),
+    "no ResNet": (lambda: {"patch_embed.weight": torch.zeros(2)}, "holds no ResNet"),
+    "no dict": (lambda: [torch.zeros(2)], "holds no ResNet"),
+    "two networks": (
+        lambda: prefixed("student.", SMALL) | prefixed("teacher.", SMALL),
+        r"several ResNets \(student., teacher.\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("make, message", ODD.values(), ids=ODD)
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, make, message):
+    torch.save(make(), tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=message):
+        read_weights(tmp_path / "weights.pth")
+
+
+def test_another_architecture_than_the_runs_is_refused_with_what_to_type(tmp_path):
+    torch.save(SMALL, tmp_path / "weights.pth")
+    read_backbone(tmp_path / "weights.pth", Config(backbone="resnet8", image_size=8))
+    with pytest.raises(UserError, match="holds a resnet8, this run has a resnet18: type --backbone resnet8"):
+        read_backbone(tmp_path / "weights.pth", Config(image_size=32))
+
+
+@pytest.mark.parametrize(
+    "stem, size, message",
+    [
+        (3, 32, ""),
+        (3, 64, ""),
+        (7, 128, ""),
+        (
+            7,
+            32,
+            r"7x7 pixels, and for images of 32 it is 3x3 here.*\nwhat fits: --image-size 128 or more, or .* is 3x3",
+        ),
+        (
+            3,
+            224,
+            r"3x3 pixels, and for images of 224 it is 7x7 here.*\nwhat fits: --image-size 127 or less, or .* is 7x7",
+        ),
+    ],
+)
+def test_a_stem_is_taken_where_it_fits_and_never_converted(tmp_path, stem, size, message):
+    torch.save(resnet18(stem), tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+        found = read_backbone(tmp_path / "weights.pth", Config(image_size=size))
+        assert torch.equal(found.conv1.weight, resnet18(stem)["conv1.weight"])
+
+
+class Trap:
+    """Runs code where it is unpickled without care."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_code_in_a_file_is_never_run(tmp_path):
+    torch.save(resnet18() | {"hook": Trap(tmp_path / "sprung")}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match="objects beside tensors, whose code is never run"):
+        read_weights(tmp_path / "weights.pth")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name, data", [("a.pth", b""), ("b.pt", b"garbage"), ("c.safetensors", b"garbage")])
+def test_a_damaged_file_is_refused(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_weights(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="neither a run folder nor a file"):
+        read_weights(tmp_path / "none.pth")
