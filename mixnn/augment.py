@@ -186,9 +186,9 @@ def blur_matrix(sigma_B: Tensor, n: int) -> Tensor:
     replicate the edges as Pillow does: the first pixel takes all that lies before it, the last all that lies behind.
     """
     variance = sigma_B * sigma_B / 3
-    whole = (((12 * variance + 1).sqrt() - 1) / 2).floor()
-    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-    radius = (whole + part)[:, None, None]
+    check_int = (((12 * variance + 1).sqrt() - 1) / 2).floor()
+    part = (2 * check_int + 1) * (check_int * (check_int + 1) - 3 * variance) / (6 * (variance - (check_int + 1) ** 2))
+    radius = (check_int + part)[:, None, None]
     i = torch.arange(n, device=sigma_B.device, dtype=torch.float32)
     sum_through = ((radius + 1 + (i[:-1] - i[:, None])) / (2 * radius + 1)).clamp(0, 1)  # (B, n, n - 1)
     box_Bnn = pad(pad(sum_through, (1, 0), value=0.0), (0, 1), value=1.0).diff(dim=2)

@@ -13,12 +13,13 @@ from typing import Any
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import UserError
-from mixnn.data.source import Source, source_for
+from mixnn.data.source import Source
 from mixnn.files import check_writable
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load
+from mixnn.runs.images import source_for
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 

@@ -20,8 +20,6 @@ from mixnn import data
 from mixnn.config import UserError
 from mixnn.data.decode import decode_all
 from mixnn.data.listing import EXTENSIONS, list_images
-from mixnn.runs import Run
-from mixnn.runs.images import check_there
 
 
 class Images(NamedTuple):
@@ -124,22 +122,6 @@ def open_source(given: str | Path | Sequence[str | Path], data_dir: str = "", sp
     if not names:
         raise UserError(f"no images in {path}\ngive a folder with files that end in {' '.join(sorted(EXTENSIONS))}")
     return Source(str(path), names, [path / name for name in names], skipped=skipped)
-
-
-def source_for(
-    run: Run,
-    given: str | Path | Sequence[str | Path] = "",
-    data_dir: str = "",
-    split: str = "train",
-    how: str = "type --source FOLDER",
-) -> Source:
-    """What was given, or else the data that the run was trained on; `how` to give it, should these be gone."""
-    if isinstance(given, str | Path) and not str(given):
-        check_there(run, how)
-        given = run.config.data
-    elif not given:
-        raise UserError("no files were given: the list of them is empty")
-    return open_source(given, data_dir or run.config.data_dir, split)
 
 
 def _files(paths: list[Path]) -> Source:

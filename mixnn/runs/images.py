@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mixnn import data
 from mixnn.config import Config, UserError
 from mixnn.data import ImageSet
 from mixnn.data.listing import list_splits
+from mixnn.data.source import Source, open_source
 from mixnn.runs.folder import Run
 
 PAIRS = 4  # of labelled images and labelled neighbors that a batch must have on average for purity to be told
@@ -50,6 +52,22 @@ def check_there(run: Run, how: str = "") -> None:
     if folder not in data.DATASETS and not Path(folder).expanduser().is_dir():
         how = how or f"put it back, or type `ln -s FOLDER {shlex.quote(folder)}` with its new place as FOLDER"
         raise UserError(f"{folder}, which {run.path} was trained on, is gone: {how}")
+
+
+def source_for(
+    run: Run,
+    given: str | Path | Sequence[str | Path] = "",
+    data_dir: str = "",
+    split: str = "train",
+    how: str = "type --source FOLDER",
+) -> Source:
+    """What was given, or else the data that the run was trained on; `how` to give it, should these be gone."""
+    if isinstance(given, str | Path) and not str(given):
+        check_there(run, how)
+        given = run.config.data
+    elif not given:
+        raise UserError("no files were given: the list of them is empty")
+    return open_source(given, data_dir or run.config.data_dir, split)
 
 
 def fits(images: ImageSet, device: torch.device) -> bool:

@@ -28,7 +28,7 @@ from mixnn.config import Config, UserError
 from mixnn.data.decode import decode_all
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import found
+from mixnn.runs.checkpoint import list_checkpoints
 
 QUIET = Reporter(quiet=True)
 WITHOUT = {name: {"accuracy": 70.0, "low": 60.0, "high": 80.0} for name in ("raw pixels", "untrained network")}
@@ -685,7 +685,7 @@ def test_a_classifier_of_another_encoder_is_refused(real, tmp_path):
     run, folder, truth = real
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::8]))
     classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
-    path = found(run.path / "checkpoints")[0]
+    path = list_checkpoints(run.path / "checkpoints")[0]
     tensors, state = run.load_checkpoint(lambda _: None)
     name = next(n for n in tensors if n.startswith("method.student.f.") and n.endswith("conv1.weight"))
     step = int(path.stem.split("-")[1]) + 1

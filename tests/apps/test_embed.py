@@ -18,7 +18,7 @@ from mixnn.data.decode import decode
 from mixnn.data.source import open_source, to_image
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
-from mixnn.runs import Run
+from mixnn.runs import Run, encoder
 from mixnn.runs.weights import STUDENT, load_backbone
 
 QUIET = Reporter(quiet=True)
@@ -73,7 +73,7 @@ def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
-    monkeypatch.setattr(embedding.encoder, "BATCH", batch)
+    monkeypatch.setattr(encoder, "BATCH", batch)
     path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
     with np.load(path, allow_pickle=False) as archive:
         same(archive["names"].tolist(), archive["vectors"], expected)

@@ -29,7 +29,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from tests.browser import NAMES, Browser, Page, find_browser
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUIET = Reporter(quiet=True)
 EVIL = "<img src=x onerror=alert(1)>"
 CLASSES = ("<b onmouseover=alert(2)>", "'\"&<!--")
@@ -442,8 +442,8 @@ def test_no_text_of_the_data_can_leave_its_place(pages):
 def test_the_parts_of_the_page_are_packaged():
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mixnn"]
     parts = [
-        f"reporting/{path.name}"
-        for path in (ROOT / "mixnn/reporting").iterdir()
+        f"apps/report/{path.name}"
+        for path in (ROOT / "mixnn/apps/report").iterdir()
         if path.suffix in (".html", ".css", ".js")
     ]
     assert len(parts) == 7

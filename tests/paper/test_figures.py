@@ -570,7 +570,7 @@ def test_the_package_leaves_pyplot_alone():
 def test_the_committed_figures_are_those_of_the_committed_results(
     tmp_path: Path, folder: str, settings: dict[str, Any]
 ):
-    committed = Path(__file__).parents[1] / folder
+    committed = Path(__file__).parents[2] / folder
     figures(results=committed, out=tmp_path, reporter=Reporter(quiet=True), **settings)
     captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
     assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()

@@ -34,7 +34,7 @@ from mixnn.training.trainer import Trainer
 
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 2, "limit": 128, "knn_every": 0, "batch_size": 32}
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parents[2]
 RESULTS = HERE / "results"
 
 
@@ -391,7 +391,7 @@ def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "simclr"))))
     said: list[str] = []
     heard = Reporter()
-    monkeypatch.setattr(heard, "say", said.append)
+    monkeypatch.setattr(heard, "info", said.append)
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs", "data": "digits", "protocol": "knn"}
     mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
     (path,) = (tmp_path / "results").glob("*.json")

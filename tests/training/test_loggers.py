@@ -7,7 +7,7 @@ import pytest
 
 import mixnn
 from mixnn.progress import Reporter
-from mixnn.training.pretrain import loggers
+from mixnn.training import loggers
 
 TINY = {
     "backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "checkpoint_every": 1,

@@ -20,7 +20,7 @@ from torch import Tensor
 import mixnn
 from mixnn import methods
 from mixnn.config import Config
-from mixnn.files import held
+from mixnn.files import lock_run
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.images import load_split
@@ -280,7 +280,7 @@ def test_a_finished_run_that_another_process_holds_is_not_touched(unbroken: Path
     run = tmp_path / "run"
     shutil.copytree(unbroken, run)
     before = files(run)
-    with held(run):
+    with lock_run(run):
         assert resume(run).code == 2
     assert files(run) == before
     assert resume(run).code == 0

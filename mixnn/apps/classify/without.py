@@ -9,9 +9,9 @@ import torch
 
 from mixnn.apps.classify.learning import held_out_share
 from mixnn.apps.embed import Embeddings, Encoder, load
-from mixnn.data.source import source_for
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.images import source_for
 from mixnn.runs.weights import untrained
 
 SIDE = 16  # pixels of the shrunken images at most: 768 numbers, about as many as an embedding has

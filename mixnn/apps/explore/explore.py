@@ -19,12 +19,13 @@ from mixnn.apps.explore.server import Server
 from mixnn.config import UserError, check_int
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
-from mixnn.data.source import Source, source_for
+from mixnn.data.source import Source
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
+from mixnn.runs.images import source_for
 
 __all__ = ["explore"]
 

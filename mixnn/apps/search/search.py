@@ -16,10 +16,11 @@ from mixnn.apps.search.originals import Originals
 from mixnn.apps.search.queries import Asked, Query
 from mixnn.config import UserError, unknown
 from mixnn.data.listing import printable
-from mixnn.data.source import Source, source_for
+from mixnn.data.source import Source
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.images import source_for
 
 __all__ = ["search"]
 
