@@ -212,21 +212,3 @@ class Config(Checked):
     @property
     def base_lr(self) -> float:
         return self.lr * self.batch_size / 256
-
-
-# What differs from Config's and the methods' own defaults, per data set. `options` reach a method only if it has them.
-RECIPES: dict[str, dict[str, Any]] = {
-    "cifar10": {},
-    "cifar100": {},
-    "stl10": {"options": {"support_size": 16384, "momentum": 0.996}},
-    "tiny-imagenet": {"options": {"support_size": 16384, "momentum": 0.996}},
-    "digits": {
-        "backbone": "resnet8",
-        "batch_size": 64,
-        "bn_groups": 1,
-        "epochs": 60,
-        "lr": 0.5,
-        "crop_area": 0.6,
-        "options": {"support_size": 512, "hidden": 256},
-    },
-}

@@ -19,7 +19,6 @@ from mixnn.methods.mixture import share_and_scale
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import load_split
 from mixnn.runs.weights import load_backbone
 from mixnn.training.diagnose import DERIVED, FEATURES, _derived, effective_rank, meanings
 
@@ -211,7 +210,7 @@ def test_features_are_those_that_evaluation_sees_however_many_batches_are_observ
     """Batch norm's running statistics move with every batch that is observed."""
     found = [mixnn.diagnose(run, batches=n, reporter=Reporter(quiet=True)) for n in (1, 6)]
     assert [found[0][name] for name in FEATURES] == [found[1][name] for name in FEATURES]
-    images = load_split(run.config, "train")
+    images = run.dataset().load("train", run.config.image_size)
     x = F.unit(features(load_backbone(run)[0], images).double())
     assert found[0]["feature_rank"] == pytest.approx(float(effective_rank(x)), rel=1e-4)
 

@@ -18,7 +18,7 @@ import mixnn
 from mixnn import functional as F
 from mixnn import methods
 from mixnn.cli import parse
-from mixnn.config import RECIPES, Config, UserError, make
+from mixnn.config import Config, UserError, make
 from mixnn.data import DATASETS
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
@@ -134,8 +134,8 @@ SHARED = {row["option"]: row["default"] for row in table("Options of most method
 
 def test_recipes_are_as_stated():
     stated = {row["option"]: float(cell) for row in table("Options of most methods") if (cell := list(row.values())[2])}
-    assert RECIPES["stl10"] == RECIPES["tiny-imagenet"] == {"options": stated}
-    assert RECIPES["cifar10"] == RECIPES["cifar100"] == {}
+    assert DATASETS["stl10"].recipe == DATASETS["tiny-imagenet"].recipe == {"options": stated}
+    assert DATASETS["cifar10"].recipe == DATASETS["cifar100"].recipe == {}
 
 
 @pytest.mark.parametrize("name", METHODS)

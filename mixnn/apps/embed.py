@@ -13,13 +13,12 @@ from typing import Any
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import UserError
-from mixnn.data.source import Source
+from mixnn.data.images import Images
 from mixnn.files import check_writable
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load
-from mixnn.runs.images import source_for
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
@@ -46,7 +45,7 @@ def embed(
     out = Path(out).expanduser()
     store.check_format(out)
     check_writable(out, overwrite)
-    images = source_for(run, source, data_dir, split, f"type {run.typed('embed')} FOLDER")
+    images = run.images(source, data_dir, split, f"use {run.typed('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
     with store.writing(out, encoder.num_features) as writer:
         count = _fill(writer, encoder, images, reporter)
@@ -57,7 +56,7 @@ def embed(
 
 
 def collect(
-    run: Run, source: str | Path | Sequence[str | Path] | Source = "", *, device: str = "auto", data_dir: str = "",
+    run: Run, source: str | Path | Sequence[str | Path] | Images = "", *, device: str = "auto", data_dir: str = "",
     reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change.
@@ -65,8 +64,8 @@ def collect(
     One file a source is kept, and those of earlier checkpoints go.
     """
     reporter = reporter or Reporter()
-    if not isinstance(source, Source):
-        source = source_for(run, source, data_dir)
+    if not isinstance(source, Images):
+        source = run.images(source, data_dir)
     checkpoint, title = _digest([run.config.image_size, *_newest(run)]), _digest(source.title)
     kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
@@ -96,7 +95,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _fill(writer: store.Writer, encoder: Encoder, images: Source, reporter: Reporter) -> int:
+def _fill(writer: store.Writer, encoder: Encoder, images: Images, reporter: Reporter) -> int:
     skipped, count = list(images.skipped), 0
     with reporter.bar("embedding", len(images)) as advance:
         for names, vectors, unreadable in encoder.encode(images):
@@ -112,7 +111,7 @@ def _fill(writer: store.Writer, encoder: Encoder, images: Source, reporter: Repo
     return count
 
 
-def _about(run: Run, images: Source, encoder: Encoder) -> dict[str, Any]:
+def _about(run: Run, images: Images, encoder: Encoder) -> dict[str, Any]:
     size = run.config.image_size
     return {"run": run.path.name, "checkpoint": encoder.origin, "source": images.title, "image_size": size}
 

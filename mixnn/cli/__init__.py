@@ -82,7 +82,7 @@ def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
 
 def _unknown_flag(flag: str, valid: Sequence[str], args: argparse.Namespace) -> UserError:
     if "--set" in valid:
-        from mixnn.training.setup import check_setting
+        from mixnn.training.configure import check_setting
 
         check_setting(flag.lstrip("-").replace("-", "_"), getattr(args, "method", "mnn"))
     return unknown(f"option of {args.verb or 'mixnn'}", flag, valid)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mixnn.data.array_pickle import Refused, load_arrays
-from mixnn.data.data_set import Layout, damaged
 from mixnn.data.image_set import Arrays
+from mixnn.data.spec import Layout, damaged
 
 SIZE = 32
 PIXELS = 3 * SIZE * SIZE  # bytes of an image: the red plane, the green, the blue

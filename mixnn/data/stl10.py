@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mixnn.data.data_set import Layout, damaged
 from mixnn.data.image_set import UNLABELLED, Arrays
+from mixnn.data.spec import Layout, damaged
 
 SIZE = 96
 PIXELS = 3 * SIZE * SIZE

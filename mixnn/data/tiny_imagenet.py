@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from mixnn.config import UserError
-from mixnn.data.data_set import Layout, damaged
 from mixnn.data.decode import decode_all
 from mixnn.data.image_set import Arrays
+from mixnn.data.spec import Layout, damaged
 
 NAME = "tiny-imagenet"
 FOLDER = "tiny-imagenet-200"

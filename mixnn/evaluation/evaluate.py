@@ -21,7 +21,6 @@ from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
-from mixnn.runs.images import check_there, is_labelled, load_split, placed
 from mixnn.runs.weights import student_backbone
 
 PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
@@ -51,13 +50,14 @@ def evaluate(
         check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
     reporter, where = reporter or Reporter(), pick_device(device)
-    check_there(run)
+    run.check_data()
     tensors, state = run.load_checkpoint(reporter.warn)
     backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config = replace(run.config, data_dir=str(data_dir) or run.config.data_dir)
-    train, test = (placed(load_split(config, split), where) for split in ("train", "test"))
-    if not (is_labelled(train) and is_labelled(test)):
+    dataset = run.dataset(data_dir)
+    train, test = (dataset.load(split, config.image_size).to_if_fits(where) for split in ("train", "test"))
+    if not (train.fully_labelled and test.fully_labelled):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:

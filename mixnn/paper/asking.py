@@ -9,10 +9,9 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import UserError, unknown
-from mixnn.data import DATASETS, not_found
+from mixnn.data import configured_dataset, open_dataset
 from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import Row, Table
-from mixnn.runs.images import has_test_split
 
 
 def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -28,15 +27,10 @@ def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[st
     options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
     for name in options & settings.keys():
         raise UserError(f"{name} is an option of methods, which the rows of a table set: --tables FILE adds your own")
-    folder, settings = Path(data).expanduser().absolute(), dict(settings)
-    if str(data) in DATASETS:
-        return str(data), settings
-    if not folder.is_dir():
-        raise not_found(str(data))
     labels = str(settings.get("labels", ""))
     if labels not in ("", "folders"):
-        settings["labels"] = str(Path(labels).expanduser().absolute())
-    return str(folder), settings
+        settings = {**settings, "labels": str(Path(labels).expanduser().absolute())}
+    return open_dataset(data).name, dict(settings)
 
 
 def seeds_of(seeds: int | Iterable[int]) -> list[int]:
@@ -68,13 +62,13 @@ def tables_of(table: str, rows: str | Sequence[str], known: Mapping[str, Table])
 def runnable(tables: Sequence[Table], data: str, settings: Mapping[str, Any]) -> tuple[list[Table], list[str]]:
     """The tables without the rows that need labels which the data's training images lack, and these rows' names."""
     config = plan_row(tables[0].rows[0], data, [0], settings)[0].config
-    if not has_test_split(config):
+    dataset = configured_dataset(config)
+    if not dataset.has_test:
         raise UserError(
             f"{data} gives no labelled test images to evaluate by: it needs the folders train and test, and "
             "--setting labels=folders or a CSV"
         )
-    unlabelled = data in DATASETS and DATASETS[data].splits["pretrain"] > DATASETS[data].splits["train"]
-    without = [row.name for table in tables for row in table.rows if unlabelled and _reads_labels(row)]
+    without = [row.name for table in tables for row in table.rows if dataset.has_unlabelled and _reads_labels(row)]
     return _limited(tables, lambda row: row.name not in without), sorted(set(without))
 
 

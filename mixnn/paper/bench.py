@@ -28,7 +28,7 @@ from mixnn.nn.backbone import check_backbone
 from mixnn.paper.baseline import time_baseline
 from mixnn.progress import Reporter, plural, print_table
 from mixnn.runs.folder import environment
-from mixnn.training.setup import check_device, check_images
+from mixnn.training.configure import check_device, check_images
 from mixnn.training.trainer import Trainer
 
 NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory

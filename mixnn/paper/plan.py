@@ -20,7 +20,7 @@ from mixnn.config import Config, UserError
 from mixnn.data import DATASETS
 from mixnn.evaluation.linear import Protocol
 from mixnn.paper.tables import METRICS, Row, Table
-from mixnn.training.setup import configure
+from mixnn.training.configure import configure
 
 # What says where and how a run is carried out, not what comes out.
 INDIFFERENT = (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn.config import Config, UserError, unknown
+from mixnn.data import configured_dataset
 from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.evaluation.linear import Protocol
 from mixnn.paper.asking import data_of, runnable, seeds_of, tables_of
@@ -20,7 +21,6 @@ from mixnn.paper.render import FORMATS, cells, render, title
 from mixnn.paper.runner import Work, carry_out, show
 from mixnn.paper.tables import TABLES, tables_with
 from mixnn.progress import Reporter, plural
-from mixnn.runs.images import check_on_disk
 
 __all__ = ["TABLES", "reproduce", "tables_with"]
 
@@ -98,7 +98,7 @@ def reproduce(
 def _no_data(config: Config) -> str:
     """Why the images cannot be read, or nothing."""
     try:
-        check_on_disk(config)
+        configured_dataset(config).check()
     except UserError as error:
         return str(error)
     return ""

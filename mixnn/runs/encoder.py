@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mixnn.augment import normalize
 from mixnn.config import UserError
-from mixnn.data.source import Source, open_source
+from mixnn.data import Images, open_images
 from mixnn.device import pick_device
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
 from mixnn.progress import Reporter
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
         """(M, F) vectors of image files, in their order; UserError names those that cannot be read."""
-        source = open_source([paths] if isinstance(paths, str | Path) else paths)
+        source = open_images([paths] if isinstance(paths, str | Path) else paths)
         found = list(self.encode(source))
         unreadable = [f"{name}: {why}" for _, _, skipped in found for name, why in skipped]
         if unreadable:
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         return np.concatenate([vectors for _, vectors, _ in found] or [self._none()])
 
     @torch.no_grad()
-    def encode(self, images: Source) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+    def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
         """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
         for batch in images.batches(BATCH, self.size):
             yield batch.names, self(batch.u8).cpu().numpy() if batch.names else self._none(), batch.skipped

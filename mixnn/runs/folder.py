@@ -13,9 +13,8 @@ import json
 import platform
 import re
 import shlex
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,18 @@ from torch import Tensor
 
 import mixnn
 from mixnn.config import Config, UserError, make
+from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
 from mixnn.files import LOCK, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
 PACKAGE = Path(__file__).parents[1]
-DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
+DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
+# What --overwrite removes: never anything that a user, or another verb, may have put into the folder.
+OWN_FILES = (
+    *("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", DIVERGED),
+    *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
+)
 
 
 class Taken(UserError):
@@ -92,13 +97,11 @@ class Run:
 
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
-        """What was in the folder goes, but for the lock, which this process may hold."""
+        """Starts a run in a folder. Of an old run there, only what `pretrain` and `evaluate` wrote is removed."""
         Run.reserve(path, overwrite)
         try:
-            for old in list(path.iterdir()):
-                if old.is_dir() and not old.is_symlink():
-                    shutil.rmtree(old)
-                elif old.name != LOCK:
+            for pattern in OWN_FILES:
+                for old in path.glob(pattern):
                     old.unlink()
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
@@ -124,6 +127,31 @@ class Run:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
+
+    def dataset(self, data_dir: str | Path = "") -> Dataset:
+        """The data the run was trained on. It may be gone: `check_data` says so."""
+        return configured_dataset(dataclasses.replace(self.config, data_dir=str(data_dir) or self.config.data_dir))
+
+    def check_data(self, hint: str = "") -> None:
+        """UserError if the folder the run was trained on is gone; `hint` says what to do."""
+        data = self.config.data
+        if data in DATASETS or Path(data).expanduser().is_dir():
+            return
+        if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
+            raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
+        hint = hint or f"put it back, or link it: `ln -s NEW_PLACE {shlex.quote(data)}`"
+        raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
+
+    def images(
+        self, source: str | Path | Sequence[str | Path] = "", data_dir: str = "", split: str = "train", hint: str = ""
+    ) -> Images:
+        """The images of a source; without one, those the run was trained on. `hint`: what to do if these are gone."""
+        if isinstance(source, str | Path) and not str(source):
+            self.check_data(hint or "use --source FOLDER")
+            source = self.config.data
+        elif not source:
+            raise UserError("the list of files is empty")
+        return open_images(source, data_dir or self.config.data_dir, split)
 
     def write(self, name: str, text: str) -> None:
         write_atomically(self.path / name, text.encode())

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
-
-from mixnn.data.listing import list_splits
 from mixnn.progress import plural
 from mixnn.training.schedule import short_warmup
 
-SAMPLE = 500  # files whose headers are read to learn how large the images are
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run should see: minutes on a GPU, minutes on two cores
 FEW_STEPS = 5_000
 OPTIONS = ("support_size", "hidden")
@@ -29,30 +24,11 @@ class Choice(NamedTuple):
         return f"{self.name} {self.value}: {self.reason}"
 
 
-def advise(
-    folder: Path, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool, num: int = 0
-) -> list[Choice]:
-    """What to add to the user's own settings, and to the options of the method (OPTIONS says which are those).
-
-    `num`: how many images there are, once they have been read; before that, files are counted.
-    """
-    names = list_splits(folder).names("train")
-    return choose(num or len(names), typical_side([folder / name for name in names]), given, options, cuda)
-
-
-def typical_side(paths: list[Path]) -> int:
-    """Median of the shorter sides, from the headers of some of the files; 0 if none can be read."""
-    sides = []
-    for path in paths[:: -(-len(paths) // SAMPLE) or 1]:
-        try:
-            with Image.open(path) as image:
-                sides.append(min(image.size))
-        except Exception:  # reading them all will say which are damaged
-            continue
-    return sorted(sides)[len(sides) // 2] if sides else 0
-
-
 def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool) -> list[Choice]:
+    """Settings for `num` images with a typical shorter side, to add to what the user gave.
+
+    OPTIONS names those that are options of the method.
+    """
     found: list[Choice] = []
     known = {k: v for k, v in (*given.items(), *options.items()) if (k, str(v)) != ("image_size", "0")}
 

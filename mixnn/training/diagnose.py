@@ -21,7 +21,6 @@ from mixnn.methods.msf import MSF
 from mixnn.methods.snclr import SNCLR
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import check_there, load_split
 from mixnn.training.trainer import Trainer
 
 ENTROPIES = ("cas_entropy", "cas_entropy_0.1")
@@ -52,11 +51,12 @@ def diagnose(
     """
     batches = check_int("batches", batches, 1)
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    check_there(run)
+    run.check_data()
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
     tensors, state = run.load_checkpoint(reporter.warn)
-    trainer = Trainer(config, load_split(config, methods.find(config.method).split), reporter)
+    images = run.dataset(data_dir).load(methods.find(config.method).split, config.image_size)
+    trainer = Trainer(config, images, reporter)
     trainer.load(tensors, state)
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     found = {name: value for name, value in _neighbors(trainer, batches, reporter).items() if name != "loss"}

@@ -14,16 +14,15 @@ from torch import nn
 
 from mixnn import dist, methods
 from mixnn.config import Config, UserError
-from mixnn.data import ImageSet
+from mixnn.data import Dataset, ImageSet
 from mixnn.files import LOCK, lock_run
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
-from mixnn.runs.images import check_there, load_split, tells_purity
 from mixnn.runs.weights import load_backbone, read_backbone
+from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve
 from mixnn.training.schedule import short_warmup
-from mixnn.training.setup import check_device, choices, new_folder, resolve
 from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
@@ -69,15 +68,18 @@ def pretrain(
         )
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
+    dataset = open_data(data, settings)
     place = Path(out).expanduser() if str(out) else None
+    if place:
+        _check_apart(place, dataset, settings)
     if place and is_main_process():
         Run.check_free(place, overwrite)  # before the data are read
         if (place / LOCK).exists():
             with lock_run(place):  # nor is a run overwritten while another process trains it
                 pass
-    config, images = _decide(str(data), set or {}, settings, str(time_budget), start, reporter)
+    config, images = _decide(dataset, set or {}, settings, str(time_budget), start, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
-    trainer = Trainer(config, images, reporter)
+    trainer = Trainer(config, images, reporter, dataset.load_labelled(config.image_size))
     if initial is not None:
         trainer.start_from(initial, str(init_from))
     path = _folder(place, overwrite, config)  # last: a failure leaves nothing
@@ -93,6 +95,14 @@ def pretrain(
     if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(str(time_budget)):
         reporter.warn(f"this took {spent:.0f} s: steps took longer than the first few, by which --time-budget is kept")
     return run
+
+
+def _check_apart(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
+    """UserError if images or labels lie inside the run folder: they would look like part of the run."""
+    place = out.resolve()
+    for given in (dataset.name if dataset.recipe is None else "", str(settings.get("labels", ""))):
+        if given not in ("", "folders") and Path(given).expanduser().resolve().is_relative_to(place):
+            raise UserError(f"{given} lies inside the run folder {out}: use another --out, or move it out of there")
 
 
 def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
@@ -117,24 +127,29 @@ def _alone(path: Path) -> AbstractContextManager[None]:
 
 
 def _decide(
-    data: str, options: dict[str, Any], settings: dict[str, Any], time_budget: str, start: float, reporter: Reporter
+    dataset: Dataset,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    time_budget: str,
+    start: float,
+    reporter: Reporter,
 ) -> tuple[Config, ImageSet]:
     """The configuration and its images; says what the images are, and what was chosen for them and why."""
     budget = _seconds(time_budget) if time_budget else 0.0
     if budget and "epochs" in settings:
         raise UserError("--time-budget sets the number of epochs: leave out one of the two")
-    config, images = resolve(data, options, settings)
+    config, images = resolve(dataset, options, settings)
     reporter.warn_of_skipped(images.skipped)
-    for line in images.scan.lines() if images.scan else []:
+    for line in images.summary.lines() if images.summary else []:
         reporter.info(line)
     if config.labels:
         reporter.info(_about_labels(images, config.batch_size))
     if budget:  # what else is chosen depends on how many epochs there will be
-        settings = settings | {"epochs": _epochs_within(budget, start, config, images, reporter)}
-        config, images = resolve(data, options, settings)
+        settings = settings | {"epochs": _epochs_within(budget, start, config, images, dataset, reporter)}
+        config, images = resolve(dataset, options, settings)
         if "warmup_epochs" not in settings:
             config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
-    for choice in choices(data, options, settings, len(images)):
+    for choice in choices(dataset, options, settings, len(images)):
         reporter.info(str(choice))
     if 0 < config.epochs <= config.warmup_epochs:
         reporter.warn(
@@ -148,7 +163,7 @@ def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     why = "; purity is left out, which so few cannot tell"
-    return text if tells_purity(images, batch_size) else text + why
+    return text if images.labels_tell_purity(batch_size) else text + why
 
 
 def _seconds(text: str) -> float:
@@ -163,12 +178,15 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _epochs_within(budget: float, start: float, config: Config, images: ImageSet, reporter: Reporter) -> int:
+def _epochs_within(
+    budget: float, start: float, config: Config, images: ImageSet, dataset: Dataset, reporter: Reporter
+) -> int:
     """As many as fit, by the time of a few steps and a reading on a trainer that is thrown away.
 
     What has gone by since the start is counted, and the last reading; a twentieth is left for checkpoints.
     """
-    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter)
+    knn_sets = dataset.load_labelled(config.image_size)
+    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, knn_sets)
     step, reading = trial.seconds_a_step(), trial.seconds_a_reading()
     epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
     gone = time.perf_counter() - start
@@ -197,11 +215,13 @@ def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Mo
 
 def _resume(run: Run, settings: dict[str, Any], reporter: Reporter) -> Run:
     run = replace(run, config=replace(run.config, **settings))
-    check_there(run)
+    run.check_data()
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(reporter.warn)
-    trainer = Trainer(run.config, load_split(run.config, methods.find(run.config.method).split), reporter)
+    dataset, size = run.dataset(), run.config.image_size
+    images = dataset.load(methods.find(run.config.method).split, size)
+    trainer = Trainer(run.config, images, reporter, dataset.load_labelled(size))
     trainer.load(tensors, state)
     if is_main_process():
         run.rewind(trainer.done)

@@ -25,7 +25,6 @@ from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Diverged
-from mixnn.runs.images import fits, has_test_split, is_labelled, load_split, placed, tells_purity
 from mixnn.runs.weights import load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
@@ -40,15 +39,24 @@ DRAWS = 2**31  # added to the seed, or the first draws on a CPU would be the num
 class Trainer:
     """Every random draw of a run comes from one generator, whose state is saved: order, crops, lam, shuffle."""
 
-    def __init__(self, config: Config, images: ImageSet, reporter: Reporter) -> None:
-        self.config, self.info = config, reporter
+    def __init__(
+        self,
+        config: Config,
+        images: ImageSet,
+        reporter: Reporter,
+        knn_sets: tuple[ImageSet, ImageSet] | None = None,
+    ) -> None:
+        self.config, self.reporter = config, reporter
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
-        self.tells_purity = tells_purity(images, config.batch_size)
-        self.probe_sets = self._probe_sets(device) if config.knn_every and is_main_process() else None
-        self.resident = fits(images, device) if config.resident == "auto" else config.resident == "yes"
+        self.labels_tell_purity = images.labels_tell_purity(config.batch_size)
+        self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
+        self.knn_sets = None  # labelled training and test images for kNN readings
+        if knn_sets and config.knn_every and is_main_process():
+            train, test = knn_sets
+            self.knn_sets = self.images if train is images else train.to_if_fits(device), test.to_if_fits(device)
         if not self.resident:
             reporter.info(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
@@ -120,7 +128,7 @@ class Trainer:
             self.generator.set_state(tensors["generator"])
         else:
             self.generator.manual_seed(self.config.seed + DRAWS + state["step"])
-            self.info.warn(
+            self.reporter.warn(
                 f"saved on {state['device']}, going on on {self.order.device.type}: random draws differ from here on"
             )
         self.step.restore(state["names"], tensors["sums"], state["count"])
@@ -139,7 +147,7 @@ class Trainer:
             run.noting_divergence(),
             self._loggers(run),
             interrupts() as flag,
-            self.info.bar(self.config.method, self.config.epochs) as advance,
+            self.reporter.bar(self.config.method, self.config.epochs) as advance,
         ):
             self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
             if dist.broadcast(self._unlogged(run)):  # it was saved, and then the process died
@@ -179,7 +187,7 @@ class Trainer:
 
     def seconds_a_reading(self) -> float:
         """Of kNN; 0 where there is none."""
-        if not self.probe_sets:
+        if not self.knn_sets:
             return 0.0
         start = time.perf_counter()
         self._reading()
@@ -216,7 +224,7 @@ class Trainer:
     def readable_means(self) -> dict[str, float]:
         """The step's, without those that labels are too few for."""
         means = self.step.means()
-        return means if self.tells_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
+        return means if self.labels_tell_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
     def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
@@ -237,7 +245,7 @@ class Trainer:
         dist.average_statistics(self.method)
         if not is_main_process():
             return
-        if self.probe_sets and self._due(self.config.knn_every):
+        if self.knn_sets and self._due(self.config.knn_every):
             self.record |= self._reading()
         self.record |= {"images_per_s": round(images_per_s), "seconds": round(self.seconds, 3)}
         run.log(self.record)
@@ -246,7 +254,7 @@ class Trainer:
         self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
         if not self.shrank and (reason := shrinkage(self.spreads)):
             self.shrank = True
-            self.info.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
+            self.reporter.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
         epoch = self.done // self.steps_per_epoch
@@ -266,24 +274,17 @@ class Trainer:
             run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
-    def _probe_sets(self, device: torch.device) -> tuple[ImageSet, ImageSet] | None:
-        """Labelled train and test images for the kNN readings; None where there are none."""
-        if not has_test_split(self.config):
-            return None
-        test, train = (placed(load_split(self.config, split), device) for split in ("test", "train"))
-        return (train, test) if is_labelled(train) and is_labelled(test) else None
-
     def _reading(self) -> dict[str, float]:
         """A reading that fails, for want of memory perhaps, is missing in the log; training goes on."""
         try:
             return self._knn()
         except RuntimeError as error:
-            self.info.warn(f"no kNN reading at step {self.done}: {(str(error).splitlines() or [repr(error)])[0]}")
+            self.reporter.warn(f"no kNN reading at step {self.done}: {(str(error).splitlines() or [repr(error)])[0]}")
             return {}
 
     def _knn(self) -> dict[str, float]:
-        assert self.probe_sets is not None
-        train, test = self.probe_sets
+        assert self.knn_sets is not None
+        train, test = self.knn_sets
         bank, queries = (features(self.method.student.f, images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
         return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}

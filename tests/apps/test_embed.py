@@ -14,8 +14,9 @@ import mixnn
 from mixnn.apps import embed as embedding
 from mixnn.apps import embeddings as store
 from mixnn.apps.embed import collect
+from mixnn.data import open_images
 from mixnn.data.decode import decode
-from mixnn.data.source import open_source, to_image
+from mixnn.data.images import to_image
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run, encoder
@@ -50,7 +51,7 @@ def run(folder, tmp_path_factory):
 def expected(run, folder):
     """Name -> vector, one image at a time."""
     encoder = mixnn.load(run, device="cpu")
-    names = [n for n in open_source(folder).names if n not in ("5.png", "broken.jpg")]
+    names = [n for n in open_images(folder).names if n not in ("5.png", "broken.jpg")]
     with torch.no_grad():
         return {n: encoder(torch.from_numpy(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
 
@@ -132,7 +133,7 @@ def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_p
 
 def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_path):
     """Digits have 8 x 8 pixels and this encoder 16 x 16: whichever way an image comes, it is resized alike."""
-    digits = open_source("digits")
+    digits = open_images("digits")
     for i in range(3):
         to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
     known, files = (collect(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))

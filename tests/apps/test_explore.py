@@ -31,8 +31,9 @@ from mixnn.apps.explore.pictures import Pictures
 from mixnn.apps.explore.server import Server
 from mixnn.apps.projection import principal
 from mixnn.config import UserError
+from mixnn.data import open_images
+from mixnn.data.images import ImageArrays
 from mixnn.data.labels import from_csv
-from mixnn.data.source import Source, open_source
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter
@@ -276,7 +277,7 @@ def test_clusters_are_the_separated_classes_largest_first():
 
 def noise(count: int, side: int, seed: int = 0) -> Pictures:
     arrays = np.random.default_rng(seed).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
-    return Pictures(Source("noise", [str(i) for i in range(count)], arrays=arrays))
+    return Pictures(ImageArrays("noise", [str(i) for i in range(count)], arrays=arrays))
 
 
 @pytest.mark.parametrize("side, loss", [(8, 0), (16, 0), (32, 25)])
@@ -284,7 +285,7 @@ def test_a_thumbnail_lies_in_its_slot_of_the_sheets(side: int, loss: float, monk
     monkeypatch.setattr(pictures, "SHEET", 4 * side)
     some = noise(37, side)
     smooth = np.broadcast_to(np.arange(37, dtype=np.uint8)[:, None, None, None] * 6, some.source.arrays.shape)  # type: ignore[union-attr]
-    some = Pictures(Source("smooth", some.source.names, arrays=smooth if loss else some.source.arrays))
+    some = Pictures(ImageArrays("smooth", some.source.names, arrays=smooth if loss else some.source.arrays))
     order = np.random.default_rng(1).permutation(37)
     sheets = [np.asarray(Image.open(io.BytesIO(data))) for data, _ in some.sheets(order, side)]
     assert len(sheets) == 3
@@ -299,7 +300,7 @@ def test_a_thumbnail_lies_in_its_slot_of_the_sheets(side: int, loss: float, monk
 def test_an_image_that_is_gone_leaves_a_gray_thumbnail(tmp_path: Path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (12, 12), "red").save(tmp_path / name)
-    some = Pictures(open_source(tmp_path))
+    some = Pictures(open_images(tmp_path))
     (tmp_path / "a.png").unlink()
     sheet = np.asarray(Image.open(io.BytesIO(next(iter(some.sheets(np.arange(2), 16)))[0])))
     assert sheet[0, 0].tolist() == [128, 128, 128]
@@ -418,7 +419,7 @@ def test_mistakes_are_told_in_a_line(options: dict[str, Any], told: str, run: Ru
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with Server(b"<title>map</title>", Pictures(open_source(folder)), side=32) as found:
+    with Server(b"<title>map</title>", Pictures(open_images(folder)), side=32) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield found
@@ -443,7 +444,7 @@ def test_the_server_gives_the_page_thumbnails_and_images_by_number(server: Serve
     status, body, headers = ask(server, "/")
     assert (status, body) == (200, b"<title>map</title>")
     assert headers["Content-Type"] == "text/html; charset=utf-8"
-    names = open_source(folder).names
+    names = open_images(folder).names
     number = names.index("3/003.png")
     status, body, headers = ask(server, f"/thumb/{number}")
     assert (status, headers["Content-Type"]) == (200, "image/png")
@@ -470,7 +471,7 @@ def test_the_server_knows_no_other_address(server: Server, path: str):
 
 
 def test_a_file_that_is_no_image_is_not_found(server: Server, folder: Path):
-    number = open_source(folder).names.index("0/broken.png")
+    number = open_images(folder).names.index("0/broken.png")
     assert ask(server, f"/image/{number}")[0] == ask(server, f"/thumb/{number}")[0] == 404
 
 
@@ -499,7 +500,7 @@ def test_the_server_listens_on_the_loopback_address_only(server: Server):
 
 def test_a_port_in_use_is_told(server: Server, folder: Path):
     with pytest.raises(UserError, match=f"cannot listen on port {server.server_port}"):
-        Server(b"", Pictures(open_source(folder)), server.server_port)
+        Server(b"", Pictures(open_images(folder)), server.server_port)
 
 
 def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
@@ -709,7 +710,7 @@ def test_lasso_name_undo_and_export_make_a_csv_that_labels_take(tab: Page, folde
     tab.key("Enter")
     table = tmp_path / "labels.csv"
     table.write_bytes(catch_export(tab).encode())
-    names = open_source(folder).names
+    names = open_images(folder).names
     labels = from_csv(table, names)
     chosen = tab.run(f"explore.names[{i}]")
     assert len(labels) == 150
@@ -863,7 +864,7 @@ def test_a_map_of_one_or_two_images_works(browser: Browser, tmp_path: Path, coun
 def test_a_served_page_fetches_images_by_number_and_nothing_else(browser: Browser, folder: Path, run: Run):
     shown = mixnn.apps.embed.collect(run, folder, device="cpu", reporter=Reporter(quiet=True))
     atlas = mixnn.apps.explore.explore.chart(shown, {}, layout="pca", device="cpu", reporter=Quiet())
-    some = Pictures.of(open_source(folder), shown.names)
+    some = Pictures.of(open_images(folder), shown.names)
     with Server(page.write(atlas, 32, served=True), some, side=32) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

@@ -126,11 +126,11 @@ def test_a_folder_says_what_it_is(folder):
     (folder / "copy of 1.png").write_bytes((folder / "1.png").read_bytes())
     Image.new("L", (30, 40)).save(folder / "gray.png")
     images = data.load(folder, "train", size=8)
-    assert images.scan.num_images == 8
-    assert images.scan.sides == (9, 12, 30)
-    assert images.scan.modes == {"RGB": 7, "L": 1}
-    assert images.scan.duplicates == [["1.png", "copy of 1.png"]]
-    text = "\n".join(images.scan.lines())
+    assert images.summary.num_images == 8
+    assert images.summary.sides == (9, 12, 30)
+    assert images.summary.modes == {"RGB": 7, "L": 1}
+    assert images.summary.duplicates == [["1.png", "copy of 1.png"]]
+    text = "\n".join(images.summary.lines())
     assert "8 images, shorter side 9 to 30, median 12 pixels; modes: 7 RGB, 1 L" in text
-    assert "1 file that cannot be read left out" in text
+    assert "1 unreadable file left out" in text
     assert "1 file with the same content as another (1.png = copy of 1.png)" in text

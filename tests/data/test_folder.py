@@ -1,3 +1,5 @@
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ from PIL import Image
 from mixnn.config import UserError
 from mixnn.data import folder as folder_module
 from mixnn.data import load
-from mixnn.data.folder import read_folder
+from mixnn.data.folder import list_images, list_splits
 
 
 def save(folder: Path, **levels: int) -> None:
@@ -31,7 +33,7 @@ def test_a_flat_folder_is_read_in_natural_order_without_labels(tmp_path: Path):
 
 def test_class_folders_become_labels_only_when_asked(tmp_path: Path):
     save(tmp_path, c10__a=1, c9__a=2, c9__sub__b=3, loose=4)
-    found = read_folder(tmp_path, "train", labels="folders", size=8)
+    found = load(tmp_path, "pretrain", labels="folders", size=8)
     assert found.classes == ["c9", "c10"]
     assert dict(zip(found.names or [], found.labels.tolist(), strict=True)) == {
         "c9/a.png": 0,
@@ -44,14 +46,15 @@ def test_class_folders_become_labels_only_when_asked(tmp_path: Path):
 def test_a_csv_labels_some_and_the_others_stay_unlabelled(tmp_path: Path):
     save(tmp_path, a=1, b=2, c=3)
     (tmp_path / "labels.csv").write_text("c.png,10\na.png,9\n")
-    found = read_folder(tmp_path, "train", labels=tmp_path / "labels.csv", size=8)
+    found = load(tmp_path, "pretrain", labels=tmp_path / "labels.csv", size=8)
     assert found.classes == ["9", "10"]
     assert found.labels.tolist() == [0, -1, 1]
+    assert load(tmp_path, "train", labels=tmp_path / "labels.csv", size=8).names == ["a.png", "c.png"]
 
 
 def test_train_and_test_number_their_classes_alike_and_share_mean_and_std(tmp_path: Path):
     save(tmp_path, train__a__1=50, train__c__1=100, test__b__1=200, test__c__2=0)
-    train, test = (read_folder(tmp_path, split, labels="folders", size=8) for split in ("train", "test"))
+    train, test = (load(tmp_path, split, labels="folders", size=8) for split in ("train", "test"))
     assert train.classes == test.classes == ["a", "b", "c"]
     assert (train.labels.tolist(), test.labels.tolist()) == ([0, 2], [1, 2])
     assert test.names == ["test/b/1.png", "test/c/2.png"]
@@ -65,14 +68,14 @@ def test_mean_and_std_come_from_a_sample_spread_over_the_folder(tmp_path: Path, 
     save(tmp_path, **{f"train__{i}": 10 * i for i in range(10)}, test__x=255)
     monkeypatch.setattr(folder_module, "STATS_SAMPLE", 5)
     for split in ("train", "test"):
-        np.testing.assert_allclose(read_folder(tmp_path, split, size=8).mean, np.mean([0, 20, 40, 60, 80]) / 255)
+        np.testing.assert_allclose(load(tmp_path, split, size=8).mean, np.mean([0, 20, 40, 60, 80]) / 255)
 
 
 def test_unreadable_files_are_skipped_by_name_and_names_still_fit_the_images(tmp_path: Path):
     save(tmp_path, a=10, c=30)
     (tmp_path / "b.png").write_text("no image")
     (tmp_path / "d.jpg").touch()
-    found = read_folder(tmp_path, "pretrain", size=8)
+    found = load(tmp_path, "pretrain", size=8)
     assert found.names == ["a.png", "c.png"]
     assert found.images[:, 0, 0, 0].tolist() == [10, 30]
     assert found.skipped == [("b.png", "not an image that Pillow can read"), ("d.jpg", "empty file")]
@@ -85,24 +88,112 @@ def test_refuse_names_every_unreadable_file(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"3 files(.|\n)*bad0.png: empty file\n  bad1.png: .*\n  bad2.png(.|\n)*--on-error skip"
     ):
-        read_folder(tmp_path, "pretrain", on_error="refuse", size=8)
+        load(tmp_path, "pretrain", on_error="refuse", size=8)
 
 
 def test_a_folder_without_one_readable_image_is_an_error(tmp_path: Path):
     for i in range(30):
         (tmp_path / f"{i}.png").touch()
     with pytest.raises(UserError, match=r"none of the images(.|\n)*  0.png: empty file(.|\n)*and 10 more"):
-        read_folder(tmp_path, "pretrain", size=8)
+        load(tmp_path, "pretrain", size=8)
 
 
 def test_wrong_options_are_errors_that_list_the_right_ones(tmp_path: Path):
     save(tmp_path, a=1)
     with pytest.raises(UserError, match=r"did you mean 'refuse'(.|\n)*skip, refuse"):
-        read_folder(tmp_path, "train", on_error="refuze")
+        load(tmp_path, "train", on_error="refuze")
     with pytest.raises(UserError, match="at least 1"):
-        read_folder(tmp_path, "train", size=0)
+        load(tmp_path, "train", size=-1)
 
 
 def test_labels_are_int64_even_when_there_are_none(tmp_path: Path):
     save(tmp_path, a=1)
-    assert read_folder(tmp_path, "train", size=8).labels.dtype == torch.int64
+    assert load(tmp_path, "train", size=8).labels.dtype == torch.int64
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_names_are_relative_recursive_and_in_natural_order(tmp_path: Path):
+    touch(tmp_path, "img10.jpg", "img2.JPG", "Img1.png", "b/c/1.webp", "b/c/01.tiff", "a.gif")
+    names, skipped = list_images(tmp_path)
+    assert names == ["a.gif", "b/c/01.tiff", "b/c/1.webp", "Img1.png", "img2.JPG", "img10.jpg"]
+    assert skipped == []
+
+
+def test_only_images_are_listed_and_nothing_hidden(tmp_path: Path):
+    touch(tmp_path, "a.jpeg", "b.txt", "jpg", "._a.jpeg", ".thumbs/a.png", "c.bmp.part", "d.ppm", "e.tif")
+    assert list_images(tmp_path)[0] == ["a.jpeg", "d.ppm", "e.tif"]
+
+
+def test_pictures_of_kinds_that_are_not_read_are_named(tmp_path: Path):
+    touch(tmp_path, "a.jpg", "IMG_1.HEIC", "b/IMG_2.heic", ".hidden.heic", "notes.txt")
+    names, skipped = list_images(tmp_path)
+    assert names == ["a.jpg"]
+    assert dict(skipped) == dict.fromkeys(
+        ["IMG_1.HEIC", "b/IMG_2.heic"], ".heic is not supported: convert it to JPEG or PNG"
+    )
+
+
+def test_symlink_loops_end_and_linked_folders_are_read_once(tmp_path: Path):
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    touch(folder, "x/1.png")
+    touch(outside, "2.png")
+    (folder / "x" / "up").symlink_to(folder)
+    (folder / "x" / "self").symlink_to(folder / "x" / "self")
+    (folder / "y").symlink_to(outside)
+    (folder / "z").symlink_to(outside)
+    (outside / "back").symlink_to(folder / "x")
+    assert list_images(folder)[0] == ["x/1.png", "y/2.png"]
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or sys.platform == "darwin", reason="needs a file system with free bytes as names"
+)
+def test_a_name_that_is_not_unicode_is_reported_in_a_printable_form(tmp_path: Path):
+    touch(tmp_path, "ok.png")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")).touch()
+    names, skipped = list_images(tmp_path)
+    assert names == ["ok.png"]
+    assert skipped == [("\\udcff.png", "its name is not valid Unicode")]
+
+
+def test_a_folder_that_cannot_be_entered_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    touch(tmp_path, "a/1.png", "b/2.png")
+    scandir = os.scandir
+
+    def guarded(path):
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert list_images(tmp_path) == (["b/2.png"], [("a", "Permission denied")])
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_train_and_test_folders_are_the_splits_and_the_rest_is_left_out(tmp_path: Path, test: str):
+    touch(tmp_path, "train/a/1.png", f"{test}/a/2.png", "other/3.png", "4.png", "train2/5.png")
+    listing = list_splits(tmp_path)
+    assert listing.names("pretrain") == listing.names("train") == ["train/a/1.png"]
+    assert listing.names("test") == [f"{test}/a/2.png"]
+
+
+def test_without_them_the_folder_is_the_training_set_and_a_test_set_is_asked_for(tmp_path: Path):
+    touch(tmp_path, "train/1.png", "2.png")
+    listing = list_splits(tmp_path)
+    assert listing.names("pretrain") == listing.names("train") == ["2.png", "train/1.png"]
+    with pytest.raises(UserError, match=r"no test images\n.*/train and .*/test"):
+        listing.names("test")
+
+
+def test_an_empty_folder_is_an_error_that_names_the_endings(tmp_path: Path):
+    touch(tmp_path, "a.txt")
+    with pytest.raises(UserError, match=rf"no images in {tmp_path}\n.*\.jpeg .*\.webp"):
+        list_splits(tmp_path).names("train")
+    touch(tmp_path, "train/1.png", "test/x.txt")
+    with pytest.raises(UserError, match=r"no images in .*/test\n"):
+        list_splits(tmp_path).names("test")

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mixnn.data import load
 from mixnn.data.image_set import MIN_STD, ImageSet, channel_stats
 
 
@@ -71,3 +72,13 @@ def test_channel_stats_equal_the_definition_for_each_channel():
 
 def test_std_of_images_of_one_color_is_not_zero():
     assert channel_stats(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))[1] == (MIN_STD,) * 3
+
+
+@pytest.mark.parametrize(
+    ("share", "batch_size", "told"),
+    [(1.0, 2, True), (0.5, 256, True), (0.5, 16, True), (0.5, 8, False), (0.1, 256, False)],
+)
+def test_purity_is_told_where_batches_hold_pairs_of_labelled_images(share: float, batch_size: int, told: bool):
+    images = load("digits", "train").limit(100)
+    few = torch.where(torch.arange(100) < 100 * share, images.labels, -1)
+    assert replace(images, labels=few).labels_tell_purity(batch_size) == told

@@ -20,7 +20,7 @@ def test_the_class_is_the_folder_at_the_depth_and_files_beside_have_none():
 
 
 def test_asking_for_class_folders_where_there_are_none_is_an_error():
-    with pytest.raises(UserError, match="there are none"):
+    with pytest.raises(UserError, match="no class subfolders"):
         from_folders(["1.png"], depth=0)
 
 
@@ -54,7 +54,7 @@ def test_spaces_around_a_name_count_where_a_file_has_them(tmp_path: Path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("a/1.png,cat\n5.png,dog\n", r"labels.csv, row 2: 5.png,dog\nno image '5.png'"),
+        ("a/1.png,cat\n5.png,dog\n", r"labels.csv, row 2: 5.png,dog\nthere is no image '5.png'"),
         ("file,label\n4.png,x\na/1.png,cat\n4.png,dog\n", r"row 4: 4.png,dog\n'4.png' is already in row 2"),
         ("4.png,\n4.png,x\n4.png,y\n", r"row 3: 4.png,y\n'4.png' is already in row 2, as 'x'"),
         (
@@ -63,14 +63,14 @@ def test_spaces_around_a_name_count_where_a_file_has_them(tmp_path: Path):
         ),
         ("a/1.png,x\n9.png,y\n", r"no image '9.png' in the folder; names are relative to it$"),
         ("photos/a/1.png,x\n", r"no image 'photos/a/1.png' in the folder, did you mean 'a/1.png'\?"),
-        ("file;label\na/1.png;x\n", r"row 1: file;label\na column is missing, expected file,label with a comma"),
+        ("file;label\na/1.png;x\n", r"row 1: file;label\na column is missing: expected file,label, separated by a comma"),
         ("a/1.png\n", r"row 1: a/1.png\na column is missing"),
         ("a/1.png,cat\n\n4.png\n", r"row 3: 4.png\na column is missing"),
         ("file,class\n4.png,x\n", r"row 1: file,class\nthe header has no column 'label'"),
         ("name,label\n4.png,x\n", r"row 1: name,label\nthe header has no column 'file'"),
         ("", "is empty"),
         ("\n\n", "is empty"),
-        ("file,label\n", "holds no label"),
+        ("file,label\n", "contains no labels"),
     ],
 )
 def test_a_wrong_row_is_shown_with_its_number(tmp_path: Path, text: str, message: str):

@@ -33,7 +33,7 @@ def test_a_missing_set_says_what_to_type_and_where_it_looked(tmp_path: Path):
     with pytest.raises(UserError) as error:
         load("cifar10", "train", tmp_path)
     text = str(error.value)
-    assert "type: mixnn data get cifar10 --data-dir" in text
+    assert "to download it: mixnn data get cifar10 --data-dir" in text
     assert str(tmp_path / "cifar-10-batches-bin") in text
     assert str(tmp_path / "cifar-10-batches-py") in text
 
@@ -46,7 +46,7 @@ def test_a_truncated_file_is_named_with_both_sizes(small: Path, change: int):
     with pytest.raises(UserError) as error:
         load("cifar10", "test", small)
     assert f"{path} is damaged: {len(data) + change:,} bytes, expected {len(data):,}" in str(error.value)
-    assert "type: mixnn data get cifar10" in str(error.value)
+    assert "to download it again: mixnn data get cifar10" in str(error.value)
 
 
 def test_a_file_missing_from_its_folder_is_named(small: Path):
@@ -87,7 +87,7 @@ def test_a_known_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatc
 
 
 def test_options_of_folders_are_refused_for_named_sets():
-    with pytest.raises(UserError, match="size: only for image folders"):
+    with pytest.raises(UserError, match="size is for folders of images"):
         load("digits", "test", size=8)
 
 
@@ -99,7 +99,7 @@ def test_digits_are_normalised_alike_in_every_split_and_not_mirrored():
 
 
 def test_describe_tells_what_is_on_disk_and_where(small: Path):
-    found = {presence.row.name: presence for presence in describe(small)}
+    found = {presence.spec.name: presence for presence in describe(small)}
     assert list(found) == ["cifar10", "cifar100", "stl10", "tiny-imagenet", "digits"]
     assert found["cifar10"].present
     assert found["cifar10"].where == small / "cifar-10-batches-bin"

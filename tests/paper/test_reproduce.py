@@ -29,7 +29,7 @@ from mixnn.paper import runner as carrying_out
 from mixnn.paper.tables import TABLES, Row, Table
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.training.setup import configure
+from mixnn.training.configure import configure
 from mixnn.training.trainer import Trainer
 
 QUIET = Reporter(quiet=True)

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 import mixnn
+from mixnn import data
 from mixnn.config import Config, UserError
 from mixnn.progress import Reporter
 from mixnn.runs import folder
@@ -290,3 +291,13 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     assert mixnn.export("~/run", out="~/x.safetensors", reporter=QUIET) == tmp_path / "x.safetensors"
     assert mixnn.report("~/run", out="~/x.html", images=0, reporter=QUIET) == tmp_path / "x.html"
     assert not (tmp_path / "~").exists()
+
+
+def test_a_data_set_that_is_not_registered_here_is_named(tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "run", Config(data="mine"), "mixnn ...")
+    with pytest.raises(UserError, match=r"run was trained on mine, which is not a data set"):
+        run.check_data()
+    with pytest.raises(UserError, match="is gone: use --source FOLDER"):
+        run.check_data("use --source FOLDER")
+    monkeypatch.setitem(data.DATASETS, "mine", data.DATASETS["digits"])
+    run.check_data()

@@ -8,13 +8,14 @@ from PIL import Image
 
 import mixnn
 from mixnn.config import Config
+from mixnn.data import open_dataset
+from mixnn.data.images import list_files
 from mixnn.progress import Reporter
-from mixnn.runs.images import load_split
 from mixnn.training import pretrain as training
-from mixnn.training.advice import OPTIONS, choose, typical_side
+from mixnn.training.advice import OPTIONS, choose
+from mixnn.training.configure import choices, open_data, resolve
 from mixnn.training.pretrain import _seconds
 from mixnn.training.schedule import short_warmup
-from mixnn.training.setup import choices, resolve
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import pipelines
 
@@ -56,8 +57,9 @@ def test_only_options_that_the_method_has_are_chosen_and_files_that_are_no_image
     for i in range(8):
         Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(tmp_path / f"{i}.png")
     (tmp_path / "broken.png").write_text("nonsense")
-    _, images = resolve(str(tmp_path), {}, {"batch_size": 2})
-    found = {c.name: c for c in choices(str(tmp_path), {}, {"method": method, "device": "cpu"}, len(images))}
+    dataset = open_dataset(tmp_path)
+    _, images = resolve(dataset, {}, {"batch_size": 2})
+    found = {c.name: c for c in choices(dataset, {}, {"method": method, "device": "cpu"}, len(images))}
     assert set(OPTIONS) & found.keys() == told
     assert found["batch_size"].reason == "8 images give 4 steps an epoch"
 
@@ -89,21 +91,22 @@ def test_a_folders_images_are_flipped_unless_a_mirrored_one_is_another(tmp_path,
     for i in range(4):
         Image.new("RGB", (8, 8), (60 * i, 0, 0)).save(tmp_path / f"{i}.png")
     assert chosen(4, 8, given=given).get("mirror", "given") == ("given" if given else "yes")
-    config, images = resolve(str(tmp_path), {}, given | {"batch_size": 2})
+    dataset = open_data(tmp_path, given)
+    config, images = resolve(dataset, {}, given | {"batch_size": 2})
     assert [view.flip for view in pipelines(config, images, ("strong", "plain"))] == [flip, flip]
-    assert load_split(config, "train").mirror == images.mirror == bool(flip), "the linear probe flips alike"
+    assert dataset.load("train", 8).mirror == images.mirror == bool(flip), "the linear probe flips alike"
 
 
 def test_the_embedded_digits_are_never_flipped():
-    assert not load_split(Config(data="digits", mirror="yes"), "train").mirror
+    assert not open_dataset("digits", mirror=True).load("train").mirror
 
 
 def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
     for i, side in enumerate((10, 20, 30, 40, 50)):
         Image.new("RGB", (100, side)).save(tmp_path / f"{i}.png")
     (tmp_path / "broken.png").write_bytes(b"x")
-    assert typical_side(sorted(tmp_path.iterdir())) == 30
-    assert typical_side([tmp_path / "broken.png"]) == 0
+    assert list_files(sorted(tmp_path.iterdir())).typical_side == 30
+    assert list_files([tmp_path / "broken.png"]).typical_side == 0
 
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
@@ -127,13 +130,14 @@ def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
 
 
 def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
-    config, images = resolve("digits", {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
+    dataset = open_dataset("digits", limit=64)
+    config, images = resolve(dataset, {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
     monkeypatch.setattr(Trainer, "seconds_a_step", lambda _: 1.0)
     monkeypatch.setattr(Trainer, "seconds_a_reading", lambda _: 6.0)
     monkeypatch.setattr(training.time, "perf_counter", lambda: 500.0)
 
     def within(budget, start, every):
-        return training._epochs_within(budget, start, replace(config, knn_every=every), images, Reporter())
+        return training._epochs_within(budget, start, replace(config, knn_every=every), images, dataset, Reporter())
 
     assert within(1006.0, 300.0, 2) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6 / 2))
     assert within(1006.0, 300.0, 1) == int(0.95 * (1006 - 200 - 6) / (4 * 1.0 + 6))

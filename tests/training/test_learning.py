@@ -10,7 +10,6 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import knn
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import load_split
 from mixnn.runs.weights import load_backbone
 
 SETTINGS: dict[str, Any] = {
@@ -27,7 +26,7 @@ OPTIONS = {"hidden": 128, "dim": 64, "support_size": 256}
 def accuracy(run: Run) -> float:
     """Weighted vote of 200 of the 512 training images, four classes' worth: a hard reading that leaves room to rise."""
     backbone, _ = load_backbone(run)
-    bank, test = load_split(run.config, "train"), mixnn.data.load("digits", "test")
+    bank, test = run.dataset().load("train"), mixnn.data.load("digits", "test")
     return knn(features(backbone, bank), bank.labels, features(backbone, test), test.labels, 10, k=200)["weighted"]
 
 

@@ -15,7 +15,7 @@ from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.weights import load_backbone
-from mixnn.training.setup import resolve
+from mixnn.training.configure import resolve
 from mixnn.training.trainer import Trainer
 
 QUIET = Reporter(quiet=True)
@@ -82,5 +82,5 @@ def test_a_stopped_run_of_every_method_goes_on_to_the_same_bits_and_log(
 
 @pytest.mark.parametrize("method, options", [("mnn", {"topk": 0}), ("byol", {}), ("simclr", {}), ("unmix", {})])
 def test_a_batch_larger_than_a_support_set_that_is_not_there_is_fine(method: str, options: dict[str, Any]):
-    config, _ = resolve("digits", options, {"method": method, "batch_size": 1024})
+    config, _ = resolve(mixnn.data.open_dataset("digits"), options, {"method": method, "batch_size": 1024})
     assert config.options.get("support_size", 512) < config.batch_size

@@ -20,10 +20,10 @@ from torch import Tensor
 import mixnn
 from mixnn import methods
 from mixnn.config import Config
+from mixnn.data import configured_dataset
 from mixnn.files import lock_run
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.images import load_split
 from mixnn.training.interrupt import interrupts
 from mixnn.training.trainer import Trainer
 from tests.command import Done, command
@@ -444,7 +444,7 @@ def trainer(method: str = "mnn", seed: int = 0) -> Trainer:
     network: dict[str, Any] = {"backbone": "resnet8", "bn_groups": 1, "image_size": 8, "options": options}
     settings: dict[str, Any] = {"epochs": 3, "batch_size": 16, "warmup_epochs": 0, "limit": 64, "knn_every": 0}
     config = Config("digits", method, seed=seed, **settings, **network)
-    return Trainer(config, load_split(config, "pretrain"), Reporter(quiet=True))
+    return Trainer(config, configured_dataset(config).load("pretrain", config.image_size), Reporter(quiet=True))
 
 
 @pytest.mark.parametrize("part", ["method.student.f.conv1.weight", "method.student.h.0.weight", "generator"])

@@ -13,7 +13,7 @@ from mixnn.apps.classify.choosing import Candidate, HeldOut, Task, choose, held_
 from mixnn.apps.classify.curve import DRAWS, curve
 from mixnn.apps.classify.models import Classifier, Frame, one_thread, settings
 from mixnn.apps.embed import Embeddings
-from mixnn.data.listing import natural_key
+from mixnn.data.folder import natural_key
 from mixnn.progress import Reporter
 
 SURE = 0.9  # confidence from which on a prediction counts as sure, and a label that contradicts it as doubtful

@@ -12,25 +12,21 @@ import numpy as np
 
 from mixnn.apps.embed import Embeddings
 from mixnn.config import UserError
-from mixnn.data.labels import as_known, columns, from_csv, from_folders, read_rows
-from mixnn.data.listing import list_splits
+from mixnn.data.folder import list_splits
+from mixnn.data.labels import as_known, columns, read_rows
+from mixnn.data.labels import read_labels as from_labels
 from mixnn.files import write_atomically
 
 PREDICTIONS = "predictions.csv"
 SUGGESTIONS = "suggestions.csv"
 SUGGESTED = "suggested.json"  # all that ever were: their labels are no random sample to measure accuracy on
-FOLDERS = "folders"  # in place of a CSV: the label is the subfolder, as in pretrain
 
 
 def read_labels(labels: str | Path, embeddings: Embeddings, folder: Path) -> tuple[dict[str, str], list[str]]:
     """File -> label of the images that have an embedding, and the labelled files that could not be read."""
     unreadable = {name for name, _ in embeddings.skipped}
     names = [*embeddings.names, *unreadable]
-    if str(labels) == FOLDERS:
-        depth = 1 if folder.is_dir() and list_splits(folder).test else 0
-        given = from_folders(names, depth)
-    else:
-        given = from_csv(Path(labels).expanduser(), names)
+    given = from_labels(labels, names, has_splits=folder.is_dir() and bool(list_splits(folder).test))
     found = {name: label for name, label in given.items() if name not in unreadable}
     classes = sorted(set(found.values()))
     if len(classes) < 2:

@@ -11,7 +11,6 @@ from mixnn.apps.classify.learning import held_out_share
 from mixnn.apps.embed import Embeddings, Encoder, load
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import source_for
 from mixnn.runs.weights import untrained
 
 SIDE = 16  # pixels of the shrunken images at most: 768 numbers, about as many as an embedding has
@@ -31,12 +30,12 @@ def without_training(
     reporter: Reporter | None = None,
 ) -> dict[str, dict[str, float]]:
     """Held-out accuracy of each, in percent: the folds of `learn`, so that a difference is one of the features."""
-    images, trained = source_for(run, source, data_dir), load(run, device, reporter=reporter)
+    images, trained = run.images(source, data_dir), load(run, device, reporter=reporter)
     fresh = Encoder(untrained(run.config), trained.size, trained.mean.cpu(), trained.std.cpu()).to(trained.device)
     others = [name for name in images.names if name not in given]
     kept = {*given, *others[:: -(-len(others) // UNLABELLED) or 1]}
     names, pixels, features = [], [], []
-    for batch in images.only(kept).batches(BATCH, trained.size):
+    for batch in images.named(kept).batches(BATCH, trained.size):
         u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(trained.device)
         names += batch.names
         pixels.append(torch.nn.functional.adaptive_avg_pool2d(u8.float(), min(SIDE, *u8.shape[2:])).flatten(1).cpu())

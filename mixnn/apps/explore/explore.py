@@ -17,15 +17,14 @@ from mixnn.apps.explore.page import Atlas
 from mixnn.apps.explore.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
 from mixnn.apps.explore.server import Server
 from mixnn.config import UserError, check_int
-from mixnn.data.labels import from_csv, from_folders
-from mixnn.data.listing import list_splits, natural_key
-from mixnn.data.source import Source
+from mixnn.data.folder import natural_key
+from mixnn.data.images import Images
+from mixnn.data.labels import read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.images import source_for
 
 __all__ = ["explore"]
 
@@ -62,7 +61,7 @@ def explore(
     _check(target, serve, port, layout, neighbors, max_images, thumb, seed)
     if target:
         check_writable(target, overwrite)
-    images = source_for(run, source, data_dir, how=f"type {run.typed('explore')} FOLDER")
+    images = run.images(source, data_dir, hint=f"use {run.typed('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=reporter)
     shown = _shown(found, max_images, seed)
@@ -95,22 +94,20 @@ def _check(
         raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
 
 
-def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source) -> dict[str, str]:
+def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Images) -> dict[str, str]:
     """Name -> label, of those images that have one."""
     given = source or run.config.data
     own = not source or (isinstance(source, str | Path) and _same(source, run.config.data))
     labels = str(labels) or (run.config.labels if own else "")
     if labels == "none":
         return {}
-    if labels and labels != "folders":
-        return from_csv(Path(labels).expanduser(), images.names)
     if not labels:
         return images.labels
-    if images.labels:
+    if labels == "folders" and images.labels:
         raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
-    if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
+    if labels == "folders" and (not isinstance(given, str | Path) or not Path(given).expanduser().is_dir()):
         raise UserError("labels from folders need a folder of images: give a CSV of file,label")
-    return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
+    return read_labels(labels, images.names, images.has_splits)
 
 
 def _same(source: str | Path, other: str) -> bool:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import io
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,8 +10,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from PIL import Image
 
-from mixnn.data.decode import MAX_PIXELS, decode, to_rgb, upright
-from mixnn.data.source import Source, resized, to_image
+from mixnn.data.images import Images, to_image
 
 SIDES = (128, 96, 64, 48, 32, 16)  # of thumbnails; multiples of JPEG's blocks, which keep neighbors on a sheet apart
 SMALLEST, LARGEST = 8, 256
@@ -29,40 +25,25 @@ QUALITY = 85  # of JPEG; on CIFAR-10 as large as WebP of the same error, and fas
 class Pictures:
     """The images of a source that are on the map, in its order."""
 
-    source: Source
+    source: Images
 
     @staticmethod
-    def of(source: Source, names: list[str]) -> Pictures:
-        at = {name: i for i, name in enumerate(source.names)}
-        index = [at[name] for name in names]
-        paths = [source.paths[i] for i in index] if source.paths else []
-        arrays = None if source.arrays is None else source.arrays[index]
-        return Pictures(dataclasses.replace(source, names=names, paths=paths, arrays=arrays))
+    def of(source: Images, names: list[str]) -> Pictures:
+        return Pictures(source.rows([source.position[name] for name in names]))
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def open(self, i: int) -> Image.Image:
-        """One image whole, upright, RGB; raises if it cannot be read."""
-        if self.source.arrays is not None:
-            return to_image(self.source.arrays[i])
-        with Image.open(self.source.paths[i]) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError("too large")
-            return to_rgb(upright(image))
-
     def full_size(self, i: int) -> tuple[bytes, str]:
         """An image as a browser can show it, at most 1600 pixels long, and its media type."""
-        image = self.open(i)
+        image = self.source.open(i)
         small = max(image.size) <= SERVED
         image.thumbnail((WHOLE, WHOLE))
         return encode(image, "PNG" if small else "JPEG")
 
     def thumb(self, i: int, side: int) -> tuple[bytes, str]:
         """The centre of an image, side x side, as the encoder saw it."""
-        arrays = self.source.arrays
-        image = decode(self.source.paths[i], side) if arrays is None else resized(arrays[i : i + 1], side)[0]
-        return encode(to_image(image), self.kind)
+        return encode(to_image(self.source.square(i, side)), self.kind)
 
     @property
     def kind(self) -> str:
@@ -72,15 +53,7 @@ class Pictures:
     @cached_property
     def native_side(self) -> int:
         """The side that thumbnails need to show every pixel; from a sample."""
-        if self.source.arrays is not None:
-            return min(self.source.arrays.shape[2:])
-        sides = []
-        for i in self._sample():
-            with contextlib.suppress(Exception), warnings.catch_warnings():  # gone or damaged since it was embedded
-                warnings.simplefilter("ignore")
-                with Image.open(self.source.paths[i]) as image:
-                    sides.append(min(image.size))
-        return max(sides, default=SMALLEST)
+        return max(self.source.sides, default=SMALLEST)
 
     def _sample(self) -> list[int]:
         return np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int)).tolist()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mixnn import methods
 from mixnn.config import Config
-from mixnn.data import DATASETS
+from mixnn.data import configured_dataset
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD_VERSION
 from mixnn.runs.folder import environment
-from mixnn.runs.images import has_test_split
 from mixnn.runs.weights import make_backbone
 
 # Named one by one, for a card is published: no folder of the user's machine may slip in with a new setting.
@@ -50,7 +48,7 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
         "preprocessing": _preprocessing(c, state["data"]),
         "method": {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper},
         "training": {
-            "data": c.data if c.data in DATASETS else Path(c.data).name,
+            "data": configured_dataset(c).title,
             "images": state["data"]["images"],
             "epochs": round(step / steps_per_epoch, 2),
             "epochs_planned": c.epochs,
@@ -101,7 +99,8 @@ def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
         "formula": "(x * scale - mean) / std, by channel",
     }
     # A named set is measured on its images as they are, and STL-10's are larger than its training crops.
-    return looks | ({"size_when_measured": DATASETS[c.data].size} if c.data in DATASETS else {})
+    size = configured_dataset(c).stored_size
+    return looks | ({"size_when_measured": size} if size else {})
 
 
 def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
@@ -116,5 +115,5 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
     if not kept:
         way = f"type {run.typed('evaluate')}, then this again with --overwrite"
         none = "there are no labelled test images to measure it by"
-        reporter.info(f"the card states no accuracy: {way if has_test_split(run.config) else none}")
+        reporter.info(f"the card states no accuracy: {way if run.dataset().has_test else none}")
     return kept

@@ -14,12 +14,11 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.apps.report.verdict import is_number
-from mixnn.config import RECIPES, Config, UserError
-from mixnn.data import DATASETS
+from mixnn.config import Config, UserError
+from mixnn.data import DATASETS, configured_dataset
 from mixnn.progress import duration, plural
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.folder import DIVERGED
-from mixnn.runs.images import has_test_split
 
 NAMES_OF_RESULTS = {"linear": "Linear probe", "knn": "kNN"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
@@ -89,7 +88,7 @@ def gaps(facts: Facts) -> list[str]:
     if not facts.records and run.config.epochs:
         missing.append("No epoch is logged, so there are no curves.")
     there = bool(checkpoint.list_checkpoints(run.path / "checkpoints"))
-    if has_test_split(run.config) and not facts.results.keys() >= NAMES_OF_RESULTS.keys():
+    if run.dataset().has_test and not facts.results.keys() >= NAMES_OF_RESULTS.keys():
         how = f": `{run.typed('evaluate')}` does that." if there else ", for the run has no checkpoint."
         missing.append(f"Linear probe and kNN are not both evaluated{how}")
     for name in ("knn", "linear"):
@@ -151,12 +150,13 @@ def option_fields(method: str) -> dict[str, dataclasses.Field[Any]]:
 
 def defaults(config: Config) -> dict[str, Any]:
     """What the same data and method have if nothing else is typed; nothing of a method that is not known here."""
-    recipe = dict(RECIPES.get(config.data, {}))
+    dataset = configured_dataset(config)
+    recipe = dict(dataset.recipe or {})
     options = recipe.pop("options", {})
     known = option_fields(config.method)
     own = {name: f.default for name, f in known.items()} | {k: v for k, v in options.items() if k in known}
     wanted = methods.METHODS[config.method].recipe if known else {}
-    size = DATASETS[config.data].train_size if config.data in DATASETS else config.image_size
+    size = dataset.train_size or config.image_size
     fixed = {"data": config.data, "method": config.method, "image_size": size}
     return {name: f.default for name, f in FIELDS.items()} | recipe | wanted | own | fixed
 

@@ -9,8 +9,7 @@ import base64
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mixnn.apps.projection import tsne
-from mixnn.config import Config, UserError
-from mixnn.data import DATASETS, ImageSet
-from mixnn.data.listing import list_splits
+from mixnn.config import UserError
+from mixnn.data import Dataset, ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.images import load_split
 from mixnn.runs.weights import load_backbone
 
 SEED = 0
@@ -73,17 +70,11 @@ class Look:
     judged_BK: Tensor  # both have labels
 
 
-def key(config: Config) -> tuple[Any, ...]:
-    """Configurations of the same key speak of the same images."""
-    of_folder = () if config.data in DATASETS else (config.labels, config.on_error, config.image_size)
-    return config.data, config.limit, *of_folder
-
-
-def load_shown(config: Config, num_images: int, device: torch.device) -> Shown:
+def load_shown(dataset: Dataset, size: int, num_images: int, device: torch.device) -> Shown:
     """A fixed random choice of test images, or of training images where there are no others."""
-    train, limit = load_split(config, "train"), BANK[device.type]
-    if config.data in DATASETS or list_splits(Path(config.data)).testing:
-        test = load_split(config, "test")
+    train, limit = dataset.load("train", size), BANK[device.type]
+    if dataset.has_test_images:
+        test = dataset.load("test", size)
         queries, bank = test.limit(num_images, SEED), train.limit(limit, SEED)
         return Shown("test", len(test), queries, bank, len(train), None)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SEED))
@@ -211,7 +202,3 @@ def make_sprite(images: Tensor) -> tuple[str, int, int]:
     file = io.BytesIO()
     sheet.save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), side, columns
-
-
-def configured(run: Run, data_dir: str | Path) -> Config:
-    return replace(run.config, data_dir=str(data_dir) or run.config.data_dir)

@@ -24,7 +24,6 @@ from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
-from mixnn.runs.images import check_there
 
 __all__ = ["report"]
 
@@ -139,14 +138,14 @@ def _look(
     shown: dict[Any, pictures.Shown] = {}
     looks: dict[Any, dict[int, pictures.Look]] = {}
     for i, f in enumerate(read):
-        config = pictures.configured(f.run, data_dir)
-        key = pictures.key(config)
+        dataset, size = f.run.dataset(data_dir), f.config.image_size
+        key = (dataset.key, 0 if dataset.stored_size else size)
         try:
-            check_there(f.run)
+            f.run.check_data()
             encoder = pictures.load_encoder(f.run, f.missing.append)
             if key not in shown:
-                reporter.info(f"reading images of {config.data}")
-                shown[key] = pictures.load_shown(config, images, where)
+                reporter.info(f"reading images of {dataset.name}")
+                shown[key] = pictures.load_shown(dataset, size, images, where)
             reporter.info(f"{f.run.path}: encoding {plural(shown[key].num_images, 'image')}")
             looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
         except UserError as error:

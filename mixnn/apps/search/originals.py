@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import io
 import os
 import warnings
@@ -15,37 +14,33 @@ from pathlib import Path
 from PIL import Image
 
 from mixnn.data.decode import MAX_PIXELS, to_rgb, upright
-from mixnn.data.source import Source, to_image
+from mixnn.data.images import Images
 
 THUMBNAIL = 192  # pixels, at most: twice the side at which the page shows them
 TINY = 64  # up to this side images stay as they are, and PNG keeps every pixel
-PIECE = 2**20  # bytes hashed at a time
 
 
 class Originals:
     """Pictures and contents of a source's images, by name."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Images) -> None:
         self.source = source
         self.position = {name: i for i, name in enumerate(source.names)}
 
     def thumbnail(self, name: str) -> tuple[str, bool]:
         """A data URI, and whether the image is so small that its pixels should be seen; "" if it cannot be read."""
         i = self.position[name]
-        if self.source.arrays is not None:
-            return small(to_image(self.source.arrays[i]))
-        return small_file(self.source.paths[i])
+        return small_file(self.source.paths[i]) if self.source.paths else small(self.source.open(i))
 
     def first_with_same_content(self, names: Sequence[str]) -> dict[str, str]:
         """Name -> the first of the names whose file (of a data set: whose pixels) has the very same content."""
-        if self.source.arrays is not None:
-            contents = {name: self.source.arrays[self.position[name]].tobytes() for name in names}
-            return _firsts({name: hashlib.sha256(content).digest() for name, content in contents.items()})
+        if not self.source.paths:
+            return _firsts({name: self.source.digest(self.position[name]) for name in names})
         sizes = defaultdict(list)
         for name in names:
             sizes[_size(self._path(name))].append(name)
         alike = [name for size, same in sizes.items() if size and len(same) > 1 for name in same]
-        return _firsts({name: digest for name in alike if (digest := _digest(self._path(name)))})
+        return _firsts({name: digest for name in alike if (digest := self.source.digest(self.position[name]))})
 
     def _path(self, name: str) -> Path:
         return self.source.paths[self.position[name]]
@@ -61,17 +56,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # gone since it was listed
         return 0
-
-
-def _digest(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while piece := file.read(PIECE):
-                digest.update(piece)
-    except OSError:
-        return b""
-    return digest.digest()
 
 
 def small_file(path: Path) -> tuple[str, bool]:

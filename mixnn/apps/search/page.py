@@ -10,8 +10,8 @@ from mixnn.apps.search.originals import Originals, small_file
 from mixnn.apps.search.queries import Asked
 from mixnn.apps.search.text import summary, titles
 from mixnn.apps.webpage import head
-from mixnn.data.listing import printable
-from mixnn.data.source import Source
+from mixnn.data.folder import printable
+from mixnn.data.images import Images
 from mixnn.progress import plural, shown
 
 MAX_TILES = 1000  # on a page; at some 6 KB each it stays a page that opens
@@ -47,7 +47,7 @@ figcaption bdi, figcaption span { color: var(--soft); display: block; }
 """
 
 
-def render(result: dict[str, Any], images: Source, asked: list[Asked]) -> str:
+def render(result: dict[str, Any], images: Images, asked: list[Asked]) -> str:
     title = {"nearest": "Nearest images", "duplicates": "Near-duplicates", "outliers": "Outliers"}[result["kind"]]
     where = f"Run {result['run']}, images of {printable(images.short_title)}."
     if result["skipped"]:

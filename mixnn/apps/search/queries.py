@@ -13,8 +13,8 @@ from mixnn.apps.embed import Embeddings
 from mixnn.apps.search.index import to_unit
 from mixnn.apps.search.originals import file_id, same_files
 from mixnn.config import UserError
-from mixnn.data.listing import EXTENSIONS, list_images, printable
-from mixnn.data.source import Source
+from mixnn.data.folder import EXTENSIONS, list_images, printable
+from mixnn.data.images import ImageFiles, Images
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 
@@ -46,7 +46,7 @@ def check_query(query: Query, index: Collection[str] = ()) -> list[str | Path]:
     return parts
 
 
-def find(query: Query, source: Source, embeddings: Embeddings) -> list[Asked]:
+def find(query: Query, source: Images, embeddings: Embeddings) -> list[Asked]:
     """All images that are meant, and where they are in the index."""
     position = {name: i for i, name in enumerate(embeddings.names)}
     path_of = dict(zip(source.names, source.paths, strict=False))  # a data set's images have none
@@ -95,7 +95,7 @@ def _fresh(
     vectors: dict[int, np.ndarray] = {}
     unreadable: dict[int, str] = {}
     if paths:
-        files = Source("", [str(i) for i in paths], list(paths.values()))
+        files = ImageFiles("", [str(i) for i in paths], paths=list(paths.values()))
         for names, found, skipped in embedding.load(run, device, reporter=reporter).encode(files):
             vectors |= zip(map(int, names), to_unit(found), strict=True)
             unreadable |= {int(i): why for i, why in skipped}

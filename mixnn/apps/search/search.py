@@ -15,12 +15,11 @@ from mixnn.apps.search.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.apps.search.originals import Originals
 from mixnn.apps.search.queries import Asked, Query
 from mixnn.config import UserError, unknown
-from mixnn.data.listing import printable
-from mixnn.data.source import Source
+from mixnn.data.folder import printable
+from mixnn.data.images import Images
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.images import source_for
 
 __all__ = ["search"]
 
@@ -58,7 +57,7 @@ def search(
     if out:
         check_writable(out, overwrite)
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
-    images = source_for(run, source, data_dir)
+    images = run.images(source, data_dir)
     if kind == "nearest":
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
     embeddings = collect(run, images, device=device, reporter=reporter)
@@ -170,7 +169,7 @@ def _outliers(names: list[str], bank: np.ndarray, topk: int, reporter: Reporter)
     return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in least], "score")}
 
 
-def _deliver(result: dict[str, Any], format: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
+def _deliver(result: dict[str, Any], format: str, out: str | Path, images: Images, asked: list[Asked]) -> None:
     """To stdout, or to a file whose name then goes there."""
     if format == "html":
         made = page.render(result, images, asked)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -19,9 +17,8 @@ from mixnn.paper.plots.style import HALO, PAGE, canvas
 from mixnn.paper.tables import TABLES
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
-from mixnn.runs.images import is_labelled, load_split
 from mixnn.runs.weights import load_backbone
-from mixnn.training.setup import configure
+from mixnn.training.configure import configure
 
 MAX_IMAGES = 2000
 MAX_PANELS = 6
@@ -72,15 +69,15 @@ def tsne(material: Material) -> Drawing:
 def title(run: Run) -> str:
     """The method as the paper writes it, with the options that are not its own."""
     names = {row.method: row.name for row in TABLES["main"].rows}
-    own = configure(run.config.data, {}, {"method": run.config.method}).options
+    own = configure(run.dataset(), {}, {"method": run.config.method}).options
     changed = [f"{name}={value}" for name, value in run.config.options.items() if value != own[name]]
     return ", ".join([names.get(run.config.method, run.config.method), *changed])
 
 
 def _shown(run: Run, data_dir: str) -> ImageSet:
     """At most 2,000 test images, of the first ten classes: more could not be told apart."""
-    images = load_split(replace(run.config, data_dir=data_dir or run.config.data_dir), "test")
-    if not is_labelled(images):
+    images = run.dataset(data_dir).load("test", run.config.image_size)
+    if not images.fully_labelled:
         raise UserError(f"{run.config.data} has no labelled test images")
     return images.subset((images.labels < len(COLORS)).nonzero()[:, 0]).limit(MAX_IMAGES)
 

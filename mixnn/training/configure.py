@@ -1,4 +1,4 @@
-"""From what the user typed to a full, checked configuration."""
+"""From what the user gave to a complete, checked configuration and its images."""
 
 from __future__ import annotations
 
@@ -9,35 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import dist, methods
-from mixnn.config import RECIPES, Config, UserError, checked, make
-from mixnn.data import DATASETS, ImageSet
+from mixnn.config import Config, UserError, checked, make
+from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Taken
-from mixnn.runs.images import load_split, training_size
-from mixnn.training.advice import OPTIONS, Choice, advise
+from mixnn.training.advice import OPTIONS, Choice, choose
 
 
-def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any], num: int = 0) -> Config:
-    """Defaults, then the data set's recipe and the method's, then what the user gave; no image is read for it.
+def open_data(data: str | Path, settings: Mapping[str, Any]) -> Dataset:
+    """The data set of a run that is to be configured with these settings."""
+    given = checked(Config, "setting", {k: v for k, v in settings.items() if k in DATA_SETTINGS})
+    options = {"limit": given.get("limit", 0), "mirror": given.get("mirror", "yes") == "yes"}
+    labels, on_error = given.get("labels", ""), given.get("on_error", "skip")
+    return open_dataset(data, given.get("data_dir", ""), labels=labels, on_error=on_error, **options)
 
-    `num`: of a folder's images, where they have been read.
+
+DATA_SETTINGS = ("data_dir", "labels", "on_error", "limit", "mirror")
+
+
+def configure(
+    data: str | Path | Dataset, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0
+) -> Config:
+    """Defaults, then the recipes of the data set and the method, then what the user gave. Decodes no image.
+
+    `num_images`: number of readable images in a folder, once that is known.
     """
     if "options" in settings:
         raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     method = str(settings.get("method", "mnn"))
     for name in settings:
         check_setting(name, method)
-    settings = checked(Config, "setting", settings)  # advice reckons with them
+    settings = checked(Config, "setting", settings)  # advice computes with them
     options = checked(methods.find(method).Options, f"option of {method}", options)
-    recipe = dict(RECIPES.get(data, {}))
-    recipe_options = recipe.pop("options", {})
-    for choice in choices(data, options, settings, num):
+    dataset = data if isinstance(data, Dataset) else open_data(data, settings)
+    recipe = dict(dataset.recipe or {})
+    recipe_options = dict(recipe.pop("options", {}))
+    for choice in choices(dataset, options, settings, num_images):
         (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
-    config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": data})
+    config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
     check_backbone(config.backbone)
@@ -50,32 +63,32 @@ def check_setting(name: str, method: str) -> None:
         raise UserError(f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python")
 
 
-def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any], num: int = 0) -> list[Choice]:
-    """What is chosen for a folder of images, with the reasons; nothing for a data set, which has its recipe."""
-    folder = Path(data).expanduser()
-    if data in DATASETS or not folder.is_dir():
+def choices(
+    dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0
+) -> list[Choice]:
+    """Settings chosen from the images, with reasons; none for a data set that has a recipe."""
+    if dataset.recipe is not None:
         return []
     cuda = pick_device(str(settings.get("device", "auto"))).type == "cuda"
     method = str(settings.get("method", "mnn"))
     unused = set(OPTIONS) - {f.name for f in fields(methods.find(method).Options)}
     unused |= set() if methods.has_support(method, options) else {"support_size"}
-    return [choice for choice in advise(folder, settings, options, cuda, num) if choice.name not in unused]
+    files = dataset.images("train")
+    chosen = choose(num_images or len(files), files.typical_side, settings, options, cuda)
+    return [choice for choice in chosen if choice.name not in unused]
 
 
-def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
-    """The full configuration, and the images it speaks of."""
-    config = configure(data, options, settings)
-    if data in DATASETS and (config.labels or config.on_error != "skip"):
-        raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
-    images = load_split(config, methods.find(config.method).split)
-    if data not in DATASETS:  # some files may have been no images
-        config = configure(data, options, settings, len(images))
-    config = replace(config, image_size=training_size(config, images))
+def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
+    """The complete configuration, and the images it trains on."""
+    config = configure(dataset, options, settings)
+    images = dataset.load(methods.find(config.method).split, config.image_size)
+    if dataset.recipe is None:  # some files may be unreadable
+        config = configure(dataset, options, settings, len(images))
+    config = replace(config, image_size=config.image_size or dataset.train_size or images.size[0])
     check_images(config, images)
-    # Absolute, so that a run can be resumed and evaluated from any place.
-    absolute = {"data": "" if data in DATASETS else data, "data_dir": config.data_dir}
-    absolute["labels"] = "" if config.labels == "folders" else config.labels
-    paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in absolute.items() if v}
+    # Absolute paths, so that a run can be resumed and evaluated from any folder.
+    given = {"data_dir": config.data_dir, "labels": "" if config.labels == "folders" else config.labels}
+    paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
 
 

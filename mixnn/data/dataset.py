@@ -1,0 +1,297 @@
+"""Dataset: images that belong together, wherever they come from.
+
+    open_dataset("cifar10")                       a named data set
+    open_dataset("./photos", labels="folders")    a folder, with or without labels
+
+Both answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
+`load` gives one split in memory, for training and evaluation; `images` gives a lazy list, for everything that looks at
+files one by one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixnn.config import Config, UserError, unknown
+from mixnn.data.folder import Listing, list_splits, load_folder
+from mixnn.data.image_set import ImageSet, channel_stats
+from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
+from mixnn.data.named import DATASETS
+from mixnn.data.spec import DatasetSpec, default_root
+
+# All images for self-supervised training; the labelled training images for probes; the held-out test images.
+SPLITS = ("pretrain", "train", "test")
+FOLDER_SIZE = 64  # side of a folder's images if none is given
+ON_ERROR = ("skip", "refuse")
+
+
+@dataclass
+class Dataset(ABC):
+    """What a Config says of its data. Loaded splits are kept, so asking twice costs nothing."""
+
+    limit: int = 0  # use at most this many images per split; 0: all
+    mirror: bool = True  # mirrored images may be used as views
+    _loaded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
+
+    # Settings made for this data set; None: choose them from the images.
+    recipe: Mapping[str, Any] | None = field(default=None, init=False)
+    train_size: int = field(default=0, init=False)  # side of the training crops; 0: choose it from the images
+    stored_size: int = field(default=0, init=False)  # side of the stored images; 0: they differ
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What identifies the data set in a config: its name, or the folder's absolute path."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Short name for people, without a path."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """UserError, with what to do about it, if the images are missing. Reads none of them."""
+
+    @property
+    @abstractmethod
+    def has_test_images(self) -> bool:
+        """There is a test split. Decodes nothing."""
+
+    @property
+    @abstractmethod
+    def has_test(self) -> bool:
+        """There is a test split with labels. Decodes nothing."""
+
+    @property
+    @abstractmethod
+    def has_unlabelled(self) -> bool:
+        """Some pre-training images have no label and never will."""
+
+    @abstractmethod
+    def images(self, split: str = "all") -> Images:
+        """The images as a lazy list: of one split, or of all files in a folder."""
+
+    @property
+    @abstractmethod
+    def key(self) -> tuple[Any, ...]:
+        """Data sets with equal keys have the same images and labels."""
+
+    @property
+    @abstractmethod
+    def shares_train(self) -> bool:
+        """The pre-training images are the training images of the probes."""
+
+    def load(self, split: str, size: int = 0) -> ImageSet:
+        """One split in memory. `size` is the side to decode a folder's images to; named data sets have their own."""
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        split = "train" if split == "pretrain" and self.shares_train else split
+        size = 0 if self.stored_size else size or FOLDER_SIZE
+        if (split, size) not in self._loaded:
+            images = self._load(split, size)
+            images = replace(images, mirror=images.mirror and self.mirror)
+            self._loaded[split, size] = images.limit(self.limit) if self.limit else images
+        return self._loaded[split, size]
+
+    @abstractmethod
+    def _load(self, split: str, size: int) -> ImageSet: ...
+
+    def load_labelled(self, size: int = 0) -> tuple[ImageSet, ImageSet] | None:
+        """Training and test images for kNN or a linear probe; None if either has images without labels."""
+        if not self.has_test:
+            return None
+        train, test = self.load("train", size), self.load("test", size)
+        return (train, test) if train.fully_labelled and test.fully_labelled else None
+
+
+@dataclass
+class NamedDataset(Dataset):
+    """One of DATASETS, read from a folder of data sets."""
+
+    spec: DatasetSpec = field(kw_only=True)
+    root: Path = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.recipe, self.train_size, self.stored_size = self.spec.recipe, self.spec.train_size, self.spec.size
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def title(self) -> str:
+        return self.spec.name
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.name, self.limit
+
+    @property
+    def shares_train(self) -> bool:
+        return self.spec.splits["pretrain"] == self.spec.splits["train"]
+
+    @property
+    def has_test_images(self) -> bool:
+        return True
+
+    @property
+    def has_test(self) -> bool:
+        return True
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return not self.shares_train
+
+    def check(self) -> None:
+        self.spec.locate(self.root)
+
+    def _load(self, split: str, size: int) -> ImageSet:  # noqa: ARG002  (its images have one size)
+        spec, folder = self.spec, self.spec.locate(self.root)
+        images, labels, classes = spec.read(folder, split)
+        mean, std = spec.mean, spec.std
+        if mean is None or std is None:
+            training = images if split == "train" and self.shares_train else spec.read(folder, "pretrain")[0]
+            mean, std = channel_stats(torch.from_numpy(training))
+        return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), None, classes, mean, std, spec.mirror)
+
+    def images(self, split: str = "train") -> ImageArrays:
+        split = "train" if split == "all" else split
+        loaded = self.load(split)
+        names = loaded.names or [f"{self.name}/{split}/{i}" for i in range(len(loaded))]
+        labels = {n: loaded.classes[y] for n, y in zip(names, loaded.labels.tolist(), strict=True) if y >= 0}
+        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images.numpy())
+
+
+@dataclass
+class FolderDataset(Dataset):
+    """A folder of the user's own images."""
+
+    folder: Path = field(kw_only=True)
+    labels: str = ""  # "folders", a CSV file, or "" for none
+    on_error: str = "skip"
+    _files: dict[str, ImageFiles] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    @property
+    def title(self) -> str:
+        return self.folder.name
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.name, self.limit, self.labels, self.on_error
+
+    @property
+    def shares_train(self) -> bool:
+        return not self.labels  # probes leave out images without labels
+
+    @property
+    def has_test_images(self) -> bool:
+        return bool(self.listing.testing)
+
+    @property
+    def has_test(self) -> bool:
+        return bool(self.labels) and self.has_test_images
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return False
+
+    @cached_property
+    def listing(self) -> Listing:
+        return list_splits(self.folder)
+
+    def check(self) -> None:
+        if not self.folder.is_dir():
+            raise UserError(f"there is no folder {self.folder}")
+
+    def _load(self, split: str, size: int) -> ImageSet:
+        images = load_folder(self.listing, split, size, self.labels, self.on_error, mirror=True)
+        if split == "pretrain" or not self.labels or images.num_labelled in (0, len(images)):
+            return images
+        return images.subset((images.labels >= 0).nonzero()[:, 0])
+
+    def images(self, split: str = "all") -> ImageFiles:
+        if split not in self._files:
+            listing = self.listing
+            names = listing.names(split)
+            paths, has_splits = [self.folder / name for name in names], bool(listing.test)
+            skipped = listing.skipped
+            self._files[split] = ImageFiles(self.name, names, skipped=skipped, has_splits=has_splits, paths=paths)
+        return self._files[split]
+
+
+def open_dataset(
+    data: str | Path, root: str | Path = "", *, labels: str | Path = "", on_error: str = "skip", **options: Any
+) -> Dataset:
+    """The data set of this name (below `root`), or this folder; UserError if there is neither."""
+    if on_error not in ON_ERROR:
+        raise unknown("on_error", on_error, ON_ERROR)
+    folder = Path(data).expanduser()
+    if str(data) in DATASETS:
+        if str(labels) or on_error != "skip":
+            raise UserError(f"--labels and --on-error are for folders of images: {data} has its own labels")
+        return named_dataset(str(data), root, **options)
+    if folder.is_dir():
+        return FolderDataset(folder=folder.absolute(), labels=_absolute(labels), on_error=on_error, **options)
+    if folder.exists():
+        raise UserError(f"{folder} is a file\ngive the folder that holds the images, or one of: {', '.join(DATASETS)}")
+    if folder.name != str(data):  # a path: data set names have no slash
+        raise UserError(f"there is no folder {data}\ngive a folder of images, or one of: {', '.join(DATASETS)}")
+    raise UserError(f"{unknown('data set or folder', str(data), DATASETS)}, or a folder of images (see: mixnn data)")
+
+
+def named_dataset(name: str, root: str | Path = "", **options: Any) -> NamedDataset:
+    place = Path(root).expanduser() if str(root) else default_root()
+    return NamedDataset(spec=DATASETS[name], root=place, **options)
+
+
+def configured_dataset(config: Config) -> Dataset:
+    """The data set a run was configured with. It may be gone: `check` says so."""
+    options: dict[str, Any] = {"limit": config.limit, "mirror": config.mirror == "yes"}
+    if config.data in DATASETS:
+        return named_dataset(config.data, config.data_dir, **options)
+    return FolderDataset(folder=Path(config.data), labels=config.labels, on_error=config.on_error, **options)
+
+
+def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path = "", split: str = "train") -> Images:
+    """The images of a folder (all of them), of single files, or of one split of a named data set, as a lazy list."""
+    if not isinstance(source, str | Path):
+        return _files([Path(path).expanduser() for path in source])
+    path = Path(source).expanduser()
+    if str(source) in DATASETS:
+        return named_dataset(str(source), data_dir).images(split)
+    if path.is_file():
+        return _files([path])
+    if not path.is_dir():
+        raise UserError(f"{source} is not a folder, an image file or a data set (`mixnn data` lists the data sets)")
+    return FolderDataset(folder=path).images()
+
+
+def _files(paths: list[Path]) -> ImageFiles:
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path} is not a file")
+    return list_files(paths)
+
+
+def _absolute(labels: str | Path) -> str:
+    return str(labels) if str(labels) in ("", "folders") else str(Path(labels).expanduser().absolute())
+
+
+def load(data: str | Path, split: str, root: Path | None = None, *, size: int = 0, **options: Any) -> ImageSet:
+    """One split of a data set or folder in memory: load("digits", "train"), load("./photos", "pretrain", size=32)."""
+    if size < 0:
+        raise UserError(f"size={size}: size must be at least 1")
+    if size and str(data) in DATASETS:
+        raise UserError(f"size is for folders of images: {data} has its own")
+    return open_dataset(data, root or "", **options).load(split, size)
