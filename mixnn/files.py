@@ -18,10 +18,12 @@ except ImportError:  # no file locks on this system: run one process at a time
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"  # held in a run folder while it is being trained
+# What a run folder consists of; no other output may replace any of it.
+RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "diverged.txt", LOCK)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of the file or nothing of it; UserError if the disk takes no more."""
+    """Writes the whole file or nothing; UserError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,24 +46,33 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def check_free(file: str | Path, overwrite: bool) -> None:
-    """A file that is there is refused unless it may be replaced; a verb asks before it begins to work."""
-    if Path(file).is_dir():
-        raise UserError(f"{file} is a folder: type the name of a file")
-    if Path(file).exists() and not overwrite:
-        raise UserError(f"{file} exists: type another name, or --overwrite to replace it")
+    """UserError if the file exists and may not be replaced, or belongs to a run. Verbs ask before they start work."""
+    path = Path(file)
+    if path.is_dir():
+        raise UserError(f"{file} is a folder: give the name of a file")
+    if _is_part_of_run(path.absolute()):
+        raise UserError(f"{file} would become part of a run folder, or replace part of it: use another name")
+    if path.exists() and not overwrite:
+        raise UserError(f"{file} exists: use another name, or --overwrite to replace it")
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """The same; and the folder where it goes must be there, and open to this user."""
-    if not Path(file).absolute().parent.is_dir():
-        raise UserError(f"{Path(file).parent} is no folder, so {file} cannot be written there")
-    if not os.access(Path(file).absolute().parent, os.W_OK):
-        raise UserError(f"nothing may be written to {Path(file).absolute().parent}: type another place for {file}")
+    """Like `check_free`; the file's folder must also exist and be writable."""
+    folder = Path(file).absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"{Path(file).parent} is not a folder, so {file} cannot be written there")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"{folder} is not writable: use another place for {file}")
     check_free(file, overwrite)
 
 
+def _is_part_of_run(path: Path) -> bool:
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    return (run / "config.yaml").is_file() and (path.parent.name == "checkpoints" or path.name in RUN_FILES)
+
+
 def why(error: Exception) -> str:
-    """In one line, why a file of YAML is not what it should be."""
+    """One line that says why a YAML file could not be read."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OSError):
@@ -71,7 +82,7 @@ def why(error: Exception) -> str:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Whether this process has the file's lock. The file stays: who removed it could remove another's."""
+    """Yields whether this process got the lock. The file stays: removing it could remove another process's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         yield fcntl is None or _flock(file.fileno())
@@ -79,14 +90,14 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def lock_run(run: Path) -> Iterator[None]:
-    """A run folder for this process alone: two that train in it would mix their logs and delete each other's files."""
+    """Reserves a run folder: two processes that train in it would mix their logs and delete each other's files."""
     with ExitStack() as stack:
         try:
             mine = stack.enter_context(try_lock(run / LOCK))
         except OSError as error:
             raise UserError(f"cannot write {run / LOCK}: {error.strerror}") from None
         if not mine:
-            raise UserError(f"another process is training {run}: wait for its end, or stop it first")
+            raise UserError(f"another process is training {run}: wait for it to end, or stop it first")
         yield
 
 

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from mixnn.config import UserError, check_int, unknown
-from mixnn.data import ImageSet
 from mixnn.device import pick_device
-from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import default_k, knn
-from mixnn.evaluation.linear import Protocol, linear
+from mixnn.evaluation.knn import KNN
+from mixnn.evaluation.linear import LINEAR
+from mixnn.evaluation.protocol import Protocol, Subject
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import student_backbone
 
-PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
-FEW = 5_000  # labelled images with which the probe, at its rate of 30, has too few steps to settle
+PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (KNN, LINEAR)}
 
 
 def evaluate(
@@ -43,8 +39,7 @@ def evaluate(
 
     `save`: a file for the whole run, curves and results, as one JSON.
     """
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
+    names = protocols_of(protocol)
     epochs, seed = check_int("epochs", epochs, 1), check_int("seed", seed, 0)
     if str(save):
         check_writable(save, overwrite)
@@ -54,8 +49,7 @@ def evaluate(
     tensors, state = run.load_checkpoint(reporter.warn)
     backbone = student_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    config = replace(run.config, data_dir=str(data_dir) or run.config.data_dir)
-    dataset = run.dataset(data_dir)
+    config, dataset = run.config, run.dataset(data_dir)
     train, test = (dataset.load(split, config.image_size).to_if_fits(where) for split in ("train", "test"))
     if not (train.fully_labelled and test.fully_labelled):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
@@ -72,46 +66,23 @@ def evaluate(
         "train_images": len(train),
         "test_images": len(test),
     }
+    subject = Subject(backbone, train, test, config.image_size, run.metrics(), epochs, seed, reporter)
     results: dict[str, Any] = {}
-    for name in PROTOCOLS[protocol]:
+    for name in names:
         start = time.perf_counter()
-        if name == "knn":
-            found, how = _knn(run, backbone, train, test)
-        else:
-            probe = Protocol(epochs=epochs, seed=seed, drops=(max(1, epochs * 6 // 10), max(1, epochs * 8 // 10)))
-            found, how = _linear(backbone, train, test, config.image_size, probe, reporter)
-        results[name] = {**found, "protocol": how | common, "seconds": round(time.perf_counter() - start, 2)}
+        found, settings = PROTOCOLS[name].run(subject)
+        results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
     run.save_results(results | {"evaluated_with": environment(where)})
     if str(save):
         save_summary(run.path, save)
     return results
 
 
-def _knn(run: Run, backbone: nn.Module, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:
-    k = default_k(len(train), train.num_classes)
-    bank, queries = (features(backbone, images, bf16=False) for images in (train, test))  # once, so precision is cheap
-    found: dict[str, Any] = dict(knn(bank, train.labels, queries, test.labels, train.num_classes, k))
-    readings = [record["knn"] for record in run.metrics() if "knn" in record]
-    if readings:
-        found["best_reading"] = max(readings)  # of those during training
-    vote = "weighted by exp(cos / temperature); majority beside it"
-    how = {"k": k, "temperature": 0.1, "vote": vote, "augmentation": "none", "features": "unit, student backbone"}
-    precision = "fp32, TF32 convolutions" if bank.is_cuda else "fp32"
-    return found, how | {"report": "last checkpoint", "precision": precision}
-
-
-def _linear(
-    backbone: nn.Module, train: ImageSet, test: ImageSet, size: int, probe: Protocol, reporter: Reporter
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    if len(train) < FEW:
-        few = f"the paper's linear probe is made for tens of thousands of images, and swings with {len(train):,}"
-        reporter.info(f"{few}: kNN, or mixnn classify, tells more")
-    with reporter.bar("linear probe", probe.epochs) as advance:
-        found = linear(backbone, train, test, size, probe, advance)
-    flip = probe.flip if train.mirror else 0.0
-    precision = "bf16 forward, fp32 features" if next(backbone.parameters()).is_cuda else "fp32"
-    how = asdict(probe) | {"flip": flip, "crop_size": size, "precision": precision}
-    return found, how | {"report": "last epoch; best is named"}
+def protocols_of(choice: str) -> tuple[str, ...]:
+    """Names of the protocols that --protocol asks for: one of them, or all."""
+    if choice not in ("all", *PROTOCOLS):
+        raise unknown("protocol", choice, ("all", *PROTOCOLS))
+    return tuple(PROTOCOLS) if choice == "all" else (choice,)
 
 
 def save_summary(run: str | Path, file: str | Path) -> None:

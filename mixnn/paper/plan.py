@@ -18,7 +18,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import Config, UserError
 from mixnn.data import DATASETS
-from mixnn.evaluation.linear import Protocol
+from mixnn.evaluation.linear import LinearProbe
 from mixnn.paper.tables import METRICS, Row, Table
 from mixnn.training.configure import configure
 
@@ -112,7 +112,7 @@ def counting(summary: Mapping[str, Any], probe_epochs: int) -> dict[str, Any]:
     return {**summary, "results": results}
 
 
-def finished(folder: Path, probe_epochs: int = Protocol.epochs) -> dict[tuple[str, int], dict[str, Any]]:
+def finished(folder: Path, probe_epochs: int = LinearProbe.epochs) -> dict[tuple[str, int], dict[str, Any]]:
     """Summaries of trained runs in a folder of JSON files, by fingerprint and seed, with the results that count.
 
     Of several with one configuration, that with the most results; the last, where they have as many.

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mixnn.evaluation.linear import Protocol
+from mixnn.evaluation.linear import LinearProbe
 from mixnn.paper.plan import INDIFFERENT, plan_row
 from mixnn.paper.tables import METRICS, Row, Table, number
 from mixnn.progress import print_table
@@ -57,7 +57,7 @@ def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -
 
 def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: int) -> str:
     """What the table shows, on which data, and in what our runs differ from the recipe."""
-    differs = {} if probe_epochs == Protocol.epochs else {"epochs of the probe": (probe_epochs, Protocol.epochs)}
+    differs = {} if probe_epochs == LinearProbe.epochs else {"epochs of the probe": (probe_epochs, LinearProbe.epochs)}
     differs |= differences(table, data, settings)
     words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in differs.items()]
     return f"{table.title}, {data}" + (f" (ours with {'; '.join(words)})" if words else "")

@@ -13,8 +13,8 @@ from typing import Any
 
 from mixnn.config import Config, UserError, unknown
 from mixnn.data import configured_dataset
-from mixnn.evaluation.evaluate import PROTOCOLS
-from mixnn.evaluation.linear import Protocol
+from mixnn.evaluation.evaluate import protocols_of
+from mixnn.evaluation.linear import LinearProbe
 from mixnn.paper.asking import data_of, runnable, seeds_of, tables_of
 from mixnn.paper.plan import changed_since, plan
 from mixnn.paper.render import FORMATS, cells, render, title
@@ -37,7 +37,7 @@ def reproduce(
     dry_run: bool = False,
     format: str = "terminal",
     protocol: str = "all",
-    probe_epochs: int = Protocol.epochs,
+    probe_epochs: int = LinearProbe.epochs,
     tables: str | Path = "",
     reporter: Reporter | None = None,
     **settings: Any,
@@ -50,8 +50,7 @@ def reproduce(
     reporter = reporter or Reporter()
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
+    protocols = protocols_of(protocol)
     if probe_epochs < 1:
         raise UserError(f"probe_epochs={probe_epochs}: a probe has at least 1 epoch")
     data, settings = data_of(data, settings)
@@ -62,7 +61,7 @@ def reproduce(
         if not chosen:
             raise UserError(f"nothing to run: {reason}")
         reporter.warn(f"left out, for {reason}")
-    work = Work(Path(results).expanduser(), Path(runs).expanduser(), PROTOCOLS[protocol], probe_epochs)
+    work = Work(Path(results).expanduser(), Path(runs).expanduser(), protocols, probe_epochs)
     needed, done = plan(chosen, data, seeds, settings), work.finished()
     if not work.results.is_dir() and (dry_run or not run):
         reporter.warn(

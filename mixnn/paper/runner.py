@@ -16,7 +16,7 @@ from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import evaluate, save_summary
-from mixnn.evaluation.linear import Protocol
+from mixnn.evaluation.linear import LinearProbe
 from mixnn.files import try_lock
 from mixnn.paper.plan import Planned, counting, finished, last, trained
 from mixnn.progress import Reporter, duration, plural, print_table
@@ -64,7 +64,7 @@ class Work:
 
     def file(self, planned: Planned) -> Path:
         """Of the summary; one with another probe than the paper's stands beside it, and replaces none."""
-        probe = "" if self.probe_epochs == Protocol.epochs else f"-probe{self.probe_epochs}"
+        probe = "" if self.probe_epochs == LinearProbe.epochs else f"-probe{self.probe_epochs}"
         return self.results / f"{planned.name}{probe}.json"
 
     def one(self, planned: Planned, reporter: Reporter) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 import mixnn
 from mixnn.config import Config, UserError, make
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
-from mixnn.files import LOCK, why, write_atomically
+from mixnn.files import LOCK, RUN_FILES, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
@@ -34,7 +34,7 @@ PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
 # What --overwrite removes: never anything that a user, or another verb, may have put into the folder.
 OWN_FILES = (
-    *("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", DIVERGED),
+    *(name for name in RUN_FILES if name != LOCK),
     *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
 )
 

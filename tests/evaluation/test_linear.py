@@ -17,7 +17,7 @@ from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.evaluation.features import features
-from mixnn.evaluation.linear import Classifier, Protocol, linear
+from mixnn.evaluation.linear import Classifier, LinearProbe, linear
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.weights import STUDENT, load_backbone
@@ -61,7 +61,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorder]]:
 
 
 def test_the_protocol_is_the_papers():
-    assert asdict(Protocol()) == {
+    assert asdict(LinearProbe()) == {
         "epochs": 100,
         "lr": 30.0,
         "drops": (60, 80),
@@ -78,12 +78,12 @@ def test_the_protocol_is_the_papers():
 @pytest.mark.parametrize("constant", [{"nesterov": False}, {"weight_decay": 1e-4}])
 def test_what_the_classifier_cannot_do_cannot_be_asked_for(constant: dict[str, Any]):
     with pytest.raises(TypeError, match=next(iter(constant))):
-        Protocol(**constant)
+        LinearProbe(**constant)
 
 
 def test_the_rate_drops_at_60_and_80_and_the_last_partial_batch_is_kept(recorders: list[Recorder]):
     train, test = image_set(600, 3), image_set(30, 3, seed=1)
-    linear(nn.Flatten(), train, test, 4, Protocol())
+    linear(nn.Flatten(), train, test, 4, LinearProbe())
     (recorder,) = recorders
     sizes = [len(y) for _, y, _ in recorder.steps]
     assert sizes == [256, 256, 88] * 100
@@ -94,7 +94,7 @@ def test_the_rate_drops_at_60_and_80_and_the_last_partial_batch_is_kept(recorder
 def test_weights_begin_normal_with_deviation_001_and_biases_at_zero(recorders: list[Recorder]):
     train, test = image_set(20, 10), image_set(10, 10)
     wide = nn.Sequential(nn.Flatten(), nn.Linear(48, 3000))
-    linear(wide, train, test, 4, Protocol(epochs=1))
+    linear(wide, train, test, 4, LinearProbe(epochs=1))
     weight, bias = recorders[-1].initial
     assert weight.shape == (10, 3000)
     assert weight.mean().item() == pytest.approx(0, abs=3e-4)
@@ -105,7 +105,7 @@ def test_weights_begin_normal_with_deviation_001_and_biases_at_zero(recorders: l
 
 def test_every_epoch_shows_every_image_once_in_a_new_order_and_crop(recorders: list[Recorder]):
     train = image_set(50, 50)
-    linear(nn.Flatten(), train, train, 4, Protocol(epochs=3, batch_size=16))
+    linear(nn.Flatten(), train, train, 4, LinearProbe(epochs=3, batch_size=16))
     steps = recorders[0].steps
     epochs = [steps[i : i + 4] for i in (0, 4, 8)]
     orders = [torch.cat([y for _, y, _ in epoch]) for epoch in epochs]
@@ -120,7 +120,7 @@ def test_images_are_flipped_half_the_time_but_never_where_a_mirrored_image_is_an
     recorders: list[Recorder], mirror: bool
 ):
     train = image_set(200, 200, mirror=mirror)
-    linear(nn.Flatten(), train, train, 4, Protocol(epochs=1, area=(1.0, 1.0)))
+    linear(nn.Flatten(), train, train, 4, LinearProbe(epochs=1, area=(1.0, 1.0)))
     (x, y, _), *_ = recorders[0].steps
     upright = (x - features(nn.Flatten(), train)[y]).abs().amax(1) < 1e-3
     assert upright.double().mean().item() == pytest.approx(0.5 if mirror else 1.0, abs=0.12)
@@ -129,7 +129,7 @@ def test_images_are_flipped_half_the_time_but_never_where_a_mirrored_image_is_an
 def test_a_step_is_that_of_torchs_sgd_with_nesterov_and_no_decay():
     g = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(5, 7, generator=g).mul(0.01), torch.zeros(5)
-    mine = Classifier(weight.clone(), bias.clone(), Protocol())
+    mine = Classifier(weight.clone(), bias.clone(), LinearProbe())
     theirs = [nn.Parameter(weight.clone()), nn.Parameter(bias.clone())]
     optimizer = torch.optim.SGD(theirs, lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.0)
     for i in range(30):
@@ -146,7 +146,7 @@ def test_a_step_is_that_of_torchs_sgd_with_nesterov_and_no_decay():
 
 
 def test_accuracies_are_those_of_the_recipe_written_with_torchs_optimizer():
-    protocol = Protocol(epochs=10, drops=(6, 8), seed=3)
+    protocol = LinearProbe(epochs=10, drops=(6, 8), seed=3)
     train, test = image_set(700, 5, noise=0.9), image_set(400, 5, seed=1, noise=0.9)
     backbone, g = nn.Flatten(), torch.Generator().manual_seed(3)
     weight = nn.Parameter(torch.empty(5, 48).normal_(0, 0.01, generator=g))
@@ -176,7 +176,7 @@ def test_the_last_is_the_result_and_the_best_stands_beside_it_with_its_epoch():
     for seed in range(4):
         seen: list[tuple[int, float]] = []
         result = linear(
-            nn.Flatten(), train, test, 4, Protocol(epochs=8, seed=seed), lambda *pair, seen=seen: seen.append(pair)
+            nn.Flatten(), train, test, 4, LinearProbe(epochs=8, seed=seed), lambda *pair, seen=seen: seen.append(pair)
         )
         assert [epoch for epoch, _ in seen] == list(range(1, 9))
         assert result["curve"] == [accuracy for _, accuracy in seen]
@@ -189,18 +189,18 @@ def test_the_last_is_the_result_and_the_best_stands_beside_it_with_its_epoch():
 
 def test_separable_features_are_learned():
     train, test = image_set(300, 6, noise=0.1), image_set(120, 6, seed=1, noise=0.1)
-    result = linear(nn.Flatten(), train, test, 4, Protocol(epochs=20, drops=(12, 16)))
+    result = linear(nn.Flatten(), train, test, 4, LinearProbe(epochs=20, drops=(12, 16)))
     assert result["last"] > 98
 
 
 def test_labels_that_mean_nothing_are_not_learned():
     train, test = image_set(300, 6), image_set(600, 6, seed=1)
-    assert linear(nn.Flatten(), train, test, 4, Protocol(epochs=20, drops=(12, 16)))["last"] < 35
+    assert linear(nn.Flatten(), train, test, 4, LinearProbe(epochs=20, drops=(12, 16)))["last"] < 35
 
 
 def test_the_seed_decides():
     train, test = image_set(100, 5, noise=0.9), image_set(400, 5, seed=1, noise=0.9)
-    first, second, other = (linear(nn.Flatten(), train, test, 4, Protocol(epochs=3, seed=s)) for s in (0, 0, 1))
+    first, second, other = (linear(nn.Flatten(), train, test, 4, LinearProbe(epochs=3, seed=s)) for s in (0, 0, 1))
     assert first == second
     assert first != other
 
@@ -300,7 +300,7 @@ def test_the_command_prints_both_numbers(run: Run, capsys: pytest.CaptureFixture
     assert f"best {saved['linear']['best']:.2f}" in linear_line
     assert err == ""
     assert main(["evaluate", str(run.path), "--epochs", "1", "--protocol", "linear"]) == 0
-    assert "made for tens of thousands of images, and swings with 64: kNN" in capsys.readouterr().err
+    assert "needs tens of thousands of images and is unsteady with 64" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol, keys", [("knn", {"knn"}), ("linear", {"linear"}), ("all", {"knn", "linear"})])
@@ -352,6 +352,6 @@ def test_the_probe_crops_to_the_size_that_training_used(run: Run, monkeypatch: p
 def test_images_may_lie_on_the_host_where_the_network_does_not():
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()).cuda()
     train, test = image_set(60, 3), image_set(30, 3, seed=1)
-    protocol = Protocol(epochs=3, drops=(), batch_size=16)
+    protocol = LinearProbe(epochs=3, drops=(), batch_size=16)
     there = linear(backbone, train.to(torch.device("cuda")), test.to(torch.device("cuda")), 4, protocol)
     assert linear(backbone, train, test, 4, protocol) == there

@@ -1,0 +1,42 @@
+"""What an evaluation protocol is. To add one: a file with a `Protocol`, and its row in `evaluate.PROTOCOLS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from mixnn.data.image_set import ImageSet
+from mixnn.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a protocol evaluates: a frozen backbone on labelled training and test images."""
+
+    backbone: nn.Module
+    train: ImageSet
+    test: ImageSet
+    crop_size: int  # side of the crops the backbone was trained on
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
+    epochs: int  # of the linear probe
+    seed: int
+    reporter: Reporter
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A way to turn features into an accuracy in percent."""
+
+    name: str  # key in results.json, and what --protocol takes
+    label: str  # in tables and pages
+    headline: str  # key of the number that a table shows
+    numbers: Mapping[str, str]  # every number it reports, and what that number is
+    run: Callable[[Subject], tuple[dict[str, Any], dict[str, Any]]]  # -> numbers, and the settings that made them
+    summary: Callable[[Mapping[str, Any]], str]  # a result in a few words, for the terminal
+
+    def accuracy(self, results: Mapping[str, Any]) -> float | None:
+        """The headline number out of a results.json; None if it is missing."""
+        return results.get(self.name, {}).get(self.headline)
