@@ -61,16 +61,16 @@ def test_other_data_is_refused_and_leaves_nothing(tmp_path: Path, official):
     images, labels, files = official
     md5 = {stem: hashlib.md5(data).hexdigest() for stem, data in files.items()}
     images[2, 3, 2, 31, 31] ^= 1
-    with pytest.raises(UserError, match=f"test_batch is not the official data, md5 .* expected {md5['test_batch']}"):
+    with pytest.raises(UserError, match=f"test_batch is not the official data: md5 .* expected {md5['test_batch']}"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels), md5)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_package_of_another_shape_is_an_error_and_not_a_traceback(tmp_path: Path, official):
     images, labels, _ = official
-    with pytest.raises(UserError, match="not as expected"):
+    with pytest.raises(UserError, match="does not have the expected files"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels), {"data_batch_9": ""})
-    with pytest.raises(UserError, match="not as expected"):
+    with pytest.raises(UserError, match="does not have the expected files"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels[:, :2]), {"test_batch": ""})
 
 
