@@ -11,7 +11,7 @@ import torch
 
 from mixnn.config import UserError, unknown
 from mixnn.data.cache import decoded
-from mixnn.data.decode import Facts, decode_all
+from mixnn.data.decode import FileInfo, decode_all
 from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import Listing, list_splits, natural_key
@@ -42,7 +42,7 @@ def read_folder(
     chosen = listing.names(split)
     label_of = given_labels(listing, labels)
     images, found = decoded(folder, chosen, size, progress)
-    facts = {name: fact for name, fact in zip(chosen, found, strict=True) if isinstance(fact, Facts)}
+    facts = {name: fact for name, fact in zip(chosen, found, strict=True) if isinstance(fact, FileInfo)}
     names = list(facts)
     skipped = listing.skipped + [(n, why) for n, why in zip(chosen, found, strict=True) if isinstance(why, str)]
     if not names or (skipped and on_error == "refuse"):

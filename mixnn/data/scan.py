@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mixnn.data.decode import Facts
+from mixnn.data.decode import FileInfo
 from mixnn.progress import plural
 
 
@@ -40,7 +40,7 @@ class Scan:
         return lines
 
 
-def scan(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> Scan:
+def scan(names: Sequence[str], facts: Sequence[FileInfo], num_skipped: int) -> Scan:
     sides = [min(f.width, f.height) for f in facts]
     groups: dict[str, list[str]] = {}
     for name, f in zip(names, facts, strict=True):
