@@ -70,7 +70,7 @@ def test_a_malicious_batch_is_refused_by_name_and_not_executed(tmp_path: Path):
     write(tmp_path, SMALL10, "python")
     path = tmp_path / SMALL10.python / "data_batch_2"
     path.write_bytes(pickle.dumps({"data": Attack(), "labels": [0]}, protocol=2))
-    with pytest.raises(UserError, match=r"data_batch_2 was refused: it holds .*system"):
+    with pytest.raises(UserError, match=r"data_batch_2 was refused: it contains .*system"):
         read(SMALL10, tmp_path / SMALL10.python, "train")
     assert not (tmp_path / "created").exists()
 
