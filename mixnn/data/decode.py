@@ -88,9 +88,7 @@ def _gray16_to_rgb(image: Image.Image) -> Image.Image:
     """Convert a gray image with 16 bits per pixel; Pillow's own conversion would clip it at 255."""
     gray = np.asarray(image)
     if image.mode == "F" or gray.min() < 0 or gray.max() > 65535:
-        raise ValueError(
-            f"pixels of mode {image.mode} have no known range; save the image with 8 or 16 bits per channel"
-        )
+        raise ValueError(f"pixels of mode {image.mode} have no known range; save the image with 8 or 16 bits")
     return Image.fromarray(np.rint(gray / 257).astype(np.uint8)).convert("RGB")  # 65535 = 257 * 255
 
 

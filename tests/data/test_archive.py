@@ -144,7 +144,7 @@ def test_an_archive_without_the_folder_is_an_error(tmp_path: Path, root: Path):
     assert everything(root) == set()
 
 
-def test_a_damaged_folder_is_replaced_as_a_whole(tmp_path: Path, root: Path):
+def test_a_damaged_folder_is_replaced_completely(tmp_path: Path, root: Path):
     (root / "set").mkdir()
     (root / "set" / "stale.bin").write_text("old")
     extract(tar(tmp_path / "a.tar.gz", GOOD), root, "set")

@@ -34,7 +34,7 @@ def entries(tmp_path):
     return sorted((tmp_path / "cache").iterdir())
 
 
-def test_images_are_those_of_decode_in_order_without_the_unreadable(folder):
+def test_images_equal_those_of_decode_without_the_unreadable_ones(folder):
     found = cache.decoded(folder, names(folder), 8)
     want = [decode(folder / f"{i}.png", 8) for i in (0, 1, 2, 4, 5, 6)]
     assert np.array_equal(found.images, np.stack(want))
@@ -52,7 +52,7 @@ def test_a_second_reading_maps_the_file_and_decodes_nothing(folder, monkeypatch,
     assert len(entries(tmp_path)) == 1
 
 
-def test_files_of_one_date_and_size_are_told_apart(folder, tmp_path):
+def test_files_of_the_same_date_and_size_are_distinguished(folder, tmp_path):
     other = tmp_path / "others"
     other.mkdir()
     for i, place in enumerate((folder, other)):
@@ -110,7 +110,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("file, damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_entry_is_rebuilt_in_silence(folder, tmp_path, capfd, file, damage):
+def test_a_damaged_entry_is_rebuilt_silently(folder, tmp_path, capfd, file, damage):
     first = cache.decoded(folder, names(folder), 8)
     images = np.array(first.images)
     (entry,) = entries(tmp_path)
@@ -142,7 +142,7 @@ def test_files_are_synced_before_the_entry_appears(folder, tmp_path, monkeypatch
     assert set(sizes.values()) <= set(synced), "both files, after the last byte was written"
 
 
-def test_what_a_killed_run_left_is_no_obstacle(folder, tmp_path, monkeypatch):
+def test_the_remains_of_a_killed_run_do_not_block_the_cache(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "decode_into", lambda *_: os._exit(9))
     child = multiprocessing.get_context("fork").Process(target=cache.decoded, args=(folder, names(folder), 8))
     child.start()
@@ -155,7 +155,7 @@ def test_what_a_killed_run_left_is_no_obstacle(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace", "rename"])
-def test_a_failure_in_the_middle_leaves_nothing_and_memory_serves(folder, monkeypatch, tmp_path, where):
+def test_a_failure_in_the_middle_leaves_nothing_and_memory_is_used(folder, monkeypatch, tmp_path, where):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -165,22 +165,21 @@ def test_a_failure_in_the_middle_leaves_nothing_and_memory_serves(folder, monkey
     assert entries(tmp_path) == []
 
 
-def test_a_place_that_cannot_be_written_is_no_obstacle(folder, monkeypatch, tmp_path):
+def test_without_write_access_the_images_are_decoded_in_memory(folder, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "file" / "cache"))
     assert len(cache.decoded(folder, names(folder), 8).images) == 6
 
 
-def _decode(folder, start):
-    while time.time() < start:
-        pass
+def _decode(folder, barrier):
+    barrier.wait(60)
     cache.decoded(folder, names(folder), 8)
 
 
-def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
+def test_two_runs_at_once_keep_one_complete_entry(folder, tmp_path):
     context = multiprocessing.get_context("fork")
-    start = time.time() + 0.3
-    workers = [context.Process(target=_decode, args=(folder, start)) for _ in range(2)]
+    barrier = context.Barrier(2)
+    workers = [context.Process(target=_decode, args=(folder, barrier)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -190,7 +189,7 @@ def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
     assert len(json.loads((entry / "facts.json").read_text())) == 7
 
 
-def test_progress_is_told(folder, monkeypatch):
+def test_progress_is_reported(folder, monkeypatch):
     monkeypatch.setattr(cache, "CHUNK", 3)
     seen = []
     cache.decoded(folder, names(folder), 8, lambda *now: seen.append(now))

@@ -52,7 +52,7 @@ def test_both_layouts_give_the_images_and_fine_labels_in_file_order(tmp_path: Pa
         assert len(classes) == spec.num_classes
 
 
-def test_class_names_are_those_beside_the_images(tmp_path: Path):
+def test_class_names_are_read_from_the_file_next_to_the_images(tmp_path: Path):
     names = [f"class{i}" for i in range(10)]
     write(tmp_path, SMALL10, "binary")
     write(tmp_path, SMALL10, "python")

@@ -96,7 +96,7 @@ def test_a_cut_download_goes_on_in_the_next_call(site: Site, root: Path):
     assert len(load("cifar10", "test", root)) == 3
 
 
-def test_a_wrong_md5_is_told_and_the_next_call_starts_anew(site: Site, root: Path):
+def test_a_wrong_md5_is_an_error_and_the_next_call_starts_over(site: Site, root: Path):
     good = site.files[FILE]
     site.files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
     found = hashlib.md5(site.files[FILE]).hexdigest()
@@ -120,7 +120,7 @@ def test_an_archive_with_the_right_md5_is_still_not_trusted(site: Site, root: Pa
     assert not list(root.parent.parent.rglob("evil"))
 
 
-def test_an_archive_brought_by_the_user_is_used_and_left(site: Site, root: Path):
+def test_an_archive_copied_by_the_user_is_used_and_kept(site: Site, root: Path):
     root.mkdir(parents=True)
     (root / FILE).write_bytes(site.files[FILE])
     get("cifar10", root, base_url=site.url)
@@ -139,7 +139,7 @@ def test_an_unreachable_host_leads_to_the_fallback_with_one_line(site: Site, roo
     assert "\n" not in said[0]
 
 
-def test_when_the_fallback_fails_too_both_reasons_are_told(site: Site, root: Path, monkeypatch):
+def test_when_the_fallback_fails_too_both_reasons_are_given(site: Site, root: Path, monkeypatch):
     def fail(_: Path) -> Path:
         raise UserError("npm is not installed")
 
@@ -156,7 +156,7 @@ def test_a_wrong_md5_does_not_lead_to_the_fallback(site: Site, root: Path, monke
 
 
 @pytest.mark.parametrize("where", ["download", "extract"])
-def test_a_full_disk_is_told_and_the_archive_kept(site: Site, root: Path, monkeypatch, where: str):
+def test_a_full_disk_is_an_error_and_the_archive_is_kept(site: Site, root: Path, monkeypatch, where: str):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -198,7 +198,7 @@ def fetch(host: Site, folder: Path, progress=lambda *_: None) -> bytes:
     return (folder / "x.bin").read_bytes()
 
 
-def test_a_file_arrives_whole_and_progress_ends_at_its_size(host: Site, tmp_path: Path):
+def test_a_file_arrives_complete_and_progress_ends_at_its_size(host: Site, tmp_path: Path):
     seen: list[tuple[int, int]] = []
     assert fetch(host, tmp_path, lambda done, total: seen.append((done, total))) == DATA
     assert seen[-1] == (len(DATA), len(DATA))
@@ -238,15 +238,15 @@ def test_a_server_that_answers_with_another_range_is_read_from_the_start(host: S
     assert host.ranges[-1] is None
 
 
-def test_a_part_that_is_already_whole_is_taken(host: Site, tmp_path: Path):
+def test_a_part_that_is_already_complete_is_used(host: Site, tmp_path: Path):
     (tmp_path / "x.bin.part").write_bytes(DATA)
     assert fetch(host, tmp_path) == DATA
     assert host.ranges == [f"bytes={len(DATA)}-"]
 
 
-@pytest.mark.parametrize("say_total", [True, False])
-def test_a_part_longer_than_the_file_is_dropped(host: Site, tmp_path: Path, say_total: bool):
-    host.say_total = say_total
+@pytest.mark.parametrize("send_total", [True, False])
+def test_a_part_longer_than_the_file_is_dropped(host: Site, tmp_path: Path, send_total: bool):
+    host.send_total = send_total
     (tmp_path / "x.bin.part").write_bytes(DATA + b"more")
     assert fetch(host, tmp_path) == DATA
 
@@ -256,7 +256,7 @@ def test_errors_of_the_server_are_tried_again(host: Site, tmp_path: Path):
     assert fetch(host, tmp_path) == DATA
 
 
-def test_a_server_that_stays_broken_is_given_up_and_the_beginning_kept(host: Site, tmp_path: Path):
+def test_a_server_that_stays_broken_is_an_error_and_what_arrived_is_kept(host: Site, tmp_path: Path):
     (tmp_path / "x.bin.part").write_bytes(DATA[:5])
     host.errors = [503] * 9
     with pytest.raises(Unreachable, match="503"):
@@ -265,7 +265,7 @@ def test_a_server_that_stays_broken_is_given_up_and_the_beginning_kept(host: Sit
     assert (tmp_path / "x.bin.part").read_bytes() == DATA[:5]
 
 
-def test_a_missing_file_is_given_up_at_once(host: Site, tmp_path: Path):
+def test_a_missing_file_is_not_retried(host: Site, tmp_path: Path):
     with pytest.raises(Unreachable, match=r"404(.|\n)*put it at .*y.bin"):
         download(f"{host.url}/y.bin", tmp_path / "y.bin")
     assert len(host.ranges) == 1
