@@ -1,7 +1,7 @@
-"""Reads a pickle of plain values and uint8 arrays without executing anything it asks for.
+"""Read a pickle of plain values and uint8 arrays without executing code from it.
 
-A pickle is a program. Here every name it may refer to, even numpy's own, is bound to a stub of ours, and any other is
-refused before it is looked up.
+A pickle is a program that can call any function. Here the few names that it may use are replaced by stubs, numpy's own
+included, and every other name is refused before it is looked up.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 
 
 class Refused(Exception):
-    """The pickle asks for something other than arrays."""
+    """The pickle contains something other than plain values and uint8 arrays; the text says what."""
 
 
 class _Array:
-    """Stands for numpy.ndarray while unpickling; keeps the state that numpy would have been given."""
+    """Stub for numpy.ndarray that keeps the pickled state."""
 
     state: tuple[Any, ...] = ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.state = state
 
-    def value(self) -> np.ndarray:
+    def to_numpy(self) -> np.ndarray:
         _, shape, dtype, fortran, raw = self.state
         if not isinstance(dtype, _DType) or dtype.code not in ("u1", b"u1"):
             raise Refused("an array that is not uint8")
@@ -33,25 +33,28 @@ class _Array:
 
 
 class _DType:
+    """Stub for numpy.dtype that keeps the type code."""
+
     def __init__(self, code: object, *_: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        pass  # byte order, irrelevant for single bytes
+        pass  # the byte order does not matter for single bytes
 
 
 def _reconstruct(*_: object) -> _Array:
+    """Stub for numpy's function of this name."""
     return _Array()
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How protocol 2 of Python 3 writes bytes."""
+    """Stub for codecs.encode, by which Python 3 writes bytes in protocol 2."""
     if encoding != "latin1":
         raise Refused(f"the codec {encoding!r}")
     return text.encode("latin1")
 
 
-_ADMITTED = {
+_ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): _Array,
@@ -62,21 +65,21 @@ _ADMITTED = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
+        if (module, name) not in _ALLOWED:
             raise Refused(f"{module}.{name}")
-        return _ADMITTED[module, name]
+        return _ALLOWED[module, name]
 
 
 def load_arrays(data: bytes) -> dict[bytes, Any]:
-    """The pickled dictionary, its keys as bytes (so Python 2 wrote them); Refused if it is anything else."""
+    """Read a pickled dictionary; its keys become bytes, as Python 2 wrote them. Anything else raises Refused."""
     try:
         found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(found, dict):
-            raise Refused("something that is no dictionary")
+            raise Refused("something other than a dictionary")
         keys = (key.encode() if isinstance(key, str) else key for key in found)
-        values = (value.value() if isinstance(value, _Array) else value for value in found.values())
+        values = (value.to_numpy() if isinstance(value, _Array) else value for value in found.values())
         return dict(zip(keys, values, strict=True))
     except Refused:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise Refused(f"no readable pickle ({type(error).__name__}: {error})") from error
+        raise Refused(f"an unreadable pickle ({type(error).__name__}: {error})") from error

@@ -1,33 +1,39 @@
-"""Decoded images, kept on disk: a folder is decoded once for each size, and read again by mapping the array.
+"""Cache of decoded images: a folder is decoded once per size, and later runs map the array into memory.
 
-An entry is known by its files' names, sizes and times and by the size of the crops, so a changed folder gets a new
-one. One of the times is the inode's, which nobody can set: an archive may give all its files one date. An entry is
-built under another name and renamed when whole: two runs that start together do the work twice and keep one.
+An entry's key is made of the files' names, sizes and times and the size of the crops, so a changed folder gets a new
+entry. One of the times is the inode's, which nobody can set: an archive may give all its files the same date. An entry
+is built in a temporary folder and renamed when complete, so two runs that start together do the work twice and keep
+one result. A damaged entry is rebuilt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
-from mixnn.data.decode import Facts, decode_into
+from mixnn.config import UserError
+from mixnn.data.archive import replace_folder
+from mixnn.data.decode import FileInfo, decode_into
+from mixnn.files import write_atomically
 
-VERSION = 1  # of what decode makes of a file
-CHUNK = 1024  # files between two reports of progress
+VERSION = 1  # increase it when decoding changes
+CHUNK = 1024  # files between two progress reports
+IMAGES, INFOS = "images.npy", "facts.json"  # files of an entry
 
 
 class Decoded(NamedTuple):
-    """Images of a list of files."""
+    """The decoded images of a list of files."""
 
-    images: np.ndarray  # (M, 3, size, size) of the files that could be read; mapped, not loaded
-    facts: list[Facts | str]  # of each file, or the reason that it could not be read
+    images: np.ndarray  # uint8 (M, 3, size, size), without the files that could not be read; mapped, not loaded
+    infos: list[FileInfo | str]  # one per file; a string is the reason why the file could not be read
 
 
 def cache_root() -> Path:
@@ -38,22 +44,14 @@ def cache_root() -> Path:
 def decoded(
     folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Decoded:
-    """The images below a folder by these names; from the cache if it has them."""
+    """Decode the named files of a folder to size x size, or read them from the cache."""
     entry = cache_root() / _key(folder, names, size)
-    if not (entry / "facts.json").is_file():
-        try:
+    found = _read(entry, len(names), size)
+    if found is None:
+        with contextlib.suppress(OSError, UserError):  # the disk is full or read-only, or another run was faster
             _build(entry, folder, names, size, progress)
-        except OSError:  # no room, or no right to write there: memory serves as well
-            images = np.empty((len(names), 3, size, size), np.uint8)
-            facts = decode_into(images, [folder / name for name in names])
-            return Decoded(images[_readable(facts)], facts)
-    kept = json.loads((entry / "facts.json").read_text())
-    images = np.load(entry / "images.npy", mmap_mode="r")
-    return Decoded(images, [f if isinstance(f, str) else Facts(*f) for f in kept])
-
-
-def _readable(facts: Sequence[Facts | str]) -> list[int]:
-    return [i for i, fact in enumerate(facts) if not isinstance(fact, str)]
+        found = _read(entry, len(names), size)
+    return found or _decode(folder, names, size)
 
 
 def _key(folder: Path, names: Sequence[str], size: int) -> str:
@@ -67,34 +65,54 @@ def _key(folder: Path, names: Sequence[str], size: int) -> str:
     return digest.hexdigest()[:32]
 
 
-def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None]) -> None:
-    partial = entry.with_name(f"{entry.name}.{os.getpid()}.part")
-    partial.mkdir(parents=True)
+def _read(entry: Path, num_files: int, size: int) -> Decoded | None:
+    """A cached entry, or None if it is missing or damaged."""
     try:
-        facts: list[Facts | str] = []
-        with open(partial / "rows", "wb") as rows:
+        infos = [x if isinstance(x, str) else FileInfo(*x) for x in json.loads((entry / INFOS).read_text())]
+        images = np.lib.format.open_memmap(entry / IMAGES, mode="r")
+        num_bytes = images.offset + images.nbytes
+        complete = len(infos) == num_files and num_bytes == (entry / IMAGES).stat().st_size
+        expected_shape = (len(_readable(infos)), 3, size, size)
+        fits = complete and images.shape == expected_shape and images.dtype == np.uint8
+    except Exception:  # damaged JSON and damaged headers can raise nearly anything
+        return None
+    return Decoded(images, infos) if fits else None
+
+
+def _readable(infos: Sequence[FileInfo | str]) -> list[int]:
+    return [i for i, info in enumerate(infos) if isinstance(info, FileInfo)]
+
+
+def _decode(folder: Path, names: Sequence[str], size: int) -> Decoded:
+    images = np.empty((len(names), 3, size, size), np.uint8)
+    infos = decode_into(images, [folder / name for name in names])
+    return Decoded(images[_readable(infos)], infos)
+
+
+def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None]) -> None:
+    """Write an entry. Its files are on the disk before it gets its name, so a crash cannot leave half of one."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=f"{entry.name}.", suffix=".part", dir=entry.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        infos: list[FileInfo | str] = []
+        with open(new / IMAGES, "wb") as file:
+            _write_header(file, (len(names), 3, size, size))
             for start in range(0, len(names), CHUNK):
-                paths = [folder / name for name in names[start : start + CHUNK]]
-                images = np.empty((len(paths), 3, size, size), np.uint8)
-                found = decode_into(images, paths)
-                rows.write(images[_readable(found)].tobytes())
-                facts += found
-                progress(len(facts), len(names))
-        _as_npy(partial / "rows", partial / "images.npy", (len(_readable(facts)), 3, size, size))
-        (partial / "facts.json").write_text(json.dumps(facts))
-        try:
-            partial.rename(entry)
-        except OSError:
-            if not (entry / "facts.json").is_file():  # else another run was first
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                chunk = _decode(folder, names[start : start + CHUNK], size)
+                file.write(chunk.images.tobytes())
+                infos += chunk.infos
+                progress(len(infos), len(names))
+            file.seek(0)
+            _write_header(file, (len(_readable(infos)), 3, size, size))
+            file.flush()
+            os.fsync(file.fileno())
+        write_atomically(new / INFOS, json.dumps(infos).encode())
+        replace_folder(new, entry, Path(scratch) / "old")
 
 
-def _as_npy(rows: Path, out: Path, shape: tuple[int, ...]) -> None:
-    """The header that numpy wants, then the rows; how many there are is known only when all have been read."""
-    with open(out, "wb") as file, open(rows, "rb") as source:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        shutil.copyfileobj(source, file, 2**24)
-    rows.unlink()
+def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
+    """Write the header of a .npy file. numpy pads it, so that its length is the same for any number of images."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})

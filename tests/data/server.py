@@ -1,4 +1,4 @@
-"""A loopback web server that can be told to misbehave."""
+"""A local web server that can misbehave on request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 @dataclass
 class Site:
-    """What is served and how; `ranges` records the Range header of every request."""
+    """The files that are served, and how; `ranges` records the Range header of every request."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     url: str = ""
-    cuts: list[int] = field(default_factory=list)  # the next requests are cut after so many bytes
+    cuts: list[int] = field(default_factory=list)  # the next requests are cut after this many bytes
     errors: list[int] = field(default_factory=list)  # the next requests are answered with these codes
     ignore_range: bool = False
-    shift_range: int = 0  # answers a range with one that starts so much later
-    say_total: bool = True  # does a 416 tell the file's size?
+    shift_range: int = 0  # answers with a range that starts this many bytes later
+    send_total: bool = True  # whether a 416 response states the file's size
     ranges: list[str | None] = field(default_factory=list)
 
 
@@ -38,7 +38,7 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and not site.ignore_range else None
             if start is not None and start >= len(data):
                 self.send_response(416)
-                if site.say_total:
+                if site.send_total:
                     self.send_header("Content-Range", f"bytes */{len(data)}")
                 self.end_headers()
                 return
@@ -59,7 +59,7 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
 
 @contextlib.contextmanager
 def serve(**files: bytes) -> Iterator[Site]:
-    """Serves the files under their names, with a dot for each double underscore."""
+    """Serve files by name; a double underscore in a name stands for a dot."""
     site = Site({name.replace("__", "."): data for name, data in files.items()})
     with HTTPServer(("127.0.0.1", 0), handler(site)) as server:
         site.url = f"http://127.0.0.1:{server.server_address[1]}"

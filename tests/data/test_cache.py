@@ -1,4 +1,4 @@
-"""A folder is decoded once for each size, again when it changes, and never half."""
+"""A folder is decoded once per size, again when it changes, and an entry is complete or not there."""
 
 import json
 import multiprocessing
@@ -34,12 +34,12 @@ def entries(tmp_path):
     return sorted((tmp_path / "cache").iterdir())
 
 
-def test_images_are_those_of_decode_in_order_without_the_unreadable(folder):
+def test_images_equal_those_of_decode_without_the_unreadable_ones(folder):
     found = cache.decoded(folder, names(folder), 8)
     want = [decode(folder / f"{i}.png", 8) for i in (0, 1, 2, 4, 5, 6)]
     assert np.array_equal(found.images, np.stack(want))
-    assert found.facts[3] == "not an image that Pillow can read"
-    assert [f.height for i, f in enumerate(found.facts) if i != 3] == [9, 10, 11, 13, 14, 15]
+    assert found.infos[3] == "not an image that Pillow can read"
+    assert [f.height for i, f in enumerate(found.infos) if i != 3] == [9, 10, 11, 13, 14, 15]
 
 
 def test_a_second_reading_maps_the_file_and_decodes_nothing(folder, monkeypatch, tmp_path):
@@ -48,11 +48,11 @@ def test_a_second_reading_maps_the_file_and_decodes_nothing(folder, monkeypatch,
     again = cache.decoded(folder, names(folder), 8)
     assert isinstance(again.images, np.memmap)
     assert np.array_equal(again.images, first.images)
-    assert again.facts == first.facts
+    assert again.infos == first.infos
     assert len(entries(tmp_path)) == 1
 
 
-def test_files_of_one_date_and_size_are_told_apart(folder, tmp_path):
+def test_files_of_the_same_date_and_size_are_distinguished(folder, tmp_path):
     other = tmp_path / "others"
     other.mkdir()
     for i, place in enumerate((folder, other)):
@@ -83,29 +83,103 @@ def test_another_size_or_a_changed_file_is_another_entry(folder, tmp_path):
     assert len(entries(tmp_path)) == 4
 
 
-def test_a_failure_in_the_middle_leaves_nothing_and_memory_serves(folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(cache, "_as_npy", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+def drop_first(data: bytes) -> bytes:
+    return json.dumps(json.loads(data)[1:]).encode()
+
+
+DAMAGE = {
+    "facts missing": ("facts.json", None),
+    "facts empty": ("facts.json", lambda _: b""),
+    "facts cut": ("facts.json", lambda data: data[:40]),
+    "facts not text": ("facts.json", lambda _: b"\xff\xfe\x00"),
+    "facts of another type": ("facts.json", lambda _: b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}'),
+    "facts of fewer files": ("facts.json", drop_first),
+    "facts with fewer fields": ("facts.json", lambda _: json.dumps([[9, 9, "RGB"]] * 6 + ["unreadable"]).encode()),
+    "facts without content": ("facts.json", lambda _: json.dumps([None] * 7).encode()),
+    "facts of more images": ("facts.json", lambda _: json.dumps([[9, 9, "RGB", "0"]] * 7).encode()),
+    "images missing": ("images.npy", None),
+    "images empty": ("images.npy", lambda _: b""),
+    "header cut": ("images.npy", lambda data: data[:20]),
+    "header damaged": ("images.npy", lambda data: data.replace(b"(6,", b"((6")),
+    "pixels cut": ("images.npy", lambda data: data[:-1]),
+    "pixels too many": ("images.npy", lambda data: data + b"0"),
+    "images are junk": ("images.npy", lambda data: b"junk" * (len(data) // 4)),
+    "images are a zip": ("images.npy", lambda data: b"PK" + data[2:]),
+    "images of another size": ("images.npy", lambda data: data.replace(b"8, 8)", b"4,16)")),
+}
+
+
+@pytest.mark.parametrize("file, damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_entry_is_rebuilt_silently(folder, tmp_path, capfd, file, damage):
+    first = cache.decoded(folder, names(folder), 8)
+    images = np.array(first.images)
+    (entry,) = entries(tmp_path)
+    kept = {path.name: path.read_bytes() for path in entry.iterdir()}
+    path = entry / file
+    path.unlink()
+    if damage:
+        path.write_bytes(damage(kept[file]))
+        assert path.read_bytes() != kept[file]
+    again = cache.decoded(folder, names(folder), 8)
+    assert np.array_equal(again.images, images)
+    assert again.infos == first.infos
+    assert entries(tmp_path) == [entry]
+    assert {path.name: path.read_bytes() for path in entry.iterdir()} == kept
+    assert capfd.readouterr() == ("", "")
+
+
+def test_files_are_synced_before_the_entry_appears(folder, tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(number):
+        assert not list((tmp_path / "cache").glob("*/facts.json")), "the entry is there already"
+        synced.append(os.fstat(number).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    cache.decoded(folder, names(folder), 8)
+    (entry,) = entries(tmp_path)
+    sizes = {name: (entry / name).stat().st_size for name in ("facts.json", "images.npy")}
+    assert set(sizes.values()) <= set(synced), "both files, after the last byte was written"
+
+
+def test_the_remains_of_a_killed_run_do_not_block_the_cache(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "decode_into", lambda *_: os._exit(9))
+    child = multiprocessing.get_context("fork").Process(target=cache.decoded, args=(folder, names(folder), 8))
+    child.start()
+    child.join(60)
+    monkeypatch.undo()
+    monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getpid", lambda: child.pid)  # a container gives the same number to every run
+    assert len(entries(tmp_path)) == 1, "killed in the middle"
+    assert isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace", "rename"])
+def test_a_failure_in_the_middle_leaves_nothing_and_memory_is_used(folder, monkeypatch, tmp_path, where):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, where, full)
     found = cache.decoded(folder, names(folder), 8)
     assert len(found.images) == 6
     assert entries(tmp_path) == []
 
 
-def test_a_place_that_cannot_be_written_is_no_obstacle(folder, monkeypatch, tmp_path):
+def test_without_write_access_the_images_are_decoded_in_memory(folder, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "file" / "cache"))
     assert len(cache.decoded(folder, names(folder), 8).images) == 6
 
 
-def _decode(folder, start):
-    while time.time() < start:
-        pass
+def _decode(folder, barrier):
+    barrier.wait(60)
     cache.decoded(folder, names(folder), 8)
 
 
-def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
+def test_two_runs_at_once_keep_one_complete_entry(folder, tmp_path):
     context = multiprocessing.get_context("fork")
-    start = time.time() + 0.3
-    workers = [context.Process(target=_decode, args=(folder, start)) for _ in range(2)]
+    barrier = context.Barrier(2)
+    workers = [context.Process(target=_decode, args=(folder, barrier)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -115,7 +189,7 @@ def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
     assert len(json.loads((entry / "facts.json").read_text())) == 7
 
 
-def test_progress_is_told(folder, monkeypatch):
+def test_progress_is_reported(folder, monkeypatch):
     monkeypatch.setattr(cache, "CHUNK", 3)
     seen = []
     cache.decoded(folder, names(folder), 8, lambda *now: seen.append(now))

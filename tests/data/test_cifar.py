@@ -52,7 +52,7 @@ def test_both_layouts_give_the_images_and_fine_labels_in_file_order(tmp_path: Pa
         assert len(classes) == spec.num_classes
 
 
-def test_class_names_are_those_beside_the_images(tmp_path: Path):
+def test_class_names_are_read_from_the_file_next_to_the_images(tmp_path: Path):
     names = [f"class{i}" for i in range(10)]
     write(tmp_path, SMALL10, "binary")
     write(tmp_path, SMALL10, "python")
@@ -70,7 +70,7 @@ def test_a_malicious_batch_is_refused_by_name_and_not_executed(tmp_path: Path):
     write(tmp_path, SMALL10, "python")
     path = tmp_path / SMALL10.python / "data_batch_2"
     path.write_bytes(pickle.dumps({"data": Attack(), "labels": [0]}, protocol=2))
-    with pytest.raises(UserError, match=r"data_batch_2 was refused: it holds .*system"):
+    with pytest.raises(UserError, match=r"data_batch_2 was refused: it contains .*system"):
         read(SMALL10, tmp_path / SMALL10.python, "train")
     assert not (tmp_path / "created").exists()
 

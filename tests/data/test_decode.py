@@ -87,7 +87,7 @@ def test_exif_orientation_is_undone(tmp_path: Path, orientation: int):
     np.testing.assert_array_equal(decode(tmp_path / "x.png", 12), expected)
 
 
-def test_damaged_exif_does_not_cost_the_picture(tmp_path: Path):
+def test_an_image_with_damaged_exif_is_still_read(tmp_path: Path):
     Image.new("RGB", (8, 8), "red").save(tmp_path / "x.png", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xffjunk")
     images, reasons = decode_all([tmp_path / "x.png"], 4)
     assert not reasons
@@ -159,7 +159,7 @@ def test_unreadable_files_are_reported_at_their_position_and_the_others_decoded(
     np.testing.assert_array_equal(images[0], images[-1])
 
 
-def test_the_cap_holds_even_where_pillows_own_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_pixel_limit_holds_even_if_pillows_own_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     (tmp_path / "bomb.png").write_bytes(png_header(MAX_PIXELS, 2))
     with pytest.raises(ValueError, match="too large"):
@@ -174,7 +174,7 @@ def test_an_image_above_pillows_warning_is_still_read(tmp_path: Path, monkeypatc
     assert images[0, :, 0, 0].tolist() == [255, 0, 0]
 
 
-def test_a_name_may_be_text_and_what_is_no_name_is_no_unreadable_file(tmp_path: Path):
+def test_a_path_may_be_a_string_and_another_type_is_a_type_error(tmp_path: Path):
     assert decode_all([str(tmp_path / "gone.png")], 8)[1] == {0: "not a regular file"}
     with pytest.raises(TypeError):
         decode_all([None], 8)  # type: ignore[list-item]

