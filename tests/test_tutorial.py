@@ -88,7 +88,7 @@ def run_snippet(code: str) -> tuple[dict[str, object], str]:
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _: 1.0)
+    monkeypatch.setattr(Trainer, "seconds_per_step", lambda _: 1.0)
     monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=2))
     ran, said = [], ""
     for kind, block in BLOCKS:

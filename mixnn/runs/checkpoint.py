@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file each, tensors with a JSON state in the header. Nothing is ever unpickled.
+"""Checkpoints: one safetensors file each, with a JSON state in its header. Nothing is ever unpickled.
 
-A file is written under a temporary name, synced and renamed, so that a killed process leaves the old files whole; a
-checksum of tensors and state tells a damaged file from a good one. The last two are kept.
+A file is written under a temporary name, synced and renamed, so a killed process leaves the old files intact. A
+checksum over tensors and state detects damaged files. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def name_of(step: int) -> str:
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Write the checkpoint of a step and drop all but the last two."""
+    """Writes the checkpoint of a step and removes all but the last two."""
     on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(state)
     metadata = {"state": text, "crc32": str(_checksum(on_host, text))}

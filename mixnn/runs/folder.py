@@ -1,8 +1,15 @@
-"""The folder of one run:
+"""Run: the folder of one run.
 
-config.yaml (resolved), command.txt, environment.json, metrics.jsonl (one line an epoch), checkpoints/, results.json,
-diverged.txt if training ended so, and .lock, which the process that trains it holds; beside them what verbs keep there:
-embeddings/, classifier/, explore.html, exported weights.
+    config.yaml        the complete configuration
+    command.txt        what was typed
+    environment.json   versions, device, state of the code
+    metrics.jsonl      one line per epoch
+    checkpoints/       the last two
+    results.json       evaluations, each with its protocol
+    diverged.txt       if training ended with NaN or inf
+    .lock              held by the process that trains it
+
+Verbs keep files of their own there: embeddings/, classifier/, explore.html, exported weights.
 """
 
 from __future__ import annotations
@@ -40,11 +47,11 @@ OWN_FILES = (
 
 
 class Taken(UserError):
-    """A folder that exists, and may not be overwritten."""
+    """The folder exists and may not be overwritten."""
 
 
 class Diverged(UserError):
-    """Loss or weights became no numbers."""
+    """Loss or weights became NaN or inf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +65,25 @@ class Run:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
 
     def typed(self, words: str) -> str:
-        """A command about this run, as a shell takes it: mixnn evaluate 'runs/my cats'."""
+        """A command about this run, quoted for a shell: mixnn evaluate 'runs/my cats'."""
         return f"mixnn {words} {shlex.quote(str(self.path))}"
 
     @staticmethod
     def check_free(path: Path, overwrite: bool) -> None:
-        """A folder that exists is refused, unless it is a run folder and may be overwritten."""
+        """UserError if the path exists, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
         is_run, is_begun = Run.is_one(path), _is_begun(path)
         if not overwrite:
-            ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
+            ways = f", --resume {path} to continue it, or --overwrite to replace it" if is_run else ""
             ways = ", or --overwrite to use it" if is_begun else ways
-            raise Taken(f"{path} exists: type another --out{ways}")
+            raise Taken(f"{path} exists: use another --out{ways}")
         if not (is_run or is_begun):
-            raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
+            raise UserError(f"{path} is not a run folder, so --overwrite does not apply: use another --out")
 
     @staticmethod
     def is_one(path: Path) -> bool:
-        """Whether this is a run folder and not just any folder with a config.yaml."""
+        """The path is a run folder, not just any folder with a config.yaml."""
         try:
             Run.open(path)
         except UserError:
@@ -85,12 +92,12 @@ class Run:
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
-        """Make the folder; of processes that try it at the same time, one succeeds and the others find it Taken."""
+        """Makes the folder. If several processes try at once, one succeeds and the others get Taken."""
         Run.check_free(path, overwrite)
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
         except FileExistsError:
-            raise Taken(f"{path} exists: type another --out") from None
+            raise Taken(f"{path} exists: use another --out") from None
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         return path
@@ -117,9 +124,9 @@ class Run:
             beside = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
             near = [p for p in beside if p.name.startswith(path.name)]
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{path} is no run folder, for there is none of that name{hint}")
+            raise UserError(f"there is no run folder {path}{hint}")
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{path} is no run folder (it has no config.yaml); `mixnn pretrain` makes one")
+            raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
             return Run(path, make(Config, "setting", values))
@@ -157,7 +164,7 @@ class Run:
         write_atomically(self.path / name, text.encode())
 
     def log(self, record: dict[str, Any]) -> None:
-        """One more line of metrics.jsonl."""
+        """Appends a line to metrics.jsonl."""
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -170,7 +177,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
 
     def rewind(self, step: int) -> None:
-        """Drop what was noted after a step, so that a resumed run's log is that of an unbroken one."""
+        """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         kept = []
@@ -185,7 +192,7 @@ class Run:
         (self.path / DIVERGED).unlink(missing_ok=True)
 
     @contextmanager
-    def noting_divergence(self) -> Iterator[None]:
+    def recording_divergence(self) -> Iterator[None]:
         try:
             yield
         except Diverged as error:
@@ -199,13 +206,13 @@ class Run:
         try:
             return json.loads(path.read_text()) if path.exists() else {}
         except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): repair it, or remove it to have it written anew") from None
+            raise UserError(f"{path} is damaged ({error}): repair it, or remove it to have it written again") from None
 
     def save_results(self, results: dict[str, Any]) -> None:
         self.write("results.json", json.dumps(self.results() | results, indent=1) + "\n")
 
     def summary(self) -> dict[str, Any]:
-        """All that is known of the run but its weights: what a table cites."""
+        """Everything about the run except its weights; tables are made from it."""
         about = self.path / "environment.json"
         return {
             "config": dataclasses.asdict(self.config),
@@ -219,26 +226,26 @@ class Run:
         return checkpoint.save(self.path / "checkpoints", step, tensors, state)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The newest checkpoint that is whole; a damaged one is named and passed over."""
+        """The newest intact checkpoint; damaged ones are named and skipped."""
         paths = checkpoint.list_checkpoints(self.path / "checkpoints")
         for path in paths:
             try:
                 return checkpoint.load(path)
             except checkpoint.Damaged as error:
-                warn(f"{error}{'' if path == paths[-1] else '; falling back to the one before'}")
-        damaged = ", for those there are damaged" if paths else ""
-        anew = f"train it anew with mixnn pretrain, --out {self.path} --overwrite"
-        raise UserError(f"{self.path} has no usable checkpoint{damaged}: {anew}")
+                warn(f"{error}{'' if path == paths[-1] else '; using the one before'}")
+        damaged = ": all are damaged" if paths else ""
+        again = f"train it again with mixnn pretrain ... --out {self.path} --overwrite"
+        raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether this is a folder that holds nothing but what is there before it is a run folder."""
+    """The folder holds nothing but what is written before it becomes a run folder."""
     first = rf"{re.escape(LOCK)}|command\.txt|\.(command\.txt|config\.yaml)\.\d+\.tmp"
     return path.is_dir() and all(file.is_file() and re.fullmatch(first, file.name) for file in path.iterdir())
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device and code state, for a result to be traced to what made it."""
+    """Versions, device and state of the code, so that a result can be traced to what made it."""
     return {
         "mixnn": mixnn.__version__,
         "git": _git_state(),
@@ -264,7 +271,7 @@ def _cpu_name() -> str:
 
 
 def code_digest() -> str:
-    """Twelve digits of the package's own files: which code it was, committed or not."""
+    """Twelve hex digits that identify the package's source files, committed or not."""
     digest = hashlib.sha256()
     for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
         digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -272,14 +279,14 @@ def code_digest() -> str:
 
 
 def _git_state() -> str | None:
-    """Commit of the code, with + where the tree differs from it; None outside a checkout."""
+    """Commit of the code, with + if the working tree differs; None outside a checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(PACKAGE.parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "mixnn/__init__.py")  # else the commit is of whoever installed the package
+        git("ls-files", "--error-unmatch", "mixnn/__init__.py")  # otherwise the commit belongs to another repository
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -187,7 +187,7 @@ def _epochs_within(
     """
     knn_sets = dataset.load_labelled(config.image_size)
     trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, knn_sets)
-    step, reading = trial.seconds_a_step(), trial.seconds_a_reading()
+    step, reading = trial.seconds_per_step(), trial.seconds_per_reading()
     epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
     gone = time.perf_counter() - start
     left = 0.95 * (budget - gone - reading)

@@ -1,4 +1,4 @@
-"""A run in progress: its parts, the state that a checkpoint holds, and the loop over epochs."""
+"""Trainer: the parts of a run, its state for checkpoints, and the loop over epochs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
+from mixnn.augment import View, strong, weak
 from mixnn.config import Config, Interrupted, UserError
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
@@ -30,14 +31,13 @@ from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.schedule import learning_rate
 from mixnn.training.step import Step, sgd
-from mixnn.training.views import pipelines
 
-READ_EVERY = 1.0  # seconds between readings of the running means for the bar; each makes the host wait for the device
-DRAWS = 2**31  # added to the seed, or the first draws on a CPU would be the numbers that made the weights
+REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
+DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would repeat the numbers that made the weights
 
 
 class Trainer:
-    """Every random draw of a run comes from one generator, whose state is saved: order, crops, lam, shuffle."""
+    """Every random draw (order, crops, lam, shuffle) comes from one generator, whose state is saved."""
 
     def __init__(
         self,
@@ -58,11 +58,13 @@ class Trainer:
             train, test = knn_sets
             self.knn_sets = self.images if train is images else train.to_if_fits(device), test.to_if_fits(device)
         if not self.resident:
-            reporter.info(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
+            reporter.info(
+                f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host and are read one step ahead"
+            )
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
-                f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
-                f"or choose a method that needs none (`mixnn methods`)"
+                f"{config.method} trains with labels, and some images of {config.data} have none: add labels with "
+                f"--labels, or use a method that needs none (`mixnn methods` lists them)"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -77,18 +79,18 @@ class Trainer:
         fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
         self.mode = fastest if config.mode == "auto" else config.mode
         if self.mode != "eager":
-            reporter.info("compiling, which takes half a minute or more the first time")
-        views = pipelines(config, images, self.method.views)
+            reporter.info("compiling: half a minute or more the first time")
+        views = configured_views(config, images.mirror, self.method.views)
         self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident)
-        self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS)
+        self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS_SEED)
         self.order = torch.arange(len(images), device=device)
-        self.dealt = self.order  # the same where the images are: on the host, if they did not fit
+        self.image_order = self.order  # the same on the device of the images, which may be the host
         self.done = 0  # steps
         self.saved = -1  # step of the last checkpoint
-        self.seconds = 0.0  # of training alone, kNN readings and checkpoints not counted
-        self.record: dict[str, Any] = {}  # of the last epoch
-        self.spreads: list[tuple[int, float]] = []  # by epoch
-        self.shrank = False  # a collapse was feared, and told
+        self.seconds = 0.0  # spent training, without kNN readings and checkpoints
+        self.record: dict[str, Any] = {}  # log line of the last epoch
+        self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
+        self.warned_of_collapse = False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -99,7 +101,7 @@ class Trainer:
         return self.config.epochs * self.steps_per_epoch
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that a run needs to go on as if it had never stopped."""
+        """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
         tensors |= {
             f"momentum.{i}": buffer["momentum_buffer"] for i, buffer in enumerate(self.optimizer.state.values())
@@ -112,45 +114,46 @@ class Trainer:
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if state["data"] != {k: v for k, v in self.images.identity().items() if k in state["data"]}:
             raise UserError(
-                f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
-                f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
+                f"{self.config.data} has changed since the checkpoint was made: it has "
+                f"{plural(len(self.images), 'image')} now, {state['data']['images']} then, or other ones\n"
+                f"restore the images, or start a new run with --init-from"
             )
         if state.get("batch", self.config.batch_size) != self.config.batch_size:
             was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"
-            raise UserError(f"{was}: a run keeps its settings; restore config.yaml")
+            raise UserError(f"{was}: a run cannot change its settings; restore config.yaml")
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
         for i, buffer in enumerate(self.optimizer.state.values()):
             buffer["momentum_buffer"].copy_(tensors[f"momentum.{i}"])
         self.order = tensors["order"].to(self.order.device)
-        self.dealt = self.order.to(self.images.images.device)
+        self.image_order = self.order.to(self.images.images.device)
         if state["device"] == self.order.device.type:
             self.generator.set_state(tensors["generator"])
         else:
-            self.generator.manual_seed(self.config.seed + DRAWS + state["step"])
+            self.generator.manual_seed(self.config.seed + DRAWS_SEED + state["step"])
             self.reporter.warn(
-                f"saved on {state['device']}, going on on {self.order.device.type}: random draws differ from here on"
+                f"saved on {state['device']}, resumed on {self.order.device.type}: random draws differ from here on"
             )
         self.step.restore(state["names"], tensors["sums"], state["count"])
         self.done = self.saved = state["step"]
         self.seconds = state["seconds"]
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
-        """Student and teacher begin with a given backbone's weights."""
+        """Starts student and teacher with the weights of a given backbone."""
         for part in (self.method.student, getattr(self.method, "teacher", None)):
             if part is not None:
                 load_weights(part.f, backbone.state_dict(), source)
 
     def fit(self, run: Run) -> None:
-        """Train to the end, logging and saving as configured; Interrupted if asked to stop before."""
+        """Trains to the end, logging and saving as configured; raises Interrupted if asked to stop earlier."""
         with (
-            run.noting_divergence(),
+            run.recording_divergence(),
             self._loggers(run),
             interrupts() as flag,
             self.reporter.bar(self.config.method, self.config.epochs) as advance,
         ):
             self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
-            if dist.broadcast(self._unlogged(run)):  # it was saved, and then the process died
+            if dist.broadcast(self._unlogged(run)):  # the process died after saving it
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             clock = read = time.perf_counter()
             first = self.done
@@ -160,22 +163,22 @@ class Trainer:
                 if self.done % self.steps_per_epoch == 0:
                     self._end_epoch(run, clock, self.done - first)
                     clock, read, first = time.perf_counter(), time.perf_counter(), self.done
-                    advance(self.record["epoch"], _note(self.record))
-                elif now - read > READ_EVERY and is_main_process():
+                    advance(self.record["epoch"], _progress_note(self.record))
+                elif now - read > REFRESH and is_main_process():
                     read = now
-                    advance(self.done / self.steps_per_epoch, _note(self.record | self._means()))
+                    advance(self.done / self.steps_per_epoch, _progress_note(self.record | self._means()))
                 if (signal := dist.all_max(flag.signal)) and self.done < self.total_steps:
                     self.seconds += time.perf_counter() - clock
                     self._save(run)
-                    how = f"go on with `{run.typed('pretrain --resume')}`"
+                    how = f"continue with `{run.typed('pretrain --resume')}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", signal)
         if self.saved != self.done:
             self._save(run)
 
-    def seconds_a_step(self, steps: int = 40, seconds: float = 4.0) -> float:
-        """Median of so many, or of at least three in that time, after three that do not count; the run has moved on.
+    def seconds_per_step(self, steps: int = 40, seconds: float = 4.0) -> float:
+        """Median time of at least three steps, after three that do not count. These steps train.
 
-        The median, for on a machine that others use the mean of ten steps was once six times a step's usual time.
+        A median, because on a shared machine the mean of ten steps was once six times the usual.
         """
         times: list[float] = []
         while dist.broadcast(len(times) < 6 or (len(times) < steps and sum(times) < seconds)):
@@ -185,8 +188,8 @@ class Trainer:
             times.append(time.perf_counter() - start)
         return dist.broadcast(statistics.median(times[3:]))
 
-    def seconds_a_reading(self) -> float:
-        """Of kNN; 0 where there is none."""
+    def seconds_per_reading(self) -> float:
+        """Seconds one kNN evaluation takes; 0 if the run does none."""
         if not self.knn_sets:
             return 0.0
         start = time.perf_counter()
@@ -206,12 +209,12 @@ class Trainer:
         position = self.done % self.steps_per_epoch
         if position == 0:
             self.order = torch.randperm(len(self.images), generator=self.generator, device=self.order.device)
-            self.dealt = self.order.to(self.images.images.device)
+            self.image_order = self.order.to(self.images.images.device)
             self.step.reset()
         warmup = self.config.warmup_epochs * self.steps_per_epoch
         lr = learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
         size = self.config.batch_size
-        now, coming = (self.dealt[i * size : (i + 1) * size] for i in (position, position + 1))
+        now, coming = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
         self.step(now, lr, self.generator, coming if position + 1 < self.steps_per_epoch else None)
         self.done += 1
 
@@ -222,16 +225,16 @@ class Trainer:
         return means
 
     def readable_means(self) -> dict[str, float]:
-        """The step's, without those that labels are too few for."""
+        """Running means of the step's numbers; without purity if too few images have labels."""
         means = self.step.means()
         return means if self.labels_tell_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
     def _diverged(self, what: str) -> Diverged:
-        last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
+        last = f"the last good checkpoint is step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
         return Diverged(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
-        """Save first: what happens in the kNN reading costs no training, and a resumed run can take it once more."""
+        """Saves before the kNN reading: if that fails, no training is lost, and a resumed run repeats it."""
         self._means()  # waits for the device, so the clock below is right
         seconds = time.perf_counter() - clock
         self.seconds += seconds
@@ -240,7 +243,7 @@ class Trainer:
         self._log_epoch(run, num_steps * self.config.batch_size / seconds)
 
     def _log_epoch(self, run: Run, images_per_s: float) -> None:
-        """All of it follows from what a checkpoint holds, but for the speed."""
+        """Writes the epoch's log line; all but its speed can be computed from the checkpoint."""
         self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
         dist.average_statistics(self.method)
         if not is_main_process():
@@ -252,8 +255,8 @@ class Trainer:
         for logger in self.loggers:
             logger.log(self.record)
         self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
-        if not self.shrank and (reason := shrinkage(self.spreads)):
-            self.shrank = True
+        if not self.warned_of_collapse and (reason := shrinkage(self.spreads)):
+            self.warned_of_collapse = True
             self.reporter.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
@@ -261,7 +264,7 @@ class Trainer:
         return epoch % every == 0 or epoch == self.config.epochs
 
     def _unlogged(self, run: Run) -> bool:
-        """Whether the epoch that has just ended is missing in the log."""
+        """The epoch that has just ended is missing in the log."""
         ended = self.done > 0 and self.done % self.steps_per_epoch == 0
         return ended and self.done not in {record["step"] for record in run.metrics()}
 
@@ -269,13 +272,13 @@ class Trainer:
         dist.average_statistics(self.method)
         tensors, state = self.state()
         if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
-            raise self._diverged("weights or loss are not finite")  # never replace a good checkpoint by a diverged one
+            raise self._diverged("weights or loss are NaN or inf")  # never replace a good checkpoint by a diverged one
         if is_main_process():
             run.save_checkpoint(self.done, tensors, state)
         self.saved = self.done
 
     def _reading(self) -> dict[str, float]:
-        """A reading that fails, for want of memory perhaps, is missing in the log; training goes on."""
+        """kNN accuracy for the log. If it fails, perhaps for lack of memory, it is left out and training goes on."""
         try:
             return self._knn()
         except RuntimeError as error:
@@ -290,7 +293,18 @@ class Trainer:
         return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}
 
 
-def _note(values: dict[str, Any]) -> str:
+def configured_views(config: Config, mirror: bool, kinds: tuple[str, ...]) -> list[View]:
+    """The augmentation of each view. Nothing is flipped if a mirrored image would mean something else."""
+    area = (config.crop_area, 1.0)
+    made = {
+        "strong": strong(config.image_size, area=area, flip=0.5 if mirror else 0.0),
+        "weak": weak(config.image_size, area=area, flip=config.weak_flip if mirror else 0.0),
+        "plain": weak(config.image_size, area=area, flip=0.5 if mirror else 0.0),
+    }
+    return [made[kind] for kind in kinds]
+
+
+def _progress_note(values: dict[str, Any]) -> str:
     """loss 1.234  purity 0.56  kNN (k=200) 78.9  12,345 images/s"""
     parts = [f"loss {values['loss']:.3f}"]
     parts += [f"{name} {values[name]:.3f}" for name in ("purity", "accuracy") if name in values]

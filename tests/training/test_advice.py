@@ -16,8 +16,7 @@ from mixnn.training.advice import OPTIONS, choose
 from mixnn.training.configure import choices, open_data, resolve
 from mixnn.training.pretrain import _seconds
 from mixnn.training.schedule import short_warmup
-from mixnn.training.trainer import Trainer
-from mixnn.training.views import pipelines
+from mixnn.training.trainer import Trainer, configured_views
 
 QUIET = Reporter(quiet=True)
 
@@ -93,7 +92,7 @@ def test_a_folders_images_are_flipped_unless_a_mirrored_one_is_another(tmp_path,
     assert chosen(4, 8, given=given).get("mirror", "given") == ("given" if given else "yes")
     dataset = open_data(tmp_path, given)
     config, images = resolve(dataset, {}, given | {"batch_size": 2})
-    assert [view.flip for view in pipelines(config, images, ("strong", "plain"))] == [flip, flip]
+    assert [view.flip for view in configured_views(config, images.mirror, ("strong", "plain"))] == [flip, flip]
     assert dataset.load("train", 8).mirror == images.mirror == bool(flip), "the linear probe flips alike"
 
 
@@ -132,8 +131,8 @@ def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
 def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
     dataset = open_dataset("digits", limit=64)
     config, images = resolve(dataset, {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
-    monkeypatch.setattr(Trainer, "seconds_a_step", lambda _: 1.0)
-    monkeypatch.setattr(Trainer, "seconds_a_reading", lambda _: 6.0)
+    monkeypatch.setattr(Trainer, "seconds_per_step", lambda _: 1.0)
+    monkeypatch.setattr(Trainer, "seconds_per_reading", lambda _: 6.0)
     monkeypatch.setattr(training.time, "perf_counter", lambda: 500.0)
 
     def within(budget, start, every):

@@ -222,9 +222,9 @@ def enter_impatiently(rank: int, size: int, port: int) -> None:
     """Alone, the second process would time fewer steps, and find time for fewer epochs; none of them is trained."""
     enter(rank, size, port)
     if rank:
-        original = Trainer.seconds_a_step
-        Trainer.seconds_a_step = lambda self: original(self, steps=0)  # type: ignore[method-assign]
-        Trainer.seconds_a_reading = lambda _: 600.0  # type: ignore[method-assign]
+        original = Trainer.seconds_per_step
+        Trainer.seconds_per_step = lambda self: original(self, steps=0)  # type: ignore[method-assign]
+        Trainer.seconds_per_reading = lambda _: 600.0  # type: ignore[method-assign]
 
     def note(self: Trainer, run: Run) -> None:
         (run.path.parent / f"epochs-{rank}").write_text(str(self.config.epochs))

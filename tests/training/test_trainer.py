@@ -1,6 +1,5 @@
 """What the trainer makes of a configuration."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training import pretrain as training
 from mixnn.training.configure import configure
-from mixnn.training.trainer import Trainer
-from mixnn.training.views import pipelines
+from mixnn.training.trainer import Trainer, configured_views
 
 CONFIG = Config(data="cifar10", image_size=8, crop_area=0.3, weak_flip=0.7)
 QUIET = Reporter(quiet=True)
@@ -25,7 +23,10 @@ OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
 
 
 def test_digits_are_never_flipped():
-    assert [view.flip for view in pipelines(CONFIG, load("digits", "train"), ("strong", "weak"))] == [0.0, 0.0]
+    assert [view.flip for view in configured_views(CONFIG, load("digits", "train").mirror, ("strong", "weak"))] == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_the_supervised_reference_has_plain_batch_norm_unless_told_otherwise():
@@ -42,7 +43,7 @@ def test_draws_are_not_the_numbers_that_made_the_weights():
 
 
 def test_views_follow_the_configuration():
-    strong, weak = pipelines(CONFIG, replace(load("digits", "train"), mirror=True), ("strong", "weak"))
+    strong, weak = configured_views(CONFIG, True, ("strong", "weak"))
     assert (strong.flip, weak.flip) == (0.5, 0.7)
     assert strong.area == weak.area == (0.3, 1.0)
     assert strong.size == weak.size == 8
