@@ -7,8 +7,9 @@ and of the images most like it. No labels are used for training; a kNN classifie
     python examples/mnn.py ~/data/cifar-10-batches-bin --epochs 1   # a first look
 
 The folder is CIFAR-10's binary version. Read from top to bottom: data, views, network, method, evaluation, training.
-Losses equal those of `mixnn` (tests/test_examples.py). Simpler than there, and than in the authors' code: batch norm
-sees the whole batch instead of eight groups, and views are made with plain tensor operations.
+Given the same views, losses equal those of `mixnn` with bn_groups=1 (tests/test_examples.py). Two things are simpler
+than there and in the authors' code: batch norm sees the whole batch instead of eight groups of it, and views are made
+with plain tensor operations.
 
 Shapes: B images of a batch, K neighbors, Q rows of the support set, D numbers of an embedding.
 """
