@@ -1,5 +1,6 @@
-# make demo   train, evaluate and show MNN on the embedded digits: two CPU cores, a minute or two
-# make test   ruff, mypy and the test suite
+# make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
+# make test   run the linter (ruff), the type checker (mypy) and all tests
+# Both set up .venv on their first call.
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -1,5 +1,6 @@
-"""README speaks the truth about commands and files; `make demo` and the suite itself are run by hand and by CI."""
+"""README.md and docs/results.md tell the truth: commands, files and numbers. `make demo` is run by hand and by CI."""
 
+import ast
 import json
 import re
 import shlex
@@ -7,69 +8,145 @@ from pathlib import Path
 
 import pytest
 
-from mixnn.cli import parse
+from mixnn.cli import VERBS, parse
 from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import TABLES, Row
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text()
+RESULTS = (ROOT / "docs" / "results.md").read_text()
 RUNS_OF_20 = sorted((ROOT / "results" / "epochs20").glob("*-seed0.json"))
-COMMANDS = re.findall(r"^(mixnn [^#\n]+)", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^(mixnn [^#\n]+)", README, re.MULTILINE)
+MAIN = {row.name: row for row in TABLES["main"].rows}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_is_one(command: str):
+def test_each_command_parses(command: str):
     parse(shlex.split(command)[1:])
 
 
 def test_there_are_commands_to_check():
-    assert len(COMMANDS) > 5
+    assert len(COMMANDS) == 5
+
+
+def test_the_table_of_commands_has_them_all():
+    table = README.split("## All commands")[1].split("- `mixnn COMMAND")[0]
+    assert sorted(re.findall(r"\| `([a-z]+)` \|", table)) == sorted(VERBS)
+
+
+def test_make_has_the_targets_that_a_stranger_types_first():
+    targets = re.findall(r"^make (\w+)", README, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE) for target in targets)
 
 
 def test_the_map_names_what_exists_and_all_of_it():
-    tree = TEXT.split("## Map")[1]
+    tree = README.split("## Where things are")[1].split("## Cite")[0]
     named = set(re.findall(r"^  ([a-z_]+(?:\.py|/))", tree, re.MULTILINE))
-    assert all((ROOT / "mixnn" / name).exists() for name in named)
     present = {
         path.name + "/" * path.is_dir() for path in (ROOT / "mixnn").iterdir() if path.suffix == ".py" or path.is_dir()
     }
-    small = {"__init__.py", "__main__.py", "__pycache__/", "device.py", "progress.py", "baseline.py"}
-    assert present - small == named
+    assert present - {"__init__.py", "__main__.py", "__pycache__/"} == named
+    assert all((ROOT / name).exists() for name in re.findall(r"^([a-z_./]+)  ", tree, re.MULTILINE))
 
 
-def test_the_python_names_of_the_text_exist():
+def test_the_python_example_parses_and_its_names_exist():
     import mixnn
 
-    for name in re.findall(r"`mixnn\.([a-z_.]+)", TEXT):
-        place = mixnn
-        for part in name.split("."):
-            place = getattr(place, part)
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ast.parse(block)
+    names = re.findall(r"mixnn\.([a-z]+)\(", block)
+    assert len(names) >= 5
+    assert all(callable(getattr(mixnn, name)) for name in names)
 
 
-# Its numbers are those of results/
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_links_lead_to_files_and_headings(page: str):
+    text = (ROOT / page).read_text()
+    anchors = {
+        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    links = [link for link in links if not link.startswith("http")]
+    assert links
+    for link in links:
+        assert link[1:] in anchors if link.startswith("#") else (ROOT / page).parent.joinpath(link).exists(), link
+
+
+# Numbers are those of results/
 
 
 def cells(text: str, first: str) -> list[str]:
-    """The cells after the one that begins so, in the one line of a table that has it."""
-    (line,) = (line for line in text.splitlines() if re.search(rf"\| {first}(, `.*`)? \|", line))
-    return [cell.strip() for cell in line.split(f"| {first}")[1].split("|")[1:]]
+    """The cells after the one with this text, in the one line of a table that has it."""
+    (line,) = (line for line in text.splitlines() if f"| {first} |" in line)
+    return [cell.strip() for cell in line.split(f"| {first} |")[1].split("|")]
 
 
 def read(name: str) -> dict:
     return json.loads((ROOT / "results" / name).read_text())
 
 
-@pytest.mark.parametrize("row", TABLES["main"].rows, ids=lambda row: row.name)
-def test_accuracies_are_those_of_the_committed_runs(row: Row):
-    run = read(f"{plan_row(row, 'cifar10', [0], {})[0].name}.json")
-    table = TEXT.split("## Results")[1].split("The paper's numbers")[0]
-    _, _, linear, _, _, knn, *_ = cells(table, row.name)
-    assert linear == f"{run['results']['linear']['last']:.2f}"
-    assert knn == f"{run['results']['knn']['weighted']:.2f}"
+def measured(row: Row) -> tuple[str, str]:
+    """Linear (last epoch) and kNN of the row's committed run."""
+    results = read(f"{plan_row(row, 'cifar10', [0], {})[0].name}.json")["results"]
+    return f"{results['linear']['last']:.2f}", f"{results['knn']['weighted']:.2f}"
+
+
+def printed(numbers: dict[str, list[float | None]], metric: str) -> str:
+    """The paper's or the authors' number on CIFAR-10; empty if there is none."""
+    value = numbers.get(metric, [None])[0]
+    return "" if value is None else f"{value:.2f}"
+
+
+def check_row(table: str, row: Row) -> None:
+    linear, knn = measured(row)
+    paper, fixed = row.paper, row.fixed
+    expected = [printed(paper, "linear"), printed(fixed, "linear"), linear]
+    expected += [printed(paper, "knn"), printed(fixed, "knn"), knn]
+    assert cells(table, row.name)[:6] == expected
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_accuracies_of_all_methods_are_those_of_the_tables_and_the_committed_runs(name: str):
+    check_row(RESULTS.split("## All methods, 200 epochs")[1].split("How to read")[0], MAIN[name])
+
+
+@pytest.mark.parametrize("name", ["BYOL", "SCE", "UnMix", "MSF", "MNN"])
+def test_accuracies_in_the_readme_likewise(name: str):
+    check_row(README.split("## Results")[1].split("## All commands")[0], MAIN[name])
+
+
+EXPLAINED = {  # a row of docs/results.md -> a row of the paper's table of weights, or of our controls
+    "MSF": ("weights", "MSE (MSF)"),
+    "MSF's weights, mixture": ("weights", "MSE, mixture"),
+    "MNN's weights, no mixture": ("weights", "WSE"),
+    "MNN: both": ("weights", "WSE, mixture (MNN)"),
+    "the mixture's average weights, no mixture": ("controls", "re-weighting (1.5, 0.5/K), no mixture"),
+    "MNN, leaky support set": ("controls", "MNN, leaky queue"),
+    "attention as weights, mixture, no gradient through it": ("weights", "CAS, mixture"),
+    "attention as weights, mixture, gradient through it": ("controls", "CAS, mixture, gradient through it"),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_what_explains_the_gain_is_what_the_committed_runs_have(name: str):
+    table, row_name = EXPLAINED[name]
+    (row,) = (row for row in TABLES[table].rows if row.name == row_name)
+    text = RESULTS.split("## What explains MNN's gain")[1].split("- MNN is ahead")[0]
+    assert tuple(cells(text, name)[:2]) == measured(row)
+
+
+def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_as_is_said():
+    runs = RESULTS.split("**Noise.**")[1].split("So single runs")[0]
+    for metric, last in zip(("linear", "kNN"), measured(MAIN["MNN"]), strict=True):
+        *values, difference = cells(runs, metric)[:5]
+        assert values[-1] == last
+        assert difference == f"{max(map(float, values)) - min(map(float, values)):.2f}"
+    assert "differ by up to 0.64 points" in README
 
 
 def test_times_are_those_of_the_committed_measurements():
-    table = TEXT.split("`mixnn bench --method all`")[1].split("ReSSL and the supervised")[0]
+    table = RESULTS.split("`mixnn bench --method all`")[1].split("ReSSL and Supervised")[0]
     names = {"moco": "MoCo v2", "unmix": "UnMix", "simclr": "SimCLR", "ressl": "ReSSL", "supervised": "Supervised"}
     for name, row in read("bench-methods-h200.json")["methods"].items():
         method, *batch = name.split(", ")
@@ -79,15 +156,16 @@ def test_times_are_those_of_the_committed_measurements():
         assert ratio == f"{row['over_expected']:.2f}"
     one = read("bench-h200.json")
     assert (
-        f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s, {one['tflops']:.0f} TFLOP/s" in TEXT
+        f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s, {one['tflops']:.0f} TFLOP/s"
+        in RESULTS
     )
-    assert f"{one['share_of_ceiling']:.0%} of a matrix product's {one['matmul_tflops']:.0f}" in TEXT
+    assert f"{one['share_of_ceiling']:.0%} of a matrix product's {one['matmul_tflops']:.0f}" in RESULTS
     loop = one["plain_loop"]["ms_per_step"]
-    assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in TEXT
+    assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in RESULTS
 
 
 def test_twenty_epochs_are_those_of_the_committed_runs():
-    block = TEXT.split("has 38.25):")[1].split("`results/epochs20`")[0].strip().splitlines()
+    block = RESULTS.split("has 38.25.")[1].split("Methods with negatives")[0].strip().splitlines()
     shown = dict(zip(*([cell.strip() for cell in line.strip("|").split("|")] for line in block[::2]), strict=True))
     names = {"mocov2": "moco"}
     runs = {run["config"]["method"]: run for run in (read(f"epochs20/{p.name}") for p in RUNS_OF_20)}

@@ -1,0 +1,129 @@
+"""examples/mnn.py is the package's MNN: the same losses, teacher and support set. And it runs."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mixnn import methods
+from mixnn.methods.contract import Batch
+from mixnn.nn.resnet import ResNet
+
+PATH = Path(__file__).parents[1] / "examples" / "mnn.py"
+B, D, Q, K, HIDDEN, STEPS = 8, 6, 20, 3, 16, 6  # B does not divide Q, and six pushes wrap around twice
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("example_mnn", PATH)
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def copy_weights(source: torch.nn.Module, *targets: torch.nn.Module) -> None:
+    """Both sides list their parameters in the same order; shapes that do not match would fail."""
+    parameters = [p for target in targets for p in target.parameters()]
+    with torch.no_grad():
+        for mine, theirs in zip(parameters, source.parameters(), strict=True):
+            assert mine.shape == theirs.shape
+            mine.copy_(theirs)
+
+
+def pair(example):
+    """The package's method and the example's model with the same weights and support set, in float64."""
+    torch.manual_seed(0)
+    options = {"dim": D, "hidden": HIDDEN, "support_size": Q, "topk": K, "momentum": 0.9}
+    method = methods.build("mnn", ResNet("resnet8", 32, bn_groups=1), options, num_images=100, num_classes=10).double()
+    backbone = example.resnet(widths=(32, 64, 128), depth=1)
+    model = example.MNN(backbone, 128, hidden=HIDDEN, dim=D, support_size=Q, topk=K, momentum=0.9).double()
+    copy_weights(method.student, model.student, model.predictor)
+    copy_weights(method.teacher, model.teacher)
+    model.support.copy_(method.support.z_QD)
+    return method, model
+
+
+def sgd(parameters) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
+
+
+def draw(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two views, lam of both directions, and the uniforms of the teacher's shuffle."""
+    g = torch.Generator().manual_seed(seed)
+    x1, x2 = torch.randn(2, B, 3, 32, 32, generator=g, dtype=torch.float64)
+    return x1, x2, torch.rand(2, generator=g, dtype=torch.float64), torch.rand(2, B, generator=g)
+
+
+def test_losses_teacher_and_support_set_are_the_packages_over_several_steps(example):
+    method, model = pair(example)
+    theirs, ours = sgd(method.student.parameters()), sgd([*model.student.parameters(), *model.predictor.parameters()])
+    start = method.teacher.f.conv1.weight.clone()
+    losses = []
+    for step in range(STEPS):
+        x1, x2, lam, shuffle = draw(seed=step)
+        draws = {"lam": lam.view(2, 1, 1, 1), "shuffle": shuffle}
+        expected, aux = method(Batch((x1, x2), torch.zeros(B, dtype=torch.long), torch.arange(B), draws))
+        loss, z = model(x1, x2, lam)
+        losses.append(expected.item())
+        assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
+        for optimizer, value in (theirs, expected), (ours, loss):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+        method.after_step(aux)
+        model.update(z)
+
+        for mine, reference in zip(model.teacher.parameters(), method.teacher.parameters(), strict=True):
+            torch.testing.assert_close(mine, reference, rtol=0, atol=1e-10)
+        oldest_first = method.support.z_QD.roll(-int(method.support.position), 0)
+        torch.testing.assert_close(model.support, oldest_first, rtol=0, atol=1e-10)
+    assert len({round(value, 3) for value in losses}) == STEPS  # no two steps are alike
+    assert not torch.allclose(method.teacher.f.conv1.weight, start)
+
+
+def test_views_of_a_plain_gray_image_stay_plain(example):
+    torch.manual_seed(0)
+    images = torch.full((64, 3, 32, 32), 100, dtype=torch.uint8)
+    torch.testing.assert_close(example.weak(images), images.float(), rtol=0, atol=1e-3)
+    views = example.strong(images)
+    level = views.mean((1, 2, 3), keepdim=True)
+    torch.testing.assert_close(views, level.expand_as(views), rtol=0, atol=0.5)
+    assert 59 < level.min() < 70 and 130 < level.max() < 141  # noqa: PT018
+
+
+def test_strong_views_lose_color_and_sharpness_as_often_as_they_should(example):
+    torch.manual_seed(0)
+    pattern = torch.tensor([0, 255], dtype=torch.uint8).repeat(16)  # columns: black and red in turn
+    images = torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
+    images[:, 0] = pattern
+    views = example.strong(images)
+    gray = (views.max(1).values - views.min(1).values).amax((1, 2)) < 1
+    assert 0.16 < gray.float().mean() < 0.24  # 20%
+    assert views.min() >= 0
+    assert views.max() <= 255
+    flipped = example.weak(torch.arange(32, dtype=torch.uint8).expand(1000, 3, 32, 32))
+    assert 0.87 < (flipped[:, 0, 0, 0] > flipped[:, 0, 0, -1]).float().mean() < 0.93  # 90%
+
+
+def test_the_command_trains_on_a_cifar_folder_and_prints_an_accuracy(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]:
+        records = rng.integers(0, 256, (4, 1 + 3 * 32 * 32), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(tmp_path / name)
+    command = [sys.executable, str(PATH), str(tmp_path), "--epochs", "1", "--batch-size", "5"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"epoch 1/1, loss \d\.\d{4}, kNN accuracy \d+\.\d\d%\n", result.stdout)
+
+
+def test_it_imports_torch_and_numpy_only():
+    names = set(re.findall(r"^(?:import|from) (\w+)", PATH.read_text(), re.MULTILINE))
+    assert names - set(sys.stdlib_module_names) == {"torch", "numpy"}
