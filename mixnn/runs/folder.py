@@ -124,7 +124,7 @@ class Run:
             beside = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
             near = [p for p in beside if p.name.startswith(path.name)]
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"there is no run folder {path}{hint}")
+            raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:

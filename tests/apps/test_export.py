@@ -237,11 +237,11 @@ def test_without_onnxruntime_the_file_is_written_and_the_user_told(run, tmp_path
         ({"format": "onnx", "missing": "onnx"}, r'pip install "mixnn\[onnx\]"'),
         ({"out": "a.onnx"}, r"does not end in \.safetensors: type --out .*a\.safetensors or --format onnx"),
         ({"out": "a"}, r"does not end in \.safetensors: type --out .*a\.safetensors$"),
-        ({"out": "taken.safetensors"}, "exists: type another name, or --overwrite"),
+        ({"out": "taken.safetensors"}, "exists: use another name, or --overwrite"),
         ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
         ({"out": "nowhere/a.safetensors"}, "is no folder"),
         ({"run": "empty"}, "no usable checkpoint"),
-        ({"run": "nowhere"}, "is no run folder"),
+        ({"run": "nowhere"}, "no run folder called"),
     ],
 )
 def test_refusals(run, tmp_path, monkeypatch, given, message):

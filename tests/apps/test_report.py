@@ -310,7 +310,7 @@ def test_a_report_is_the_same_every_time(pages, place):
     [
         (lambda run: shutil.rmtree(run / "checkpoints"), "No map and no neighbors: the run has no checkpoint."),
         (lambda run: _damage_all(run / "checkpoints"), "is damaged"),
-        (lambda run: _damage_all(run / "checkpoints", 1), "falling back to the one before"),
+        (lambda run: _damage_all(run / "checkpoints", 1), "using the one before"),
         (lambda run: _edit(run / "config.yaml", "data: digits", "data: cifar10"), "cifar10 is not on disk"),
         (lambda run: (run / "metrics.jsonl").unlink(), "No epoch is logged, so there are no curves."),
         (lambda run: (run / "metrics.jsonl").write_text("{\n"), "metrics.jsonl cannot be read"),
@@ -389,10 +389,10 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
     (tmp_path / "page").mkdir()
     for runs, out, said in [
         ([], "x.html", "report needs a run folder"),
-        ([tmp_path / "absent"], "x.html", "absent is no run folder"),
-        ([tmp_path], "x.html", "no run folder"),
+        ([tmp_path / "absent"], "x.html", "no run folder called .*absent"),
+        ([tmp_path], "x.html", "not a run folder"),
         (str(tmp_path / "foreign"), "x.html", "though it has a config.yaml"),
-        ([tmp_path / "absent"], "page", "page is a folder: type the name of a file"),
+        ([tmp_path / "absent"], "page", "page is a folder: give the name of a file"),
     ]:
         with pytest.raises(UserError, match=said):
             report(runs, tmp_path / out, reporter=QUIET)

@@ -516,7 +516,7 @@ def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
     shutil.copytree(given.run.path, run)
     settings = (run / "config.yaml").read_text().replace(str(given.folder), "gone")
     (run / "config.yaml").write_text(settings)
-    with pytest.raises(UserError, match=r"gone, which .* was trained on, is gone: type --source"):
+    with pytest.raises(UserError, match=r"gone, which .* was trained on, is gone: use --source"):
         quietly(run, "4.png")
 
 

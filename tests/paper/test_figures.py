@@ -390,7 +390,7 @@ def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_
 def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FIGURES, "loss", lambda _: pytest.fail("drawn"))
     (tmp_path / "cifar10-loss.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: type another name, or --overwrite"):
+    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: use another name, or --overwrite"):
         figures(["loss"], results=tmp_path, out=tmp_path)
     monkeypatch.undo()
     with pytest.raises(UserError, match="loss lacks"):

@@ -249,12 +249,12 @@ def test_nothing_is_unpickled():
 
 def test_a_file_that_could_not_be_written_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     check_writable(tmp_path / "x.json", overwrite=False)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         check_writable(tmp_path / "absent" / "x.json", overwrite=False)
     (tmp_path / "x.json").touch()
     with pytest.raises(UserError, match="--overwrite to replace it"):
         check_writable(tmp_path / "x.json", overwrite=False)
     check_writable(tmp_path / "x.json", overwrite=True)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="nothing may be written to"):
+    with pytest.raises(UserError, match="is not writable"):
         check_writable(tmp_path / "x.json", overwrite=True)
