@@ -386,7 +386,7 @@ def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, t
     assert not list(tmp_path.iterdir())
 
 
-def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch):
+def test_the_time_left_is_not_estimated_from_another_devices_pace(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "simclr"))))
     said: list[str] = []
     heard = Reporter()
@@ -395,16 +395,16 @@ def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch
     mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
     (path,) = (tmp_path / "results").glob("*.json")
     made = json.loads(path.read_text())
-    for device, told in (("a faster one", False), (made["environment"]["device"], True)):
+    for device, estimated in (("a faster one", False), (made["environment"]["device"], True)):
         path.write_text(json.dumps(made | {"environment": made["environment"] | {"device": device}}))
         said.clear()
         mixnn.reproduce("mine", **where, reporter=heard, **SMALL)
-        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == told
+        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == estimated
         next((tmp_path / "results").glob("*simclr*")).unlink()
         shutil.rmtree(next((tmp_path / "runs").glob("*simclr*")))
 
 
-def test_the_pace_of_another_device_is_told_as_such(results, capsys):
+def test_the_pace_of_another_device_is_named_as_such(results, capsys):
     made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
     made["metrics"][0]["seconds"] = 300.0
     (results / "fast.json").write_text(json.dumps(made))
@@ -418,7 +418,7 @@ def test_the_pace_of_another_device_is_told_as_such(results, capsys):
     assert reproduction.seconds_per_cost({}, config) == (0.0, "")
 
 
-def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
+def test_empty_columns_are_left_out(results, capsys):
     def header(table):
         mixnn.reproduce(table, results=results, run=False, format="markdown", reporter=QUIET)
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
@@ -430,7 +430,7 @@ def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
     assert header("controls") == ["linear: ours", "kNN: ours"]
 
 
-def test_what_is_to_be_known_of_rows_stands_below_the_table_where_it_applies(results, capsys):
+def test_notes_on_rows_are_below_the_table_if_they_apply(results, capsys):
     def below(table, form, data="cifar10"):
         mixnn.reproduce(table, data=data, results=results, run=False, format=form, reporter=QUIET)
         return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
@@ -515,7 +515,7 @@ def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, reworded",
     [
         ("type --warmup-epochs 0 to change that", "type --setting warmup_epochs=0 to change that"),
         (
@@ -530,8 +530,8 @@ def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch,
         ("type: mixnn data get cifar10 --data-dir /x9", "type: mixnn data get cifar10 --data-dir /x9"),
     ],
 )
-def test_hints_about_settings_are_told_as_reproduce_takes_them(text, told):
-    assert as_settings(text) == told
+def test_hints_about_settings_are_written_as_reproduce_takes_them(text, reworded):
+    assert as_settings(text) == reworded
 
 
 def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
@@ -655,7 +655,7 @@ def command(folder, wait=True):
     return process.communicate(timeout=300)[0] if wait else process
 
 
-def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path):
+def test_interrupted_and_repeated_it_ends_with_the_same_table(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
