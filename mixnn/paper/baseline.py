@@ -1,7 +1,7 @@
-"""The yardstick of `bench`: the same networks and loss in the usual loop. Pillow in a DataLoader, eager, fp32.
+"""The plain PyTorch loop that `bench` compares with: Pillow views in a DataLoader, eager execution, fp32.
 
-The modules are ours (on CUDA their batch norm has kernels of its own), so what is compared is the loop: where views are
-made, what is launched, in which precision. Nothing else uses this file.
+Networks and loss are ours (on CUDA their batch norm has kernels of its own), so the comparison is about the loop: where
+views are made, what is launched, and the precision.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mixnn.device import pick_device
 from mixnn.methods import Batch
 from mixnn.runs.weights import make_backbone
 
-WARM_UP = 5  # steps
+NUM_WARMUP_STEPS = 5
 
 
 class PillowViews(Dataset[tuple[Tensor, ...]]):
-    """Pillow views of each image, its label and its number."""
+    """For each image: its views, made by Pillow, its label and its index."""
 
     def __init__(self, images: ImageSet, views: list[View]) -> None:
         self.arrays = images.images.permute(0, 2, 3, 1).contiguous().numpy()
@@ -49,7 +49,7 @@ class PillowViews(Dataset[tuple[Tensor, ...]]):
 
 
 def transform(image: Image.Image, view: View) -> Image.Image:
-    """The view's pipeline, one image at a time."""
+    """One random view of an image."""
     image = crop(image, view)
     if random.random() < view.flip:
         image = ImageOps.mirror(image)
@@ -63,6 +63,7 @@ def transform(image: Image.Image, view: View) -> Image.Image:
 
 
 def crop(image: Image.Image, view: View) -> Image.Image:
+    """A random crop, resized to the view's size."""
     width, height = image.size
     for _ in range(10):
         area = width * height * random.uniform(*view.area)
@@ -76,11 +77,12 @@ def crop(image: Image.Image, view: View) -> Image.Image:
 
 
 def jitter(image: Image.Image, view: View) -> Image.Image:
+    """Brightness, contrast, saturation and hue changed at random, in random order."""
     steps: list[Any] = [
         (ImageEnhance.Brightness, view.brightness),
         (ImageEnhance.Contrast, view.contrast),
         (ImageEnhance.Color, view.saturation),
-        None,
+        None,  # hue
     ]
     random.shuffle(steps)
     for step in steps:
@@ -94,7 +96,7 @@ def jitter(image: Image.Image, view: View) -> Image.Image:
 
 
 def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: float) -> dict[str, Any]:
-    """Milliseconds a step of the plain loop, over about this many seconds after warm-up."""
+    """Milliseconds per step of the plain loop, measured for about `seconds` after warm-up."""
     device = pick_device(config.device)
     workers = min(16, os.cpu_count() or 1)
     loader = DataLoader(
@@ -110,18 +112,18 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
     parameters = [p for p in method.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay)
     steps, start = 0, time.perf_counter()
-    for parts in loader:
-        *x, labels, index = (t.to(device, non_blocking=True) for t in parts)
+    for batch in loader:
+        *x, labels, index = (t.to(device, non_blocking=True) for t in batch)
         plain_step(method, optimizer, tuple(x), labels, index)
         steps += 1
-        if steps == WARM_UP:
+        if steps == NUM_WARMUP_STEPS:
             start = time.perf_counter()
-        if steps > WARM_UP and time.perf_counter() - start > seconds:
+        if steps > NUM_WARMUP_STEPS and time.perf_counter() - start > seconds:
             break
     spent = time.perf_counter() - start
     return {
-        "ms_per_step": round(1e3 * spent / (steps - WARM_UP), 2),
-        "steps": steps - WARM_UP,
+        "ms_per_step": round(1e3 * spent / (steps - NUM_WARMUP_STEPS), 2),
+        "steps": steps - NUM_WARMUP_STEPS,
         "workers": workers,
         "precision": "fp32, TF32 convolutions" if device.type == "cuda" else "fp32",
     }
@@ -130,11 +132,11 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
 def plain_step(
     method: Any, optimizer: torch.optim.Optimizer, views: tuple[Tensor, ...], labels: Tensor, index: Tensor
 ) -> None:
-    """Forward, backward, update, and a look at the loss."""
+    """Forward, backward, update, and a read of the loss."""
     draws = {n: torch.rand(s, device=labels.device) for n, s in method.draws(len(labels)).items()}
     loss, aux = method(Batch(views, labels, index, draws))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     method.after_step(aux)
-    loss.item()  # as one does, for the log
+    loss.item()  # for the log, as in most training loops

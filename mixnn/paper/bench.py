@@ -1,7 +1,7 @@
-"""bench: what a training step costs, counted and measured, beside the same recipe as a plain PyTorch loop.
+"""bench: the cost of a training step, compared with the same recipe in a plain PyTorch loop.
 
-The step is timed with device events after warm-up, on random images. FLOPs are counted by torch over one real step,
-not guessed; the ceiling they are held against is a large matrix product measured in the same process.
+The step is timed on random images, after warm-up, with device events on CUDA. FLOPs are counted by torch over one real
+step, and compared with the FLOP/s that a large matrix product reaches in the same process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mixnn.runs.folder import environment
 from mixnn.training.configure import check_device, check_images
 from mixnn.training.trainer import Trainer
 
-NUM_IMAGES = 50_000  # CIFAR's, so that the gather reaches over as much memory
+NUM_IMAGES = 50_000  # as CIFAR has, so that batches are gathered from as much memory
 REPEATS = 5
-KERNELS = (  # what a kernel's name says it does; the first match counts
+KERNELS = (  # kinds of kernels and parts of their names; the first match counts
     ("batch norm", ("bn_",)),
     ("optimizer and teacher", ("multi_tensor", "foreach")),
     (
@@ -59,10 +59,11 @@ def bench(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Time the training step; returns (and prints) ms a step, images/s, FLOP/s, memory, and where the time goes.
+    """Time the training step; prints and returns ms per step, images/s, FLOP/s, memory, and time by kind of kernel.
 
-    method="all" times every method instead, beside what its encoder passes let expect at MNN's rate. Those that send
-    one view through a pass are timed with twice the batch too, which gives a pass as many images as MNN's.
+    method="all" times every method, and compares it with the time that its encoder passes would take at MNN's rate.
+    Methods that encode one view per pass are also timed with twice the batch, so that a pass has as many images as
+    MNN's.
     """
     reporter, where = reporter or Reporter(), pick_device(device)
     names = methods.METHODS if method == "all" else [method]
@@ -89,7 +90,7 @@ def bench(
 def _config(
     method: str, given: dict[str, Any], backbone: str, image_size: int, batch_size: int, device: str, mode: str
 ) -> Config:
-    """A run on random images, as the method's recipe has it."""
+    """The configuration of a run on random images, with the method's recipe."""
     cuda = pick_device(device).type == "cuda"
     config = Config(
         data="random",
@@ -106,24 +107,24 @@ def _config(
 
 
 def _doubled(configs: dict[str, Config]) -> dict[str, Config]:
-    """Of the methods that send one view through a pass: with twice the batch, and a label that says so."""
-    alone = [c for c in configs.values() if max(methods.passes(c.method, c.options)) == 1]
-    fit = [c for c in alone if 2 * c.batch_size <= min(NUM_IMAGES, c.options.get("support_size", NUM_IMAGES))]
+    """Configurations with twice the batch for the methods that encode one view per pass, by a label that says so."""
+    one_view = [c for c in configs.values() if max(methods.passes(c.method, c.options)) == 1]
+    fit = [c for c in one_view if 2 * c.batch_size <= min(NUM_IMAGES, c.options.get("support_size", NUM_IMAGES))]
     return {f"{c.method}, batch {2 * c.batch_size}": replace(c, batch_size=2 * c.batch_size) for c in fit}
 
 
 def _measure(
     config: Config, images: ImageSet, steps: int, where: torch.device, reporter: Reporter
 ) -> tuple[Any, Any, Any]:
-    """The numbers, the trainer they are of, and what advances it by a step."""
-    gc.collect()  # a trainer before this one refers to itself
+    """The measurements, the trainer, and a function that makes one step."""
+    gc.collect()  # frees an earlier trainer, which is part of a reference cycle
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats(where)
     start = time.perf_counter()
     trainer = Trainer(config, images, reporter)
     advance = _stepper(trainer)
     advance()
-    _wait(where)
+    _synchronize(where)
     result: dict[str, Any] = {"startup_s": round(time.perf_counter() - start, 1), "mode": trainer.mode}
     reporter.info(f"{config.method}: first step after {result['startup_s']} s")
     times = [_time(advance, steps, where) for _ in range(REPEATS)]
@@ -139,15 +140,16 @@ def _measure(
 def _one_method(
     config: Config, images: ImageSet, steps: int, where: torch.device, baseline: bool, reporter: Reporter
 ) -> dict[str, Any]:
+    """Measure one method, and compare it with the plain loop."""
     measured, trainer, advance = _measure(config, images, steps, where, reporter)
     about = {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
     result = {"config": about, "environment": environment(where)} | measured
-    result["share_by_kernel"] = _where_time_goes(advance, where)
+    result["share_by_kernel"] = _share_by_kernel(advance, where)
     result["tflops"] = round(result["gflop_per_step"] / result["ms_per_step"], 2)
-    result["matmul_tflops"] = round(_matmul_ceiling(where), 2)
+    result["matmul_tflops"] = round(_matmul_tflops(where), 2)
     result["share_of_ceiling"] = round(result["tflops"] / result["matmul_tflops"], 3)
     if baseline:
-        reporter.info("now the plain loop: eager PyTorch, Pillow in a DataLoader")
+        reporter.info("timing the plain loop: eager PyTorch, Pillow in a DataLoader")
         result["plain_loop"] = time_baseline(
             images, config, trainer.step.views, seconds=20 if where.type == "cuda" else 10
         )
@@ -159,7 +161,7 @@ def _one_method(
 def _all_methods(
     configs: dict[str, Config], images: ImageSet, steps: int, where: torch.device, reporter: Reporter
 ) -> dict[str, Any]:
-    """Each method beside MNN's time, scaled by the images that its networks encode."""
+    """Time every method, and compare it with MNN's time scaled by the cost of its encoder passes."""
     measured = {}
     for label, config in configs.items():
         about = {"passes": [*methods.passes(config.method, config.options)], "batch_size": config.batch_size}
@@ -170,13 +172,13 @@ def _all_methods(
         row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
     about = {k: getattr(configs["mnn"], k) for k in ("backbone", "image_size", "batch_size")}
     result = {"config": about, "environment": environment(where), "methods": measured}
-    heads = ("method", "passes", "ms a step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
-    print_table(heads, [_cells(label, row) for label, row in measured.items()])
+    heads = ("method", "passes", "ms per step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
+    print_table(heads, [_table_row(label, row) for label, row in measured.items()])
     print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs['mnn'].backbone}")
     return result
 
 
-def _cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
+def _table_row(label: str, row: dict[str, Any]) -> tuple[str, ...]:
     return (
         label,
         "{} + {}".format(*row["passes"]),
@@ -188,6 +190,7 @@ def _cells(label: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def random_images(size: int) -> ImageSet:
+    """NUM_IMAGES random images of ten classes."""
     generator = torch.Generator().manual_seed(0)
     u8 = torch.randint(0, 256, (NUM_IMAGES, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, 10, (NUM_IMAGES,), generator=generator)
@@ -195,6 +198,7 @@ def random_images(size: int) -> ImageSet:
 
 
 def _stepper(trainer: Trainer) -> Callable[[], None]:
+    """A function that makes one training step on the next batch."""
     size = trainer.config.batch_size
     order = torch.randperm(len(trainer.images), device=trainer.order.device)
     position = 0
@@ -207,13 +211,13 @@ def _stepper(trainer: Trainer) -> Callable[[], None]:
     return advance
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _time(advance: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Milliseconds a step, after a few that do not count."""
+    """Milliseconds per step, after a few steps of warm-up."""
     for _ in range(max(1, steps // 10)):
         advance()
     if device.type == "cpu":
@@ -231,14 +235,14 @@ def _time(advance: Callable[[], None], steps: int, device: torch.device) -> floa
 
 
 def _count_flops(trainer: Trainer) -> int:
-    """Of one step's forward and backward passes."""
-    counter = FlopCounterMode(display=False)
-    with torch.compiler.set_stance("force_eager"), counter:  # it counts operators, and spoils what is compiled under it
+    """FLOPs of one step's forward and backward passes."""
+    counter = FlopCounterMode(display=False)  # counts operators, and would spoil code that is compiled under it
+    with torch.compiler.set_stance("force_eager"), counter:
         trainer.step.loss()[0].backward()
     return counter.get_total_flops()
 
 
-def _matmul_ceiling(device: torch.device) -> float:
+def _matmul_tflops(device: torch.device) -> float:
     """TFLOP/s of a large square matrix product: bf16 on CUDA, fp32 elsewhere."""
     n, dtype, repeats = (8192, torch.bfloat16, 20) if device.type == "cuda" else (2048, torch.float32, 3)
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
@@ -251,8 +255,8 @@ def _matmul_ceiling(device: torch.device) -> float:
     return 2 * n**3 / ms / 1e9
 
 
-def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[str, float]:
-    """Share of device time by kind of kernel, over ten steps."""
+def _share_by_kernel(advance: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Share of device time by kind of kernel, over a few steps."""
     from torch.profiler import ProfilerActivity, profile
 
     cuda = device.type == "cuda"
@@ -260,7 +264,7 @@ def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
         for _ in range(10 if cuda else 2):
             advance()
-        _wait(device)
+        _synchronize(device)
     shares: dict[str, float] = {}
     for event in profiler.key_averages():
         spent = event.self_device_time_total if cuda else event.self_cpu_time_total
@@ -271,13 +275,14 @@ def _where_time_goes(advance: Callable[[], None], device: torch.device) -> dict[
 
 
 def _print(r: dict[str, Any]) -> None:
+    """Print the measurements of one method."""
     rows = [
         (
             "step",
             f"{r['ms_per_step']:.2f} ms (median of {REPEATS}; {r['ms_spread'][0]:.2f} to {r['ms_spread'][1]:.2f})",
         ),
         ("images/s", f"{r['images_per_s']:,}"),
-        ("counted", f"{r['gflop_per_step']:,.0f} GFLOP a step"),
+        ("counted", f"{r['gflop_per_step']:,.0f} GFLOP per step"),
         ("achieved", f"{r['tflops']:.2f} TFLOP/s"),
         (
             "ceiling",
@@ -290,7 +295,7 @@ def _print(r: dict[str, Any]) -> None:
     rows += [(f"  {100 * share:.0f}%", kind) for kind, share in r["share_by_kernel"].items()]
     if "plain_loop" in r:
         p = r["plain_loop"]
-        text = f"{p['ms_per_step']:.1f} ms a step ({plural(p['workers'], 'loader worker')}, {p['precision']})"
+        text = f"{p['ms_per_step']:.1f} ms per step ({plural(p['workers'], 'loader worker')}, {p['precision']})"
         rows.append(("plain loop", f"{text}: {r['times_faster']:g} times as long"))
     print_table(
         (

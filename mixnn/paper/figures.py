@@ -1,6 +1,6 @@
-"""figures: the paper's figures and some of ours, from finished runs.
+"""figures: the paper's figures and some of our own, drawn from finished runs.
 
-Each is written as SVG and PNG, with a caption that says what was run. The same runs give the same bytes.
+Each figure is an SVG and a PNG, with a caption that says what was run. The same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from typing import Any
 
 from mixnn.config import UserError, unknown
 from mixnn.files import check_free, write_atomically
-from mixnn.paper.asking import data_of
-from mixnn.paper.plots import curves, points
-from mixnn.paper.plots.material import Drawing, Lacking, Material
-from mixnn.paper.plots.style import encode, styled
+from mixnn.paper.plan import resolve_data
+from mixnn.paper.plots import accuracies, curves
+from mixnn.paper.plots.drawing import CannotDraw, Drawing, FinishedRuns, encode, figure_style
 from mixnn.paper.plots.tsne import tsne
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 __all__ = ["FIGURES", "figures"]
 
-FIGURES: dict[str, Callable[[Material], Drawing]] = {
+FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
     **curves.PURITY,
     "attention": curves.attention,
     "ranks": curves.ranks,
     "loss": curves.loss,
     "accuracy": curves.accuracy,
     "methods": curves.methods,
-    "share": points.share,
-    "main": points.main,
+    "share": accuracies.share,
+    "main": accuracies.main,
     "tsne": tsne,
 }
 
@@ -46,58 +45,57 @@ def figures(
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> list[Path]:
-    """Draw these figures, or all of them as far as their runs are there; returns the files.
+    """Draw these figures, or all whose runs are finished; returns the files.
 
-    Runs are the summaries in `results` and the run folders `runs`. `settings` are Config's fields, for runs that were
-    made with others than the defaults.
+    The runs are the summaries in the folder `results` and the run folders `runs`. `settings` are fields of Config, for
+    runs that were not made with the defaults.
     """
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
-    data, settings = data_of(data, settings)
+    data, settings = resolve_data(data, settings)
     reporter, results, out = reporter or Reporter(), Path(results).expanduser(), Path(out).expanduser()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not results.is_dir() and not folders:
         raise UserError(
             f"no finished runs: there is no folder {results.absolute()}; `mixnn reproduce` makes one\n"
-            "for another folder type --results FOLDER, for run folders --run RUN"
+            "use --results FOLDER for another folder, --run RUN for run folders"
         )
     for run in folders:
         if run.config.data != data:
             raise UserError(
-                f"{run.path} is of {run.config.data}, and the figures of {data}: "
-                f"type --data {shlex.quote(run.config.data)}"
+                f"{run.path} was trained on {run.config.data}, but the figures are for {data}: "
+                f"use --data {shlex.quote(run.config.data)}"
             )
-    material = Material.gather(results, folders, data, settings)
+    finished = FinishedRuns.load(results, folders, data, settings)
     for name in names or FIGURES:
-        for path in files_of(name, material, out).values():
+        for path in _files(name, finished, out).values():
             check_free(path, overwrite)
     drawn: dict[Path, bytes] = {}
-    lacking: list[str] = []
+    not_drawn: dict[str, str] = {}
     for name in names or FIGURES:
         try:
-            figure, caption = draw(name, material)
-        except Lacking as reason:
-            lacking.append(f"{name} lacks {reason}")
+            content = _draw(name, finished)
+        except CannotDraw as error:
+            not_drawn[name] = str(error)
             continue
-        content = {**figure, "txt": caption.encode()}
-        drawn |= {path: content[ending] for ending, path in files_of(name, material, out).items()}
-    if names and lacking:
-        raise UserError("\n".join(lacking))
+        drawn |= {path: content[suffix] for suffix, path in _files(name, finished, out).items()}
+    if names and not_drawn:
+        raise UserError("\n".join(f"cannot draw {name}: {reason}" for name, reason in not_drawn.items()))
     for path, file in drawn.items():
         write_atomically(path, file)
-    for text in lacking:
-        reporter.info(f"skipped: {text}")
+    for name, reason in not_drawn.items():
+        reporter.info(f"skipped {name}: {reason}")
     return list(drawn)
 
 
-def files_of(name: str, material: Material, out: Path) -> dict[str, Path]:
-    """Where a figure goes, by the ending."""
-    return {ending: out / f"{material.name}-{name}.{ending}" for ending in ("svg", "png", "txt")}
+def _files(name: str, finished: FinishedRuns, out: Path) -> dict[str, Path]:
+    """The paths of a figure's files, by suffix."""
+    return {suffix: out / f"{finished.data_name}-{name}.{suffix}" for suffix in ("svg", "png", "txt")}
 
 
-def draw(name: str, material: Material) -> tuple[dict[str, bytes], str]:
-    """A figure's files by their ending, and its caption."""
-    with styled():
-        drawing = FIGURES[name](material)
-        return encode(drawing.figure), drawing.caption
+def _draw(name: str, finished: FinishedRuns) -> dict[str, bytes]:
+    """The content of a figure's files, by suffix; the caption is txt."""
+    with figure_style():
+        drawing = FIGURES[name](finished)
+        return encode(drawing.figure) | {"txt": drawing.caption.encode()}

@@ -1,7 +1,7 @@
-"""Which runs a table needs, and which of their numbers results/ already has.
+"""The runs behind the tables: which runs a row needs, and which of them are finished.
 
-A run is known by the fingerprint of its configuration: of what can change its numbers, and differs from the defaults.
-So a result stays valid when a new option appears, and rows of different tables that ask for the same run share it.
+A run is identified by the fingerprint of its configuration. The fingerprint covers every setting that can change
+numbers and differs from its default, so results stay valid when an option is added, and tables share runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Any
 
 from mixnn import methods
 from mixnn.config import Config, UserError
-from mixnn.data import DATASETS
-from mixnn.evaluation.linear import LinearProbe
-from mixnn.paper.tables import METRICS, Row, Table
+from mixnn.data import DATASETS, open_dataset
+from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table
 from mixnn.training.configure import configure
 
-# What says where and how a run is carried out, not what comes out.
-INDIFFERENT = (
+RunKey = tuple[str, int]  # fingerprint and seed
+Summary = Mapping[str, Any]  # a run's configuration, log and results, as `Run.summary` returns them
+Summaries = Mapping[RunKey, Summary]
+
+# Settings that change where or how a run is computed but not its numbers; and seed and options, which are kept apart.
+NOT_IN_FINGERPRINT = (
     "device",
     "mode",
     "data_dir",
@@ -37,28 +40,54 @@ INDIFFERENT = (
 )
 
 
+# What the user asks for
+
+
+def resolve_data(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The data set and the settings as runs store them: a folder and a file of labels by their absolute paths.
+
+    Refuses settings that the rows of a table decide.
+    """
+    for name in ("seed", "method", "options"):
+        if name in settings:
+            raise UserError(f"{name} cannot be a setting, because the table decides it: use --seeds or --row")
+    options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
+    for name in options & settings.keys():
+        raise UserError(
+            f"{name} is a method's option, not a setting: the rows of a table set it; --tables FILE adds rows of yours"
+        )
+    labels = str(settings.get("labels", ""))
+    if labels not in ("", "folders"):
+        settings = {**settings, "labels": str(Path(labels).expanduser().absolute())}
+    return open_dataset(data).name, dict(settings)
+
+
+# Planned runs
+
+
 @dataclass(frozen=True)
-class Planned:
-    """One run: a configuration, known by its fingerprint, with its seed; and what to type for it alone."""
+class PlannedRun:
+    """A run that a table needs, and the command that makes it."""
 
     config: Config
     fingerprint: str
     command: str
 
     @property
-    def seed(self) -> int:
-        return self.config.seed
+    def key(self) -> RunKey:
+        return self.fingerprint, self.config.seed
 
     @property
     def name(self) -> str:
+        """Name of its run folder and of its summary."""
         data = Path(self.config.data).name
         return f"{data}-{self.config.method}-{self.fingerprint}-seed{self.config.seed}"
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """Eight digits for a configuration (as a dict, its seed aside)."""
+    """Eight hexadecimal digits that identify a configuration (given as a dict), its seed aside."""
     known = {f.name: f.default for f in dataclasses.fields(Config)}
-    values = {k: v for k, v in config.items() if k in known and k not in INDIFFERENT and v != known[k]}
+    values = {k: v for k, v in config.items() if k in known and k not in NOT_IN_FINGERPRINT and v != known[k]}
     data = config["data"]
     if data in DATASETS and values.get("image_size") == DATASETS[data].train_size:
         values.pop("image_size")
@@ -68,86 +97,104 @@ def fingerprint(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values | named, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def plan_row(row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, Any]) -> list[Planned]:
-    """A row's runs, one a seed."""
+def plan_row(row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, Any]) -> list[PlannedRun]:
+    """The runs of a row, one per seed."""
     runs = []
     for seed in seeds:
         given = {"method": row.method, "seed": seed, **settings}
-        config = configure(data, row.set, given)
+        config = configure(data, row.options, given)
         flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        flags += [word for name, value in row.set.items() for word in ("--set", f"{name}={value}")]
+        flags += [word for name, value in row.options.items() for word in ("--set", f"{name}={value}")]
         command = shlex.join(["mixnn", "pretrain", data, *flags])
-        runs.append(Planned(config, fingerprint(dataclasses.asdict(config)), command))
+        runs.append(PlannedRun(config, fingerprint(dataclasses.asdict(config)), command))
     return runs
 
 
-def plan(tables: Iterable[Table], data: str, seeds: Iterable[int], settings: Mapping[str, Any]) -> list[Planned]:
-    """All runs of the tables, each once, seed by seed so that a table is whole as early as can be."""
-    seen: dict[str, Planned] = {}
+def plan(tables: Iterable[Table], data: str, seeds: Iterable[int], settings: Mapping[str, Any]) -> list[PlannedRun]:
+    """All runs of the tables, without repetition; seed by seed, so that each table is complete as early as possible."""
+    runs: dict[str, PlannedRun] = {}
     for seed in seeds:
         for table in tables:
             for row in table.rows:
                 for run in plan_row(row, data, [seed], settings):
-                    seen.setdefault(run.name, run)
-    return list(seen.values())
+                    runs.setdefault(run.name, run)
+    return list(runs.values())
 
 
-def last(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its last line of metrics; empty for a run of no epochs."""
-    return summary["metrics"][-1] if summary["metrics"] else {}
+def changed_settings(table: Table, data: str, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that can change numbers and differ from the recipe: name -> (our value, the recipe's)."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for row in table.rows:
+        ours, recipe = (vars(plan_row(row, data, [0], given)[0].config) for given in (settings, {}))
+        changed |= {k: (ours[k], recipe[k]) for k in settings if k not in NOT_IN_FINGERPRINT and ours[k] != recipe[k]}
+    return changed
 
 
-def trained(summary: Mapping[str, Any]) -> bool:
-    """Whether a run went on to its last epoch; one of no epochs has no metrics."""
-    return last(summary).get("epoch", 0) == summary["config"]["epochs"]
+# Finished runs
 
 
-def counting(summary: Mapping[str, Any], probe_epochs: int) -> dict[str, Any]:
-    """The summary with those results alone that are of its last step, linear after a probe of so many epochs."""
-    step, results = last(summary).get("step", 0), {}
-    for metric in METRICS:
-        how = summary["results"].get(metric, {}).get("protocol", {})
-        if how.get("checkpoint_step") == step and (metric != "linear" or how["epochs"] == probe_epochs):
-            results[metric] = summary["results"][metric]
-    return {**summary, "results": results}
+def load_finished(folder: Path, probe_epochs: int = PROBE_EPOCHS) -> dict[RunKey, dict[str, Any]]:
+    """Summaries of all fully trained runs in a folder of JSON files, with their valid results only.
 
-
-def finished(folder: Path, probe_epochs: int = LinearProbe.epochs) -> dict[tuple[str, int], dict[str, Any]]:
-    """Summaries of trained runs in a folder of JSON files, by fingerprint and seed, with the results that count.
-
-    Of several with one configuration, that with the most results; the last, where they have as many.
+    If several have the same configuration and seed, the one with most results is taken, and the last of equals.
     """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    finished: dict[RunKey, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             summary = json.loads(path.read_text())
-            if not _is_ours(summary) or not trained(summary):
+            if not _is_summary(summary) or not is_trained(summary):
                 continue
             key = fingerprint(summary["config"]), summary["config"]["seed"]
-            summary = counting(summary, probe_epochs)
+            summary = {**summary, "results": valid_results(summary, probe_epochs)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): repair or remove it") from None
-        if key not in found or len(summary["results"]) >= len(found[key]["results"]):
-            found[key] = summary
-    return found
+        if key not in finished or len(summary["results"]) >= len(finished[key]["results"]):
+            finished[key] = summary
+    return finished
 
 
-def changed_since(needed: Iterable[Planned], done: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
-    """Of each method whose file is another one than when its runs were made: the runs, which the table still shows."""
-    older: dict[str, list[str]] = {}
-    for run in needed:
-        made_by = done.get((run.fingerprint, run.seed), {}).get("environment", {}).get("method_code")
-        if made_by and made_by != methods.digest(run.config.method):
-            older.setdefault(run.config.method, []).append(run.name)
-    return [
-        f"{name}'s file has changed since these runs: {', '.join(runs)}; remove their JSON to run them again"
-        for name, runs in older.items()
-    ]
-
-
-def _is_ours(content: Any) -> bool:
-    """Whether a file's content is a run's summary, of a method that is there: others may lie beside."""
+def _is_summary(content: Any) -> bool:
+    """Whether a JSON file holds the summary of a run with a known method; other files may lie in the same folder."""
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict) or "options" not in config or not content.get("results"):
         return False
     return config.get("method") in methods.METHODS
+
+
+def last_record(summary: Summary) -> Mapping[str, Any]:
+    """The last record of a run's log; empty for a run of zero epochs."""
+    return summary["metrics"][-1] if summary["metrics"] else {}
+
+
+def is_trained(summary: Summary) -> bool:
+    """Whether the run reached its last epoch; a run of zero epochs has an empty log and counts as trained."""
+    return last_record(summary).get("epoch", 0) == summary["config"]["epochs"]
+
+
+def valid_results(summary: Summary, probe_epochs: int) -> dict[str, Any]:
+    """Results by protocol that were measured at the last step and, for the linear probe, after `probe_epochs`."""
+    step, valid = last_record(summary).get("step", 0), {}
+    for protocol in PROTOCOLS:
+        how = summary["results"].get(protocol, {}).get("protocol", {})
+        if how.get("checkpoint_step") == step and how.get("epochs", probe_epochs) == probe_epochs:
+            valid[protocol] = summary["results"][protocol]
+    return valid
+
+
+def accuracy(summary: Summary, protocol: str) -> float | None:
+    """The run's headline accuracy under a protocol; None if it was not evaluated."""
+    result = summary["results"].get(protocol)
+    return None if result is None else result[PROTOCOLS[protocol].headline]
+
+
+def outdated_runs(needed: Iterable[PlannedRun], finished: Summaries) -> list[str]:
+    """A warning for each method whose source file has changed since its finished runs were made."""
+    outdated: dict[str, list[str]] = {}
+    for run in needed:
+        digest = finished.get(run.key, {}).get("environment", {}).get("method_code")
+        if digest and digest != methods.digest(run.config.method):
+            outdated.setdefault(run.config.method, []).append(run.name)
+    return [
+        f"{name}'s file has changed since these runs: {', '.join(runs)}; remove their JSON to run them again"
+        for name, runs in outdated.items()
+    ]

@@ -1,48 +1,58 @@
-"""A table of results beside the paper's: on the terminal, as Markdown, LaTeX or JSON."""
+"""Our results next to the paper's, as a table: on the terminal, in Markdown, LaTeX or JSON."""
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mixnn.evaluation.linear import LinearProbe
-from mixnn.paper.plan import INDIFFERENT, plan_row
-from mixnn.paper.tables import METRICS, Row, Table, number
+from mixnn.paper.plan import Summaries, Summary, accuracy, changed_settings, plan_row
+from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table, published
 from mixnn.progress import print_table
 
 FORMATS = ("terminal", "markdown", "latex", "json")
 COLUMNS = {"paper": "paper", "fixed": "authors' fixed code", "ours": "ours", "diff": "difference"}
-LABELS = {"linear": "linear", "knn": "kNN"}
+LATEX_ESCAPES = str.maketrans({"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$"})
 
 
-def measured(metric: str, summary: Mapping[str, Any]) -> float | None:
-    """A run's own number: linear of the last epoch, kNN by weighted vote."""
-    result = summary["results"].get(metric)
-    return None if result is None else result["last" if metric == "linear" else "weighted"]
+@dataclass(frozen=True)
+class FilledTable:
+    """A table with the cells of its rows, ready to print."""
+
+    name: str
+    title: str
+    data: str
+    rows: list[dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"table": self.name, "title": self.title, "data": self.data, "rows": self.rows}
+
+
+# Cells
 
 
 def cells(
-    table: Table, data: str, seeds: Sequence[int], settings: Mapping[str, Any], done: Mapping[tuple[str, int], Any]
+    table: Table, data: str, seeds: Sequence[int], settings: Mapping[str, Any], finished: Summaries
 ) -> list[dict[str, Any]]:
-    """Each row's numbers: the paper's, the authors' fixed code's, ours, and how far ours is from theirs."""
+    """Each row's name, note and one cell per protocol.
+
+    A cell has the numbers of the paper and of the authors' fixed code, the mean of ours, and the difference.
+    """
     rows = []
     for row in table.rows:
-        runs = [
-            done[r.fingerprint, r.seed] for r in plan_row(row, data, seeds, settings) if (r.fingerprint, r.seed) in done
-        ]
-        found = {m: _cell(row, m, data, runs) | {"asked": len(seeds)} for m in METRICS}
-        theirs = [cell[whose] for cell in found.values() for whose in ("paper", "fixed")]
-        speaks_of_others = bool(row.paper or row.fixed) and not any(theirs)  # a note on numbers of other data sets
-        rows.append({"name": row.name, "note": "" if speaks_of_others else row.note} | found)
+        runs = [finished[run.key] for run in plan_row(row, data, seeds, settings) if run.key in finished]
+        found = {p: _cell(row, p, data, runs) | {"asked": len(seeds)} for p in PROTOCOLS}
+        has_number = any(cell[source] for cell in found.values() for source in ("paper", "fixed"))
+        note_applies = has_number or not (row.paper or row.fixed)  # else it is about numbers on other data sets
+        rows.append({"name": row.name, "note": row.note if note_applies else ""} | found)
     return rows
 
 
-def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    values = [v for v in (measured(metric, run) for run in runs) if v is not None]
-    paper, fixed = (number(row, whose, metric, data) for whose in ("paper", "fixed"))
+def _cell(row: Row, protocol: str, data: str, runs: Sequence[Summary]) -> dict[str, Any]:
+    values = [value for run in runs if (value := accuracy(run, protocol)) is not None]
+    paper, fixed = (published(row, source, protocol, data) for source in ("paper", "fixed"))
     ours = statistics.fmean(values) if values else None
     target = paper if fixed is None else fixed
     return {
@@ -56,66 +66,90 @@ def _cell(row: Row, metric: str, data: str, runs: Sequence[Mapping[str, Any]]) -
 
 
 def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: int) -> str:
-    """What the table shows, on which data, and in what our runs differ from the recipe."""
-    differs = {} if probe_epochs == LinearProbe.epochs else {"epochs of the probe": (probe_epochs, LinearProbe.epochs)}
-    differs |= differences(table, data, settings)
-    words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in differs.items()]
+    """The table's title, the data set, and how our runs differ from the recipe."""
+    changed = {} if probe_epochs == PROBE_EPOCHS else {"epochs of the probe": (probe_epochs, PROBE_EPOCHS)}
+    changed |= changed_settings(table, data, settings)
+    words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in changed.items()]
     return f"{table.title}, {data}" + (f" (ours with {'; '.join(words)})" if words else "")
 
 
-def differences(table: Table, data: str, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings, as our runs have them and as the recipe does, that are not its own and can change numbers."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for row in table.rows:
-        ours, recipe = (vars(plan_row(row, data, [0], given)[0].config) for given in (settings, {}))
-        found |= {k: (ours[k], recipe[k]) for k in settings if k not in INDIFFERENT and ours[k] != recipe[k]}
-    return found
-
-
-def render(table: Table, title: str, data: str, rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    """The table as text, without columns that nothing stands in; "" where the terminal was written to directly."""
-    if form == "json":
-        return json.dumps({"table": table.name, "title": title, "data": data, "rows": list(rows)}, indent=1)
-    texts = [{(m, c): text for m in METRICS for c, text in _texts(row[m], form).items()} for row in rows]
-    metrics = [m for m in METRICS if any(text[m, c] for text in texts for c in COLUMNS)] or METRICS
-    columns = [(m, c) for m in metrics for c in COLUMNS if c == "ours" or any(text[m, c] for text in texts)]
-    header = ["", *(f"{LABELS[m]}: {COLUMNS[c]}" for m, c in columns)]
-    body = [[row["name"], *(text[column] for column in columns)] for row, text in zip(rows, texts, strict=True)]
-    told = notes(rows)
-    if any(row[m]["fixed"] is not None and row[m]["difference"] is not None for row in rows for m in METRICS):
-        told.append("Differences are to the fixed code's numbers where there are any, else to the paper's.")
-    if form == "terminal":
-        print(title)
-        first = {m: next(c for of, c in columns if of == m) for m in metrics}
-        print_table(["", *(f"{LABELS[m]} {c}" if c == first[m] else c for m, c in columns)], body, wrap=False)
-        print("".join(f"{sentence}\n" for sentence in told), end="")
-        return ""
-    if form == "markdown":
-        lines = [f"**{title}**", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-        lines += ["| " + " | ".join(c.replace("|", r"\|") for c in cells) + " |" for cells in body]
-        return "\n".join([*lines, *(["", " ".join(told)] if told else [])])
-    lines = ["\\begin{tabular}{l" + "r" * (len(header) - 1) + "}", "% " + title]
-    lines += [" & ".join(_latex(c) for c in cells) + r" \\" for cells in [header, *body]]
-    return "\n".join([*lines, "\\end{tabular}", *(f"% {sentence}" for sentence in told)])
-
-
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is to be known of rows, a sentence for those that share it."""
+    """The notes of the rows as sentences; rows with the same note share one."""
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(row["note"], []).append(row["name"])
-    return [f"{'; '.join(who)}: {note}{'' if note.endswith('?') else '.'}" for note, who in names.items() if note]
+    return [f"{'; '.join(rows)}: {note}{'' if note.endswith('?') else '.'}" for note, rows in names.items() if note]
 
 
-def _texts(cell: Mapping[str, Any], form: str) -> dict[str, str]:
-    plus_minus = {"latex": r"$\pm$"}.get(form, "±")
-    found = {k: "" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed", "ours")}
+# Formats
+
+
+def print_tables(tables: Sequence[FilledTable], form: str, as_list: bool = False) -> None:
+    """Print tables in one of FORMATS; `as_list` makes the JSON a list even if there is only one table."""
+    if form == "terminal":
+        for table in tables:
+            _print_on_terminal(table)
+    elif form == "json":
+        documents = [table.as_dict() for table in tables]
+        print(json.dumps(documents if as_list else documents[0], indent=1))
+    else:
+        print("\n\n".join({"markdown": _markdown, "latex": _latex}[form](table) for table in tables))
+
+
+def _print_on_terminal(table: FilledTable) -> None:
+    columns, body = _columns_and_body(table.rows)
+    heads = []
+    for i, (protocol, column) in enumerate(columns):
+        first = i == 0 or columns[i - 1][0] != protocol
+        heads.append(f"{PROTOCOLS[protocol].label} {column}" if first else column)
+    print(table.title)
+    print_table(["", *heads], body, wrap=False)
+    for sentence in _footnotes(table.rows):
+        print(sentence)
+
+
+def _markdown(table: FilledTable) -> str:
+    columns, body = _columns_and_body(table.rows)
+    heads = _long_heads(columns)
+    lines = [f"**{table.title}**", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in body]
+    footnotes = _footnotes(table.rows)
+    return "\n".join([*lines, *(["", " ".join(footnotes)] if footnotes else [])])
+
+
+def _latex(table: FilledTable) -> str:
+    columns, body = _columns_and_body(table.rows)
+    lines = ["\\begin{tabular}{l" + "r" * len(columns) + "}", "% " + table.title]
+    lines += [
+        " & ".join(text.translate(LATEX_ESCAPES) for text in row) + r" \\" for row in [_long_heads(columns), *body]
+    ]
+    return "\n".join([*lines, "\\end{tabular}", *(f"% {sentence}" for sentence in _footnotes(table.rows))])
+
+
+def _columns_and_body(rows: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """The columns that have any text, as (protocol, column), and the text of each row."""
+    texts = [{(p, c): text for p in PROTOCOLS for c, text in _cell_texts(row[p]).items()} for row in rows]
+    protocols = [p for p in PROTOCOLS if any(text[p, c] for text in texts for c in COLUMNS)] or list(PROTOCOLS)
+    columns = [(p, c) for p in protocols for c in COLUMNS if c == "ours" or any(text[p, c] for text in texts)]
+    return columns, [[row["name"], *(text[c] for c in columns)] for row, text in zip(rows, texts, strict=True)]
+
+
+def _cell_texts(cell: Mapping[str, Any]) -> dict[str, str]:
+    """The text of a cell in each of COLUMNS."""
+    texts = {k: "" if cell[k] is None else f"{cell[k]:.2f}" for k in ("paper", "fixed", "ours")}
     if cell["std"] is not None:
-        found["ours"] += f" {plus_minus} {cell['std']:.2f}"
+        texts["ours"] += f" ± {cell['std']:.2f}"
     if cell["n"] and cell["asked"] > 1:
-        found["ours"] += f" (n={cell['n']}" + (f" of {cell['asked']})" if cell["n"] < cell["asked"] else ")")
-    return found | {"diff": "" if cell["difference"] is None else f"{cell['difference']:+.2f}"}
+        texts["ours"] += f" (n={cell['n']}" + (f" of {cell['asked']})" if cell["n"] < cell["asked"] else ")")
+    return texts | {"diff": "" if cell["difference"] is None else f"{cell['difference']:+.2f}"}
 
 
-def _latex(text: str) -> str:
-    return re.sub(r"[%&_#]", lambda found: "\\" + found[0], text)
+def _long_heads(columns: Sequence[tuple[str, str]]) -> list[str]:
+    return ["", *(f"{PROTOCOLS[protocol].label}: {COLUMNS[column]}" for protocol, column in columns)]
+
+
+def _footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    compared = [row[p] for row in rows for p in PROTOCOLS if row[p]["difference"] is not None]
+    if any(cell["fixed"] is not None for cell in compared):
+        return [*notes(rows), "Differences are to the fixed code's numbers if there are any, else to the paper's."]
+    return notes(rows)

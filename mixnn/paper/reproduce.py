@@ -1,28 +1,48 @@
-"""reproduce: a table of the paper, from the runs it needs to our numbers beside the paper's.
+"""reproduce: a table of the paper with our numbers next to the published ones, running what is missing.
 
-Finished runs lie as one small JSON each in the results folder. What is missing is trained and evaluated, an
-interrupted run is resumed, one that lacks a number is evaluated, and one that fails does not stop the others. Several
-processes may do it together: each run belongs to the one that claims it first.
+Each finished run is one small JSON file in the results folder. Missing runs are trained and evaluated, interrupted
+ones are resumed, and runs that lack a number are only evaluated. A run that fails does not stop the others. Several
+processes may fill a table together: each run is locked by the first process that starts it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mixnn.config import Config, UserError, unknown
+from mixnn import methods
+from mixnn.config import Config, Interrupted, UserError, unknown
 from mixnn.data import configured_dataset
-from mixnn.evaluation.evaluate import protocols_of
-from mixnn.evaluation.linear import LinearProbe
-from mixnn.paper.asking import data_of, runnable, seeds_of, tables_of
-from mixnn.paper.plan import changed_since, plan
-from mixnn.paper.render import FORMATS, cells, render, title
-from mixnn.paper.runner import Work, carry_out, show
-from mixnn.paper.tables import TABLES, tables_with
-from mixnn.progress import Reporter, plural
+from mixnn.device import pick_device
+from mixnn.evaluation.evaluate import evaluate, protocols_of, save_summary
+from mixnn.files import try_lock
+from mixnn.paper.plan import (
+    PlannedRun,
+    Summaries,
+    is_trained,
+    last_record,
+    load_finished,
+    outdated_runs,
+    plan,
+    plan_row,
+    resolve_data,
+    valid_results,
+)
+from mixnn.paper.render import FORMATS, FilledTable, cells, print_tables, title
+from mixnn.paper.tables import PROBE_EPOCHS, Row, Table, tables_with
+from mixnn.progress import Reporter, duration, plural, print_table
+from mixnn.runs import Run
+from mixnn.runs.folder import device_name
+from mixnn.training.pretrain import MOVABLE, pretrain
 
-__all__ = ["TABLES", "reproduce", "tables_with"]
+__all__ = ["reproduce", "tables_with"]
 
 
 def reproduce(
@@ -37,55 +57,54 @@ def reproduce(
     dry_run: bool = False,
     format: str = "terminal",
     protocol: str = "all",
-    probe_epochs: int = LinearProbe.epochs,
+    probe_epochs: int = PROBE_EPOCHS,
     tables: str | Path = "",
     reporter: Reporter | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train and evaluate what a table (or "all") lacks, then print it; returns the cells by table.
+    """Train and evaluate the runs that a table (or "all") lacks, then print it; returns the cells by table.
 
-    `rows` limits it to rows of these names; `run=False` prints what is there; `tables` is a file with tables of your
-    own; `settings` are Config's fields.
+    `rows` selects rows by name. `run=False` prints what is there, `dry_run` what would be run. `tables` is a file with
+    tables of your own. `settings` are fields of Config.
     """
     reporter = reporter or Reporter()
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     protocols = protocols_of(protocol)
     if probe_epochs < 1:
-        raise UserError(f"probe_epochs={probe_epochs}: a probe has at least 1 epoch")
-    data, settings = data_of(data, settings)
-    seeds, asked = seeds_of(seeds), tables_of(table, rows, tables_with(tables))
-    chosen, without = runnable(asked, data, settings)
-    if without:
-        reason = f"training reads labels that {data}'s images lack: {'; '.join(without)}"
+        raise UserError(f"probe_epochs={probe_epochs}: the linear probe needs at least 1 epoch")
+    data, settings = resolve_data(data, settings)
+    seeds, selected = check_seeds(seeds), select_tables(table, rows, tables_with(tables))
+    chosen, dropped = drop_rows_without_labels(selected, data, settings)
+    if dropped:
+        reason = f"training needs labels that {data}'s images lack: {'; '.join(dropped)}"
         if not chosen:
-            raise UserError(f"nothing to run: {reason}")
-        reporter.warn(f"left out, for {reason}")
-    work = Work(Path(results).expanduser(), Path(runs).expanduser(), protocols, probe_epochs)
-    needed, done = plan(chosen, data, seeds, settings), work.finished()
-    if not work.results.is_dir() and (dry_run or not run):
+            raise UserError(f"nothing to run, because {reason}")
+        reporter.warn(f"left out, because {reason}")
+    folders = Path(results).expanduser(), Path(runs).expanduser()
+    runner = Runner(*folders, protocols, probe_epochs, reporter)
+    needed, finished = plan(chosen, data, seeds, settings), runner.load_finished()
+    if not runner.results.is_dir() and (dry_run or not run):
         reporter.warn(
-            f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another"
+            f"no finished runs: there is no folder {runner.results.absolute()}; use --results FOLDER for another"
         )
     if dry_run:
-        show(work, needed, done)
+        runner.print_plan(needed, finished)
         return {}
-    missing = [p for p in needed if work.lacking(p, done)] if run else []
+    missing = [planned for planned in needed if runner.missing_protocols(planned, finished)] if run else []
     failed: dict[str, str] = {}
     elsewhere: list[str] = []
-    no_data = _no_data(missing[0].config) if missing else ""  # asked once, not run by run
+    no_data = _why_no_data(missing[0].config) if missing else ""  # asked once, not run by run
     if missing and not no_data:
-        failed, elsewhere = carry_out(work, missing, done, reporter)
-        done = work.finished()
-    for changed in changed_since(needed, done):
-        reporter.warn(changed)
-    found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
-    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], format) for t in chosen]
-    if format == "json" and table == "all":
-        texts = ["[" + ",\n".join(texts) + "]"]
-    print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
+        failed, elsewhere = runner.run_all(missing, finished)
+        finished = runner.load_finished()
+    for warning in outdated_runs(needed, finished):
+        reporter.warn(warning)
+    found = {t.name: cells(t, data, seeds, settings, finished) for t in chosen}
+    filled = [FilledTable(t.name, title(t, data, settings, probe_epochs), data, found[t.name]) for t in chosen]
+    print_tables(filled, format, as_list=table == "all")
     if elsewhere:
-        reporter.warn(f"another process is at {', '.join(elsewhere)}: what the table lacks of them, it will have later")
+        reporter.warn(f"another process is running {', '.join(elsewhere)}: run this again later for their numbers")
     if no_data:
         raise UserError(f"{plural(len(missing), 'run')} missing, and {no_data}")
     if failed:
@@ -94,10 +113,247 @@ def reproduce(
     return found
 
 
-def _no_data(config: Config) -> str:
-    """Why the images cannot be read, or nothing."""
+# What the user asks for, checked before anything runs
+
+
+def check_seeds(seeds: int | Iterable[int]) -> list[int]:
+    """The seeds as a list; an int is one seed."""
+    found = [seeds] if isinstance(seeds, int) else list(seeds)
+    if not found or not all(isinstance(seed, int) and seed >= 0 for seed in found):
+        raise UserError(f"seeds={seeds!r}: seeds takes integers from 0 on, as in --seeds 0,1,2")
+    for seed in found:
+        if found.count(seed) > 1:
+            raise UserError(f"seed {seed} is given {found.count(seed)} times: give each seed once")
+    return found
+
+
+def select_tables(table: str, rows: str | Sequence[str], known: Mapping[str, Table]) -> list[Table]:
+    """The table of this name, or all known ones, with only the rows of these names; a str is one name."""
+    if table != "all" and table not in known:
+        raise unknown("table", table, [*known, "all"])
+    tables = list(known.values()) if table == "all" else [known[table]]
+    names = {row.name.lower(): row.name for t in tables for row in t.rows}
+    wanted = [rows] if isinstance(rows, str) else list(rows)
+    for name in wanted:
+        if name.lower() not in names:
+            several = "\nname several by repeating --row" if "," in name else ""
+            raise UserError(f"{unknown('row', name, names.values())}{several}")
+    lower = [name.lower() for name in wanted]
+    return _filter_rows(tables, lambda row: not lower or row.name.lower() in lower)
+
+
+def drop_rows_without_labels(
+    tables: Sequence[Table], data: str, settings: Mapping[str, Any]
+) -> tuple[list[Table], list[str]]:
+    """The tables without rows that train with labels where images have none, and the names of these rows."""
+    config = plan_row(tables[0].rows[0], data, [0], settings)[0].config
+    dataset = configured_dataset(config)
+    if not dataset.has_test:
+        raise UserError(
+            f"{data} has no labelled test images to evaluate on: it needs the folders train and test, and "
+            "--setting labels=folders or a CSV"
+        )
+    dropped = [row.name for table in tables for row in table.rows if dataset.has_unlabelled and _needs_labels(row)]
+    return _filter_rows(tables, lambda row: row.name not in dropped), sorted(set(dropped))
+
+
+def _needs_labels(row: Row) -> bool:
+    """Whether a row needs a label for every pretraining image; the supervised reference trains on labelled ones."""
+    options = methods.resolve_options(row.method, {}, row.options)
+    return methods.uses_labels(row.method, options) and methods.find(row.method).split == "pretrain"
+
+
+def _filter_rows(tables: Iterable[Table], keep: Callable[[Row], bool]) -> list[Table]:
+    """The tables with the rows to keep; tables that have none are left out."""
+    filtered = [Table(t.name, t.title, tuple(row for row in t.rows if keep(row))) for t in tables]
+    return [t for t in filtered if t.rows]
+
+
+def _why_no_data(config: Config) -> str:
+    """Why the images cannot be read; empty if they can."""
     try:
         configured_dataset(config).check()
     except UserError as error:
         return str(error)
     return ""
+
+
+# Missing runs
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs what is missing: each run is trained, resumed or only evaluated, depending on how far it has come."""
+
+    results: Path  # folder of summaries
+    runs: Path  # folder of run folders
+    protocols: tuple[str, ...]  # to evaluate each run by
+    probe_epochs: int
+    reporter: Reporter
+
+    def run_all(self, missing: Sequence[PlannedRun], finished: Summaries) -> tuple[dict[str, str], list[str]]:
+        """Complete one run after the other.
+
+        Returns the runs that failed, with the reason, and the names of those that another process is running.
+        """
+        try:
+            self.results.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot make the folder {self.results} ({error.strerror}): use another --results"
+            ) from None
+        failed: dict[str, str] = {}
+        elsewhere: list[str] = []
+        pace, other_device = seconds_per_cost(finished, missing[0].config)
+        pace = 0.0 if other_device else pace
+        costs = {run.name: training_cost(run.config, self.epochs_left(run)) for run in missing}
+        for i, run in enumerate(missing):
+            left = sum(costs[later.name] for later in missing[i:]) * pace
+            time_left = f", about {duration(left)} left" if left else ""
+            self.reporter.info(f"[{i + 1}/{len(missing)}] {run.name}{time_left}")
+            start = time.perf_counter()
+            try:
+                with try_lock(self.runs / ".locks" / run.name) as locked:
+                    if not locked:
+                        self.reporter.info("  another process is running it")
+                        elsewhere.append(run.name)
+                        continue
+                    if not self.missing_protocols(run, self.load_finished()):  # another process has finished it
+                        continue
+                    self.complete(run)
+                self.error_file(run).unlink(missing_ok=True)
+                if costs[run.name]:
+                    measured = (time.perf_counter() - start) / costs[run.name]
+                    pace = (pace + measured) / 2 if pace else measured
+            except Interrupted as error:
+                raise Interrupted(f"{error}; or repeat the same command", error.signal) from None
+            except KeyboardInterrupt:  # outside training, which turns it into Interrupted itself
+                raise Interrupted("interrupted: the same command goes on from here", signal.SIGINT) from None
+            except Exception as error:  # the other runs may still succeed
+                reason = str(error).replace("another --out", "another --runs")
+                failed[run.name] = reason.splitlines()[0] if reason else type(error).__name__
+                where = "" if isinstance(error, UserError) else self._save_traceback(run)
+                self.reporter.warn(f"{run.name} failed: {failed[run.name]}{where}")
+        return failed, elsewhere
+
+    def complete(self, run: PlannedRun) -> None:
+        """Train a run as far as necessary, and evaluate it by the protocols asked for and those it had before."""
+        had = self.load_finished().get(run.key, {"results": {}})["results"]
+        if self.epochs_left(run):
+            trained, valid = self._train(run), {}
+        else:
+            trained = Run.open(self.run_folder(run))
+            valid = valid_results(trained.summary(), self.probe_epochs)
+        where: dict[str, Any] = {"device": run.config.device, "data_dir": run.config.data_dir}
+        for protocol in dict.fromkeys([*self.protocols, *had]):
+            if protocol not in valid:
+                evaluate(trained, protocol=protocol, epochs=self.probe_epochs, reporter=self.reporter, **where)
+        save_summary(trained.path, self.summary_file(run))
+
+    def _train(self, run: PlannedRun) -> Run:
+        """Train a run from the start, or resume it."""
+        path, config = self.run_folder(run), run.config
+        if Run.is_one(path) and any((path / "checkpoints").glob("*")):
+            defaults = {f.name: f.default for f in dataclasses.fields(Config)}
+            given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != defaults[name]}
+            return pretrain(resume=path, reporter=self.reporter, **given)
+        settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
+        where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
+        return pretrain(
+            config.data, set=config.options, command=run.command, reporter=self.reporter, **where, **settings
+        )
+
+    def load_finished(self) -> Summaries:
+        return load_finished(self.results, self.probe_epochs)
+
+    def missing_protocols(self, run: PlannedRun, finished: Summaries) -> list[str]:
+        """The protocols that a run has yet to be evaluated by."""
+        results = finished.get(run.key, {"results": {}})["results"]
+        return [protocol for protocol in self.protocols if protocol not in results]
+
+    def epochs_left(self, run: PlannedRun) -> float:
+        """Epochs still to train; 0 only if the run folder has an intact checkpoint of the last epoch."""
+        epochs = max(1, run.config.epochs)  # a run of zero epochs is still to be made
+        try:
+            folder = Run.open(self.run_folder(run))
+            summary = folder.summary()
+            step = folder.load_checkpoint(lambda _: None)[1]["step"]
+        except (OSError, ValueError):  # UserError too; training repairs or reports what is damaged
+            return epochs
+        record = last_record(summary)
+        if is_trained(summary) and step == record.get("step", 0):
+            return 0
+        return max(1, epochs - step * record["epoch"] / record["step"]) if record else epochs
+
+    def run_folder(self, run: PlannedRun) -> Path:
+        return self.runs / run.name
+
+    def summary_file(self, run: PlannedRun) -> Path:
+        """The run's JSON in the results folder; a probe of another length than the paper's has a file of its own."""
+        probe = "" if self.probe_epochs == PROBE_EPOCHS else f"-probe{self.probe_epochs}"
+        return self.results / f"{run.name}{probe}.json"
+
+    def error_file(self, run: PlannedRun) -> Path:
+        return self.runs / f"{run.name}.error.txt"
+
+    def _save_traceback(self, run: PlannedRun) -> str:
+        """Write the current traceback; returns words that say where, or nothing if it cannot be written."""
+        with contextlib.suppress(OSError):
+            self.error_file(run).write_text(traceback.format_exc())
+            return f"; {self.error_file(run)} has the traceback"
+        return ""
+
+    def print_plan(self, needed: Sequence[PlannedRun], finished: Summaries) -> None:
+        """Each run, what is to be done for it, and about how long that takes."""
+        pace, other_device = seconds_per_cost(finished, needed[0].config)
+        missing = [run for run in needed if self.missing_protocols(run, finished)]
+        left = {run.name: self.epochs_left(run) for run in missing}
+        to_train = [run for run in missing if left[run.name]]
+        rows = []
+        for run in needed:
+            state = "there"
+            if run in to_train:
+                state = duration(training_cost(run.config, left[run.name]) * pace) if pace else "to run"
+                if left[run.name] < run.config.epochs:
+                    state += f", from epoch {run.config.epochs - left[run.name]:.0f} on"
+                elif run.key in finished:
+                    lacking = " nor ".join(self.missing_protocols(run, finished))
+                    state += f", again: there is neither {lacking} nor its run folder"
+            elif run in missing:
+                state = f"to evaluate: {' and '.join(self.missing_protocols(run, finished))}"
+            rows.append((run.name, " ".join(f"{k}={v}" for k, v in _changed_options(run.config).items()), state))
+        print_table(("run", "non-default options", "time"), rows)
+        seconds = sum(training_cost(run.config, left[run.name]) for run in to_train) * pace
+        total = f", about {duration(seconds)}{other_device} at the pace of the fastest run in {self.results}"
+        rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
+        print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if pace and to_train else ''}{rest}")
+
+
+def _changed_options(config: Config) -> dict[str, Any]:
+    defaults = methods.resolve_options(config.method, {}, {})
+    return {k: v for k, v in config.options.items() if v != defaults[k]}
+
+
+def training_cost(config: Config, epochs: float) -> float:
+    """Cost of training for this many epochs, in encoder passes times epochs."""
+    return methods.cost(config.method, config.options) * epochs
+
+
+def seconds_per_cost(finished: Summaries, config: Config) -> tuple[float, str]:
+    """Seconds per unit of training cost in the fastest run on the same data (slower ones may have shared a device).
+
+    Takes runs on this device. If there are none, takes other devices, and returns also words that name the device.
+    The seconds are 0 if there is no run at all.
+    """
+    paces: dict[str, float] = {}
+    for summary in finished.values():
+        run, metrics = summary["config"], summary["metrics"]
+        if run["data"] == config.data and metrics:
+            pace = metrics[-1]["seconds"] / (methods.cost(run["method"], run["options"]) * run["epochs"])
+            device = summary.get("environment", {}).get("device") or "an unknown device"
+            paces[device] = min(pace, paces.get(device, pace))
+    here = device_name(pick_device(config.device))
+    if here in paces or not paces:
+        return paces.get(here, 0.0), ""
+    device, pace = min(paces.items(), key=lambda item: item[1])
+    return pace, f" on {device}"

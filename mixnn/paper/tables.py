@@ -12,26 +12,32 @@ import yaml
 
 from mixnn import methods
 from mixnn.config import UserError, unknown
+from mixnn.evaluation import evaluate
+from mixnn.evaluation.linear import LinearProbe
 from mixnn.files import why
 
-METRICS = ("linear", "knn")
+PROTOCOLS = dict(reversed(evaluate.PROTOCOLS.items()))  # in the order of the paper's columns, linear first
+PROBE_EPOCHS = LinearProbe.epochs  # the paper's; results of a longer or shorter linear probe are kept apart
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a method with options, and its numbers by metric and data set."""
+    """One row of a table: a method with its options, and its published accuracies by protocol.
+
+    A list of accuracies has one entry per data set of PAPER_DATASETS.
+    """
 
     name: str
     method: str
-    set: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     paper: dict[str, list[float | None]] = field(default_factory=dict)
-    fixed: dict[str, list[float | None]] = field(default_factory=dict)
+    fixed: dict[str, list[float | None]] = field(default_factory=dict)  # by the authors' fixed code
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper, or of ours."""
+    """A table of the paper, or one of our own."""
 
     name: str
     title: str
@@ -39,6 +45,7 @@ class Table:
 
 
 def _read(path: Path) -> tuple[list[str], dict[str, Table]]:
+    """The data sets and the tables of a YAML file."""
     content = yaml.safe_load(path.read_text())
     tables = {
         name: Table(name, table["title"], tuple(_row(row) for row in table["rows"]))
@@ -51,15 +58,15 @@ def _row(values: Mapping[str, Any]) -> Row:
     known = [field.name for field in dataclasses.fields(Row)]
     for name in values:
         if name not in known:
-            raise unknown("word in a row", name, known)
+            raise unknown("key in a row", name, known)
     return Row(**values)
 
 
-DATASETS, TABLES = _read(Path(__file__).parent / "tables.yaml")
+PAPER_DATASETS, TABLES = _read(Path(__file__).parent / "tables.yaml")
 
 
 def tables_with(path: str | Path) -> dict[str, Table]:
-    """The paper's tables and ours, and those of a file in the form of tables.yaml, if one is named."""
+    """TABLES and, if a path is given, the tables of that file, which has the format of tables.yaml."""
     if not str(path):
         return TABLES
     try:
@@ -67,16 +74,16 @@ def tables_with(path: str | Path) -> dict[str, Table]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} holds no tables ({why(error)}): docs/reproduction.md shows some") from None
+        raise UserError(f"{path} is not a file of tables ({why(error)}): docs/reproduction.md has an example") from None
     for table in own.values():
         if table.name in (*TABLES, "all"):
-            raise UserError(f"{path}: a table {table.name} is there already, give yours another name")
+            raise UserError(f"{path}: there is already a table called {table.name}; give yours another name")
         for row in table.rows:
-            methods.resolve_options(row.method, {}, row.set)
+            methods.resolve_options(row.method, {}, row.options)
     return TABLES | own
 
 
-def number(row: Row, whose: str, metric: str, data: str) -> float | None:
-    """What the paper (or the authors' fixed code) has in this cell, if anything."""
-    values = getattr(row, whose).get(metric, [])
-    return values[DATASETS.index(data)] if data in DATASETS and values else None
+def published(row: Row, source: str, protocol: str, data: str) -> float | None:
+    """A row's accuracy in the source "paper" or "fixed" (the authors' fixed code); None if there is none."""
+    values = getattr(row, source).get(protocol, [])
+    return values[PAPER_DATASETS.index(data)] if data in PAPER_DATASETS and values else None

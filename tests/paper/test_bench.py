@@ -1,4 +1,4 @@
-"""bench runs and counts; that it is fast is for its output to say, not for a test."""
+"""bench measures and counts; no test depends on how fast it is."""
 
 import json
 import shlex
@@ -31,14 +31,14 @@ def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_flops_are_those_of_two_student_and_two_teacher_passes():
-    """Of 32 images, the student's forward costs once, its backward twice, less the stem's input; the teacher's once."""
+    """For 32 images: one student forward, a backward of twice that (less the stem's input), one teacher forward."""
     result = mixnn.bench(set=OPTIONS, baseline=False, **TINY)
-    forward = 6.14e6  # of one image through ResNet-8's backbone at 8 pixels, counted by hand as 2 a multiplication
+    forward = 6.14e6  # FLOPs of one image through ResNet-8 at 8 pixels, counted by hand as 2 per multiplication
     assert result["gflop_per_step"] == pytest.approx(32 * 4 * forward / 1e9, abs=0.05)
 
 
 def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
-    with pytest.raises(mixnn.UserError, match="no folder"):
+    with pytest.raises(mixnn.UserError, match="nowhere"):
         mixnn.bench(set=OPTIONS, json=tmp_path / "nowhere" / "x.json", **TINY)
     with pytest.raises(mixnn.UserError, match="fewer than batch_size"):
         mixnn.bench(**(TINY | {"batch_size": 512}))
@@ -55,12 +55,12 @@ def test_twice_the_batch_is_timed_only_where_it_fits():
     assert doubled(64) == []
 
 
-def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
+def test_all_methods_are_compared_with_the_cost_of_their_passes_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
     result = mixnn.bench("all", **TINY)["methods"]
     assert list(result) == [*mixnn.methods.METHODS, "ressl, batch 32", "supervised, batch 32"]
     assert [row["batch_size"] for row in result.values()] == [16] * len(mixnn.methods.METHODS) + [32, 32]
     assert result["ressl, batch 32"]["passes"] == result["ressl"]["passes"] == [1, 1]
-    rate = result["mnn"]["ms_per_step"] / 8  # two students' passes of three, two teachers' of one
+    rate = result["mnn"]["ms_per_step"] / 8  # two student passes cost three each, two teacher passes one
     assert result["nnclr"]["expected_ms"] == pytest.approx(6 * rate, abs=0.01)
     assert result["cmsf"]["over_expected"] == pytest.approx(result["cmsf"]["ms_per_step"] / (9 * rate), abs=0.01)
     double = result["ressl, batch 32"]
@@ -71,7 +71,7 @@ def test_all_methods_are_held_against_what_their_passes_cost_at_mnns_rate(capsys
     assert "supervised, batch 32" in capsys.readouterr().out
 
 
-def test_the_profiler_keeps_its_chatter_to_itself():
+def test_the_profilers_own_messages_are_not_printed():
     words = shlex.split("bench --no-baseline --steps 1 --image-size 8 --batch-size 16 --device cpu")
     done = subprocess.run([sys.executable, "-m", "mixnn", *words], capture_output=True, text=True, check=True)
     assert len(done.stderr.splitlines()) == 1

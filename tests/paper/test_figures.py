@@ -18,20 +18,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import mixnn
+from mixnn import paper
 from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.methods.mixture import share_and_scale
-from mixnn.paper import figures as package
 from mixnn.paper.figures import FIGURES, figures
 from mixnn.paper.plan import plan_row
-from mixnn.paper.plots import curves, points, style
-from mixnn.paper.plots.material import Drawing, Lacking, Line, Material
-from mixnn.paper.tables import TABLES, Row, number
+from mixnn.paper.plots import accuracies, curves, drawing
+from mixnn.paper.plots.drawing import CannotDraw, Curve, Drawing, FinishedRuns, Line
+from mixnn.paper.tables import TABLES, Row, published
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 EPOCHS = {"epochs": 12, "warmup_epochs": 2}  # of the runs made up here: others than the defaults
 FROM_RESULTS = [name for name in FIGURES if name != "tsne"]
+NO_RUN_FOLDER = "it needs a run folder on cifar10 with a checkpoint: use --run RUN"
 COLUMNS = ["loss", "d_positive", "d_neighbors", "purity", "inconsistency", "spread", "cas_entropy", "cas_entropy_0.1"]
 
 
@@ -56,25 +57,25 @@ def row_of(table: str, name: str) -> Row:
 
 def summary(row: Row, data: str = "cifar10", seed: int = 0) -> tuple[str, dict[str, Any]]:
     """A finished run of a row, made up: its name and what `Run.summary` would say."""
-    (planned,) = plan_row(row, data, [seed], EPOCHS)
-    rng = np.random.default_rng([seed, int(planned.fingerprint, 16)])
-    topk = planned.config.options.get("topk", 0)
+    (run,) = plan_row(row, data, [seed], EPOCHS)
+    rng = np.random.default_rng([seed, int(run.fingerprint, 16)])
+    topk = run.config.options.get("topk", 0)
     ranks = [f"{kind}_{k}" for kind in ("purity", "purity_cas") for k in range(1, topk + 1)]
     columns = [*(COLUMNS if topk else COLUMNS[:2]), *ranks]
     metrics: list[dict[str, Any]] = []
-    for epoch in range(1, planned.config.epochs + 1):
+    for epoch in range(1, run.config.epochs + 1):
         metrics.append({"epoch": epoch, "step": epoch} | {column: rng.uniform(0.1, 0.9) for column in columns})
         if epoch % 4 == 0:
             metrics[-1] |= {"knn": rng.uniform(80, 90), "knn_k": 200}
-    how = {"checkpoint_step": planned.config.epochs, "epochs": 100}
+    how = {"checkpoint_step": run.config.epochs, "epochs": 100}
     results = {
         "linear": {"last": rng.uniform(88, 92), "protocol": how},
         "knn": {"weighted": rng.uniform(86, 90), "protocol": how},
     }
     about = {"device": "a made-up device", "git": "abc123"} | ({"code": "d1ge57"} if seed else {})
-    config = asdict(planned.config)
+    config = asdict(run.config)
     made = {"config": config, "command": "", "environment": about, "results": results, "metrics": metrics}
-    return planned.name, made
+    return run.name, made
 
 
 def save(folder: Path, *summaries: tuple[str, dict[str, Any]]) -> None:
@@ -94,13 +95,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def material(results: Path) -> Material:
-    return Material.gather(results, (), "cifar10", EPOCHS)
+def finished(results: Path) -> FinishedRuns:
+    return FinishedRuns.load(results, (), "cifar10", EPOCHS)
 
 
-def draw(name: str, material: Material) -> Drawing:
-    with style.styled():
-        return FIGURES[name](material)
+def draw(name: str, finished: FinishedRuns) -> Drawing:
+    with drawing.figure_style():
+        return FIGURES[name](finished)
 
 
 def lines(ax: Axes) -> dict[str, np.ndarray]:
@@ -140,9 +141,9 @@ def logged(table: str, name: str, column: str, seeds: tuple[int, ...] = (0,)) ->
         ),
     ],
 )
-def test_purity_curves_are_the_logged_ones(material: Material, name: str, shown: dict[str, tuple[str, str]]):
+def test_purity_curves_are_the_logged_ones(finished: FinishedRuns, name: str, shown: dict[str, tuple[str, str]]):
     default = {"MNN", "MNN s/w", "K = 5", "Q = 4096", "nearest"}  # the run that has two seeds
-    for ax in draw(name, material).figure.axes:
+    for ax in draw(name, finished).figure.axes:
         found = lines(ax)
         assert set(found) == set(shown)
         for label, (table, row) in shown.items():
@@ -157,8 +158,8 @@ def test_no_two_methods_look_alike_in_gray():
     assert len(looks) == len(curves.METHODS) == 12
 
 
-def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Material, tmp_path: Path):
-    whole, end = draw("methods", material).figure.axes
+def test_methods_shows_the_rows_of_the_main_table_that_are_there(finished: FinishedRuns, tmp_path: Path):
+    whole, end = draw("methods", finished).figure.axes
     names = {row.name for row in TABLES["main"].rows}
     assert set(lines(whole)) == names
     assert set(lines(end)) == names - {"Supervised"}
@@ -166,12 +167,12 @@ def test_methods_shows_the_rows_of_the_main_table_that_are_there(material: Mater
     for ax in (whole, end):
         np.testing.assert_allclose(lines(ax)["SCE"], logged("main", "SCE", "knn"))
     save(tmp_path, summary(row_of("main", "BYOL")))
-    alone = Material.gather(tmp_path, (), "cifar10", EPOCHS)
+    alone = FinishedRuns.load(tmp_path, (), "cifar10", EPOCHS)
     assert set(lines(draw("methods", alone).figure.axes[0])) == {"BYOL"}
 
 
-def test_attention_shows_inconsistency_entropy_purity_and_spread(material: Material):
-    orders, entropies, purity, spread = draw("attention", material).figure.axes
+def test_attention_shows_inconsistency_entropy_purity_and_spread(finished: FinishedRuns):
+    orders, entropies, purity, spread = draw("attention", finished).figure.axes
     seeds = {"CAS": (0, 1), "WSE, mixture (MNN)": (0, 1)}
     tables = dict.fromkeys(["CAS, gradient through it", "CAS, mixture, gradient through it"], "controls")
     for ax, column in ((orders, "inconsistency"), (purity, "purity"), (spread, "spread")):
@@ -197,8 +198,8 @@ def test_no_attention_over_cosines_has_less_entropy_than_the_least():
     assert curves.least_entropy(5) == pytest.approx(0.705 * math.log(5), abs=1e-3)
 
 
-def test_ranks_show_both_orders_and_their_difference(material: Material):
-    levels, gains, last = draw("ranks", material).figure.axes
+def test_ranks_show_both_orders_and_their_difference(finished: FinishedRuns):
+    levels, gains, last = draw("ranks", finished).figure.axes
     before, after = (
         {k: logged("weights", "CAS", f"{kind}_{k}", (0, 1)) for k in range(1, 6)} for kind in ("purity", "purity_cas")
     )
@@ -211,13 +212,13 @@ def test_ranks_show_both_orders_and_their_difference(material: Material):
         np.testing.assert_allclose(lines(last)[label], [[k, order[k][-1, 1]] for k in range(1, 6)], rtol=1e-12)
 
 
-def test_loss_and_accuracy_show_runs_with_and_without_mixture(material: Material):
+def test_loss_and_accuracy_show_runs_with_and_without_mixture(finished: FinishedRuns):
     shown = {
         "with mixture (MNN)": ("weights", "WSE, mixture (MNN)", (0, 1)),
         "without mixture (WSE)": ("weights", "WSE", (0,)),
         "without mixture, weights (1.5, 0.5/K)": ("controls", "re-weighting (1.5, 0.5/K), no mixture", (0,)),
     }
-    axes = [*draw("loss", material).figure.axes, *draw("accuracy", material).figure.axes]
+    axes = [*draw("loss", finished).figure.axes, *draw("accuracy", finished).figure.axes]
     for ax, column in zip(axes, ("loss", "d_positive", "d_neighbors", "knn"), strict=True):
         assert set(lines(ax)) == set(shown)
         for label, (table, row, seeds) in shown.items():
@@ -225,19 +226,19 @@ def test_loss_and_accuracy_show_runs_with_and_without_mixture(material: Material
 
 
 def test_a_linear_curve_is_drawn_where_every_run_kept_one(results: Path):
-    material = Material.gather(results, (), "cifar10", EPOCHS)
-    for i, run in enumerate(material.done.values()):
+    finished = FinishedRuns.load(results, (), "cifar10", EPOCHS)
+    for i, run in enumerate(finished.summaries.values()):
         run["results"]["linear"]["curve"] = [80.0 + i, 81.0 + i, 82.0 + i]
-    knn, linear = draw("accuracy", material).figure.axes
+    knn, linear = draw("accuracy", finished).figure.axes
     assert "kNN" in knn.get_ylabel()
     assert linear.get_xlabel() == "epoch of the linear probe"
-    (wse,) = material.runs(row_of("weights", "WSE"))
+    (wse,) = finished.of_row(row_of("weights", "WSE"))
     curve = wse["results"]["linear"]["curve"]
     np.testing.assert_array_equal(lines(linear)["without mixture (WSE)"], list(enumerate(curve, start=1)))
 
 
-def test_two_seeds_make_a_mean_with_a_band_of_one_deviation(material: Material):
-    figure, caption = draw("purity-selection", material)
+def test_two_seeds_make_a_mean_with_a_band_of_one_deviation(finished: FinishedRuns):
+    figure, caption = draw("purity-selection", finished)
     (band,) = figure.axes[0].collections
     logs = [[r["purity"] for r in summary(row_of("main", "MNN"), seed=seed)[1]["metrics"]] for seed in (0, 1)]
     mean, std = np.mean(logs, axis=0), np.std(logs, axis=0, ddof=1)
@@ -268,15 +269,15 @@ def test_two_seeds_make_a_mean_with_a_band_of_one_deviation(material: Material):
     ],
 )
 def test_share_and_scale_follow_from_the_options(table: str, row: str, rho: float, scale: float):
-    (planned,) = plan_row(row_of(table, row), "cifar10", [0], {})
-    assert share_and_scale(planned.config.options) == pytest.approx((rho, scale), abs=5e-4)
+    (run,) = plan_row(row_of(table, row), "cifar10", [0], {})
+    assert share_and_scale(run.config.options) == pytest.approx((rho, scale), abs=5e-4)
 
 
-def test_share_shows_the_papers_points_and_ours(material: Material):
-    theirs, ours = draw("share", material).figure.axes
-    families = [line for family in points.FAMILIES for line in family.lines]
-    printed = [number(line.row, "paper", "linear", "cifar10") for line in families]
-    heights = sorted(container.lines[0].get_ydata()[0] for container in theirs.containers)
+def test_share_shows_the_papers_points_and_ours(finished: FinishedRuns):
+    papers, ours = draw("share", finished).figure.axes
+    families = [line for family in accuracies.FAMILIES for line in family.lines]
+    printed = [published(line.row, "paper", "linear", "cifar10") for line in families]
+    heights = sorted(container.lines[0].get_ydata()[0] for container in papers.containers)
     assert heights == sorted([*(value for value in printed if value is not None), 89.54])
     expected = []
     for line in families:
@@ -285,12 +286,12 @@ def test_share_shows_the_papers_points_and_ours(material: Material):
         expected.append(float(np.mean(values)))
     assert [container.lines[0].get_ydata()[0] for container in ours.containers] == pytest.approx(expected)
     for container, line in zip(ours.containers, families, strict=True):
-        (planned,) = plan_row(line.row, "cifar10", [0], {})
-        assert container.lines[0].get_xdata()[0] == pytest.approx(share_and_scale(planned.config.options)[0], abs=0.06)
+        (run,) = plan_row(line.row, "cifar10", [0], {})
+        assert container.lines[0].get_xdata()[0] == pytest.approx(share_and_scale(run.config.options)[0], abs=0.06)
 
 
-def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
-    figure, caption = draw("main", material)
+def test_main_shows_the_papers_the_authors_and_our_numbers(finished: FinishedRuns):
+    figure, caption = draw("main", finished)
     axes = figure.axes
     assert "ReSSL: not in the paper's tables" in caption
     for ax, metric, key in zip(axes, ("linear", "knn"), ("last", "weighted"), strict=True):
@@ -299,8 +300,8 @@ def test_main_shows_the_papers_the_authors_and_our_numbers(material: Material):
             seeds = (0, 1) if row.name == "MNN" else (0,)
             ours = [summary(row, seed=seed)[1]["results"][metric][key] for seed in seeds]
             assert dots["ours", y] == pytest.approx(np.mean(ours), abs=1e-4)
-            assert dots.get(("paper", y)) == number(row, "paper", metric, "cifar10")
-            assert dots.get(("authors' fixed code", y)) == number(row, "fixed", metric, "cifar10")
+            assert dots.get(("paper", y)) == published(row, "paper", metric, "cifar10")
+            assert dots.get(("authors' fixed code", y)) == published(row, "fixed", metric, "cifar10")
         assert len(ax.containers) == 1, "a bar where there are two seeds"
         ressl = [row.name for row in TABLES["main"].rows].index("ReSSL")
         assert ("paper", ressl) not in dots
@@ -312,20 +313,20 @@ def test_main_of_shorter_runs_says_so_and_leaves_out_what_was_not_measured(tmp_p
     name, content = summary(row_of("main", "BYOL"))
     del content["results"]["linear"]
     save(tmp_path, (name, content))
-    figure, caption = draw("main", Material.gather(tmp_path, (), "cifar10", EPOCHS))
+    figure, caption = draw("main", FinishedRuns.load(tmp_path, (), "cifar10", EPOCHS))
     (ax,) = figure.axes
     assert ax.get_xlabel() == "kNN accuracy (%)"
-    told = "ours, epochs=12, warmup_epochs=2"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["paper", "authors' fixed code", told]
-    assert caption.startswith(f"Final kNN accuracy: paper; authors' fixed code; {told}.")
+    ours = "ours, epochs=12, warmup_epochs=2"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["paper", "authors' fixed code", ours]
+    assert caption.startswith(f"Final kNN accuracy: paper; authors' fixed code; {ours}.")
 
 
 # What is not there
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_without_runs_a_figure_is_refused_with_what_it_lacks(tmp_path: Path, name: str):
-    with pytest.raises(UserError, match=f"^{name} lacks .*$"):
+def test_without_runs_a_figure_is_refused_with_the_reason(tmp_path: Path, name: str):
+    with pytest.raises(UserError, match=f"^cannot draw {name}: .+$"):
         figures([name], results=tmp_path, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -333,7 +334,7 @@ def test_without_runs_a_figure_is_refused_with_what_it_lacks(tmp_path: Path, nam
 def test_of_all_figures_those_without_runs_are_skipped(tmp_path: Path):
     heard = Listener()
     assert figures(results=tmp_path, out=tmp_path / "out", reporter=heard) == []
-    assert [text.split()[:3] for text in heard.said] == [["skipped:", name, "lacks"] for name in FIGURES]
+    assert [text.split()[:2] for text in heard.said] == [["skipped", f"{name}:"] for name in FIGURES]
 
 
 def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
@@ -347,17 +348,17 @@ def test_one_missing_run_or_column_is_named(results: Path, tmp_path: Path):
     with pytest.raises(UserError) as error:
         figures(["purity-augmentation", "main", "loss"], results=tmp_path, out=tmp_path / "out", **EPOCHS)
     assert str(error.value).splitlines() == [
-        "purity-augmentation lacks rows MSF (w/w); MNN (w/w) (`mixnn reproduce augmentation "
-        f"--results {tmp_path} --setting epochs=12 --setting warmup_epochs=2`)",
-        "loss lacks d_neighbors in the log of without mixture (WSE)",
+        "cannot draw purity-augmentation: missing rows MSF (w/w); MNN (w/w): run `mixnn reproduce augmentation "
+        f"--results {tmp_path} --setting epochs=12 --setting warmup_epochs=2`",
+        "cannot draw loss: the log of without mixture (WSE) has no d_neighbors",
     ]
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_with_other_settings_are_other_runs(results: Path, material: Material):
-    assert material.runs(row_of("main", "MNN"))
-    longer = Material.gather(results, (), "cifar10", {"epochs": 200})
-    with pytest.raises(Lacking, match="MNN"):
+def test_runs_with_other_settings_are_other_runs(results: Path, finished: FinishedRuns):
+    assert finished.of_row(row_of("main", "MNN"))
+    longer = FinishedRuns.load(results, (), "cifar10", {"epochs": 200})
+    with pytest.raises(CannotDraw, match="MNN"):
         draw("purity-selection", longer)
 
 
@@ -382,18 +383,18 @@ def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: P
     assert len(figures(["methods"], **where, **small)) == 3
 
 
-def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_path: Path):
-    with pytest.raises(UserError, match="digits-run is of digits, and the figures of cifar10: type --data digits"):
+def test_a_run_on_other_data_is_refused_with_the_flag_to_use(trained: Run, tmp_path: Path):
+    with pytest.raises(UserError, match=r"digits-run was trained on digits, .*: use --data digits"):
         figures(["tsne"], results=tmp_path, runs=[trained])
 
 
 def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FIGURES, "loss", lambda _: pytest.fail("drawn"))
     (tmp_path / "cifar10-loss.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: use another name, or --overwrite"):
+    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: .*--overwrite"):
         figures(["loss"], results=tmp_path, out=tmp_path)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="loss lacks"):
+    with pytest.raises(UserError, match="cannot draw loss"):
         figures(["loss"], results=tmp_path, out=tmp_path, overwrite=True)
     assert (tmp_path / "cifar10-loss.txt").read_text() == "precious"
 
@@ -405,11 +406,11 @@ def test_every_line_of_every_figure_is_a_row_of_a_table():
         curves.REWEIGHTED,
         curves.CAS,
         *curves.OTHER_WEIGHTS,
-        *curves.BESIDE,
-        *points.ENOUGH,
+        *curves.OPTIONAL_WEIGHTS,
+        *accuracies.REQUIRED,
     ]
     named += [line for figure in curves.PURITY.values() for line in figure.lines]
-    named += [line for family in points.FAMILIES for line in family.lines]
+    named += [line for family in accuracies.FAMILIES for line in family.lines]
     for line in named:
         assert isinstance(line, Line)
         assert line.row.name == line.name
@@ -431,7 +432,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == ["skipped: tsne lacks the name of a run folder on cifar10 with a checkpoint (type --run RUN)"]
+    assert heard.said == [f"skipped tsne: {NO_RUN_FOLDER}"]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
@@ -446,7 +447,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
         assert b"dc:date" not in first[f"cifar10-{name}.svg"]
         with Image.open(tmp_path / "a" / f"cifar10-{name}.png") as picture:
             assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
-            assert picture.width in (round(style.COLUMN * 200), round(style.PAGE * 200))
+            assert picture.width in (round(drawing.COLUMN_WIDTH * 200), round(drawing.PAGE_WIDTH * 200))
         caption = first[f"cifar10-{name}.txt"].decode()
         assert "a made-up device" in caption
         assert str(tmp_path) not in caption
@@ -465,11 +466,11 @@ def tick_labels(ax: Axes) -> list[tuple[str, float, float]]:
 
 @pytest.mark.parametrize("num", [1, 2, 3, 20, 200])
 def test_epochs_are_whole_numbers_that_do_not_touch(num: int):
-    with style.styled():
-        _, axes = style.canvas(style.PAGE, 2.45, 3)
-        values = curves.Curve(np.arange(1, num + 1), np.linspace(0.1, 0.2, num), None)
+    with drawing.figure_style():
+        _, axes = drawing.make_figure(drawing.PAGE_WIDTH, 2.45, 3)
+        values = Curve(np.arange(1, num + 1), np.linspace(0.1, 0.2, num), None)
         for ax in axes:
-            curves.draw_curve(ax, values, curves.FIRST, "made up", 0)
+            drawing.draw_over_epochs(ax, values, curves.FIRST, "made up", 0)
         for ax in axes:
             labels = tick_labels(ax)
             assert labels
@@ -481,8 +482,8 @@ def test_epochs_are_whole_numbers_that_do_not_touch(num: int):
 def test_the_end_of_a_curve_has_two_readings_at_least(num: int, shown: int):
     record = [{"epoch": epoch, "purity": epoch / num} for epoch in range(1, num + 1)]
     line = curves.PURITY["purity-neighbors"].lines[0]
-    with style.styled():
-        _, axes = style.canvas(style.PAGE, 2.3, 2)
+    with drawing.figure_style():
+        _, axes = drawing.make_figure(drawing.PAGE_WIDTH, 2.3, 2)
         runs = {line: [{"metrics": record}]}
         curves.draw_with_end(axes, "purity", "purity", runs, runs)
     (low, high), (bottom, top) = axes[1].get_xlim(), axes[1].get_ylim()
@@ -493,11 +494,11 @@ def test_the_end_of_a_curve_has_two_readings_at_least(num: int, shown: int):
 def test_labels_keep_their_order_and_distance_and_move_no_more_than_they_must():
     rng = np.random.default_rng(0)
     for wanted in (rng.uniform(0, 1, 6), np.array([0.5, 0.5, 0.5]), np.array([0.1, 0.9])):
-        placed = style.apart(list(wanted), 0.1)
+        placed = drawing.spread_labels(list(wanted), 0.1)
         assert [placed[i] for i in np.argsort(wanted, kind="stable")] == sorted(placed)
         assert all(b - a >= 0.1 - 1e-12 for a, b in itertools.pairwise(sorted(placed)))
         assert np.mean(placed) == pytest.approx(np.mean(wanted))
-    assert style.apart([0.1, 0.9], 0.1) == [0.1, 0.9]
+    assert drawing.spread_labels([0.1, 0.9], 0.1) == [0.1, 0.9]
 
 
 # Run folders
@@ -505,11 +506,11 @@ def test_labels_keep_their_order_and_distance_and_move_no_more_than_they_must():
 
 def test_a_run_folder_counts_like_a_summary(tmp_path: Path):
     _, made = summary(row_of("weights", "CAS"))
-    (planned,) = plan_row(row_of("weights", "CAS"), "cifar10", [0], EPOCHS)
-    run = Run.create(tmp_path / "cas", planned.config, "a command")
+    (run,) = plan_row(row_of("weights", "CAS"), "cifar10", [0], EPOCHS)
+    run = Run.create(tmp_path / "cas", run.config, "a command")
     for record in made["metrics"]:
         run.log(record)
-    levels, _, _ = draw("ranks", Material.gather(tmp_path / "none", [run], "cifar10", EPOCHS)).figure.axes
+    levels, _, _ = draw("ranks", FinishedRuns.load(tmp_path / "none", [run], "cifar10", EPOCHS)).figure.axes
     np.testing.assert_allclose(lines(levels)["k = 1*"], logged("weights", "CAS", "purity_cas_1"), rtol=1e-12)
 
 
@@ -521,7 +522,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
-    figure, caption = draw("tsne", Material.gather(tmp_path, [trained], "digits", {}))
+    figure, caption = draw("tsne", FinishedRuns.load(tmp_path, [trained], "digits", {}))
     (ax,) = figure.axes
     test = mixnn.data.load("digits", "test").limit(128)
     classes = lines(ax)
@@ -531,8 +532,8 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
     assert {text.get_text() for text in ax.texts} == set(classes)
     assert ax.get_title(loc="left") == "MNN"
     figures(["tsne"], results=tmp_path / "none", out=tmp_path / "out", runs=[str(trained.path)], data="digits")
-    with style.styled():
-        files = {f"digits-tsne.{ending}": content for ending, content in style.encode(figure).items()}
+    with drawing.figure_style():
+        files = {f"digits-tsne.{ending}": content for ending, content in drawing.encode(figure).items()}
     assert contents(tmp_path / "out") == files | {"digits-tsne.txt": caption.encode()}, "the same at every call"
     assert "128 test images" in caption
     assert "n = 1 (seed 0), 1 epoch," in caption
@@ -542,27 +543,27 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
 
 def test_tsne_of_two_runs_with_one_title_names_their_folders(trained: Run, tmp_path: Path):
     other = Run.open(shutil.copytree(trained.path, tmp_path / "other"))
-    figure, _ = draw("tsne", Material.gather(tmp_path, [trained, other], "digits", {}))
+    figure, _ = draw("tsne", FinishedRuns.load(tmp_path, [trained, other], "digits", {}))
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["(a) MNN, digits-run", "(b) MNN, other"]
 
 
 def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):
     def reason(runs: list[Run], data: str = "digits") -> str:
-        with pytest.raises(Lacking) as lacking:
-            draw("tsne", Material.gather(tmp_path, runs, data, {}))
-        return str(lacking.value)
+        with pytest.raises(CannotDraw) as error:
+            draw("tsne", FinishedRuns.load(tmp_path, runs, data, {}))
+        return str(error.value)
 
-    assert reason([trained], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (type --run RUN)"
+    assert reason([trained], data="cifar10") == NO_RUN_FOLDER
     assert "at most 6" in reason([trained] * 7)
-    (planned,) = plan_row(row_of("main", "MNN"), "cifar10", [0], {"data_dir": str(tmp_path)})
-    absent = Run.create(tmp_path / "absent", planned.config, "")
-    assert reason([absent], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (type --run RUN)"
+    (run,) = plan_row(row_of("main", "MNN"), "cifar10", [0], {"data_dir": str(tmp_path)})
+    absent = Run.create(tmp_path / "absent", run.config, "")
+    assert reason([absent], data="cifar10") == NO_RUN_FOLDER
     absent.save_checkpoint(1, {}, {})
     assert "cifar10 is not on disk" in reason([absent], data="cifar10")
 
 
 def test_the_package_leaves_pyplot_alone():
-    sources = [path.read_text() for path in Path(package.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(paper.__file__).parent.rglob("*.py")]
     assert not [text for text in sources if "pyplot" in text]
 
 

@@ -1,4 +1,4 @@
-"""reproduce: the paper's data file, the plan, the table, and a small end-to-end run that is broken off and taken up."""
+"""reproduce: the paper's data file, the plan, the table, and a small end-to-end run that is interrupted and resumed."""
 
 import json
 import os
@@ -22,10 +22,10 @@ from mixnn import methods
 from mixnn.cli.words import as_settings
 from mixnn.config import Interrupted
 from mixnn.files import try_lock
-from mixnn.paper import asking, tables
 from mixnn.paper import plan as planning
 from mixnn.paper import render as rendering
-from mixnn.paper import runner as carrying_out
+from mixnn.paper import reproduce as reproduction
+from mixnn.paper import tables
 from mixnn.paper.tables import TABLES, Row, Table
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -45,11 +45,11 @@ def test_every_row_names_a_method_and_options_that_exist_and_has_a_number_for_ea
     for table in TABLES.values():
         assert len({row.name for row in table.rows}) == len(table.rows)
         for row in table.rows:
-            methods.resolve_options(row.method, {}, row.set)
+            methods.resolve_options(row.method, {}, row.options)
             for numbers in (*row.paper.values(), *row.fixed.values()):
-                assert len(numbers) == len(tables.DATASETS)
+                assert len(numbers) == len(tables.PAPER_DATASETS)
                 assert all(n is None or 10 < n < 100 for n in numbers)
-            assert set(row.paper) | set(row.fixed) <= set(tables.METRICS)
+            assert set(row.paper) | set(row.fixed) <= set(tables.PROTOCOLS)
 
 
 def test_the_same_run_has_the_same_numbers_in_every_table():
@@ -82,12 +82,12 @@ def test_the_same_run_has_the_same_numbers_in_every_table():
 )
 def test_numbers_are_the_papers(table, row, metric, data, want):
     (found,) = (r for r in TABLES[table].rows if r.name == row)
-    assert tables.number(found, "paper", metric, data) == want
+    assert tables.published(found, "paper", metric, data) == want
 
 
 def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
     (row,) = (r for r in TABLES["main"].rows if r.name == "ReSSL")
-    fixed = {m: [tables.number(row, "fixed", m, data) for data in tables.DATASETS] for m in tables.METRICS}
+    fixed = {m: [tables.published(row, "fixed", m, data) for data in tables.PAPER_DATASETS] for m in tables.PROTOCOLS}
     assert fixed == {"linear": [89.97, 63.82, None, 46.38], "knn": [88.89, 57.48, None, 37.14]}
     epochs20 = HERE / "results" / "epochs20"
     found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, reporter=QUIET)
@@ -111,7 +111,7 @@ def test_each_command_of_the_page_is_one(command, tmp_path, monkeypatch):
     Path("results").symlink_to(HERE / "results")
     _, args = mixnn.cli.parse(shlex.split(command)[1:])
     if args.verb == "reproduce" and args.table not in ("", "TABLE"):
-        asking.tables_of(args.table, args.row, tables.tables_with(args.tables))
+        reproduction.select_tables(args.table, args.row, tables.tables_with(args.tables))
 
 
 def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, capsys):
@@ -140,11 +140,11 @@ def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, 
         ("tables: {mine: {rows: []}}", "no 'title'"),
         (
             "tables: {mine: {title: x, rows: [{name: a, methd: mnn}]}}",
-            "unknown word in a row 'methd', did you mean 'method'",
+            "unknown key in a row 'methd', did you mean 'method'",
         ),
-        ("tables: {main: {title: x, rows: []}}", "a table main is there already"),
+        ("tables: {main: {title: x, rows: []}}", "there is already a table called main"),
         ("tables: {mine: {title: x, rows: [{name: a, method: mnm}]}}", "unknown method 'mnm', did you mean 'mnn'"),
-        ("tables: {mine: {title: x, rows: [{name: a, method: mnn, set: {topkk: 1}}]}}", "did you mean 'topk'"),
+        ("tables: {mine: {title: x, rows: [{name: a, method: mnn, options: {topkk: 1}}]}}", "did you mean 'topk'"),
     ],
 )
 def test_a_file_without_tables_is_answered_with_what_is_wrong(tmp_path, text, says):
@@ -154,7 +154,7 @@ def test_a_file_without_tables_is_answered_with_what_is_wrong(tmp_path, text, sa
         mixnn.reproduce("mine", tables=tmp_path / "my.yaml", run=False)
 
 
-def test_runs_made_by_another_file_of_the_method_are_told(results, capsys):
+def test_runs_made_by_another_version_of_the_methods_file_are_warned_of(results, capsys):
     for name, code in (("mnn0", "other"), ("msf", methods.digest("msf"))):
         made = json.loads((results / f"{name}.json").read_text())
         (results / f"{name}.json").write_text(json.dumps(made | {"environment": {"method_code": code}}))
@@ -272,7 +272,7 @@ def test_the_command_of_a_run_makes_that_run():
 def test_tables_share_runs_and_seeds_come_round_by_round():
     runs = planning.plan([TABLES["weights"], TABLES["lambda"]], "cifar10", [0, 1], {})
     assert len(runs) == 2 * (6 + 6 - 1)  # MNN is in both
-    assert [r.seed for r in runs] == [0] * 11 + [1] * 11
+    assert [r.config.seed for r in runs] == [0] * 11 + [1] * 11
     assert len({r.name for r in runs}) == len(runs)
 
 
@@ -302,7 +302,7 @@ def results(tmp_path):
     return folder
 
 
-def test_cells_hold_theirs_ours_and_the_difference(results):
+def test_cells_have_the_published_number_ours_and_the_difference(results):
     found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, format="json", reporter=QUIET)
     rows = {row["name"]: row for row in found["main"]}
     assert rows["MNN"]["linear"] == {
@@ -367,7 +367,7 @@ def test_a_damaged_result_is_named(results, content, says):
 @pytest.mark.parametrize(
     "content", [3, [], {"config": 3}, {"config": {"options": {}, "method": "new"}, "results": {1: 2}}]
 )
-def test_what_is_no_result_of_ours_may_lie_beside(results, content, capsys):
+def test_files_that_are_not_results_are_ignored(results, content, capsys):
     mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
     want = capsys.readouterr().out
     (results / "odd.json").write_text(json.dumps(content))
@@ -382,12 +382,11 @@ def test_what_is_no_result_of_ours_may_lie_beside(results, content, capsys):
 def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert mixnn.cli.main([*verb.split(), "--setting", word]) == 2
-    says = f"mixnn: {word.partition('=')[0]} is (no setting|the table's to say|an option of methods, which the rows)"
-    assert re.match(says, capsys.readouterr().err)
+    assert re.match(f"mixnn: {word.partition('=')[0]} .*setting", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch):
+def test_the_time_left_is_not_estimated_from_another_devices_pace(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "simclr"))))
     said: list[str] = []
     heard = Reporter()
@@ -396,30 +395,30 @@ def test_the_time_left_is_not_told_by_another_devices_pace(tmp_path, monkeypatch
     mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
     (path,) = (tmp_path / "results").glob("*.json")
     made = json.loads(path.read_text())
-    for device, told in (("a faster one", False), (made["environment"]["device"], True)):
+    for device, estimated in (("a faster one", False), (made["environment"]["device"], True)):
         path.write_text(json.dumps(made | {"environment": made["environment"] | {"device": device}}))
         said.clear()
         mixnn.reproduce("mine", **where, reporter=heard, **SMALL)
-        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == told
+        assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == estimated
         next((tmp_path / "results").glob("*simclr*")).unlink()
         shutil.rmtree(next((tmp_path / "runs").glob("*simclr*")))
 
 
-def test_the_pace_of_another_device_is_told_as_such(results, capsys):
+def test_the_pace_of_another_device_is_named_as_such(results, capsys):
     made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
     made["metrics"][0]["seconds"] = 300.0
     (results / "fast.json").write_text(json.dumps(made))
     mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
     assert "on a faster one at the pace of the fastest run in" in " ".join(capsys.readouterr().out.split())
     config = configure("cifar10", {}, {"device": "cpu"})
-    here = carrying_out.device_name(torch.device("cpu"))
+    here = reproduction.device_name(torch.device("cpu"))
     slow = made | {"environment": {"device": here}, "metrics": [made["metrics"][0] | {"seconds": 3400.0}]}
-    assert carrying_out.pace_of({1: made}, config) == (pytest.approx(300 / 8 / 200), " on a faster one")
-    assert carrying_out.pace_of({1: made, 2: slow}, config) == (pytest.approx(3400 / 8 / 200), "")
-    assert carrying_out.pace_of({}, config) == (0.0, "")
+    assert reproduction.seconds_per_cost({1: made}, config) == (pytest.approx(300 / 8 / 200), " on a faster one")
+    assert reproduction.seconds_per_cost({1: made, 2: slow}, config) == (pytest.approx(3400 / 8 / 200), "")
+    assert reproduction.seconds_per_cost({}, config) == (0.0, "")
 
 
-def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
+def test_empty_columns_are_left_out(results, capsys):
     def header(table):
         mixnn.reproduce(table, results=results, run=False, format="markdown", reporter=QUIET)
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
@@ -431,7 +430,7 @@ def test_columns_that_nothing_stands_in_are_left_out(results, capsys):
     assert header("controls") == ["linear: ours", "kNN: ours"]
 
 
-def test_what_is_to_be_known_of_rows_stands_below_the_table_where_it_applies(results, capsys):
+def test_notes_on_rows_are_below_the_table_if_they_apply(results, capsys):
     def below(table, form, data="cifar10"):
         mixnn.reproduce(table, data=data, results=results, run=False, format=form, reporter=QUIET)
         return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
@@ -474,14 +473,17 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         ({"table": "main", "data": "cifar11"}, "unknown data set or folder 'cifar11', did you mean 'cifar10'"),
         ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set or folder 'cifar11'"),
         ({"table": "main", "data": "./cifar11"}, "there is no folder ./cifar11"),
-        ({"table": "main", "data": "photos"}, "gives no labelled test images to evaluate by"),
+        ({"table": "main", "data": "photos"}, "has no labelled test images to evaluate on"),
         ({"table": "main", "protocol": "knnn"}, "unknown protocol 'knnn', did you mean 'knn'"),
-        ({"table": "main", "probe_epochs": 0}, "a probe has at least 1 epoch"),
+        ({"table": "main", "probe_epochs": 0}, "the linear probe needs at least 1 epoch"),
         ({"table": "main", "seeds": (0, 0)}, "seed 0 is given 2 times"),
-        ({"table": "main", "seeds": "0"}, "seeds takes whole numbers"),
-        ({"table": "main", "seeds": ()}, "seeds takes whole numbers"),
-        ({"table": "main", "seeds": -1}, "seeds takes whole numbers"),
-        ({"table": "selection", "data": "stl10", "rows": "MNN (labels)"}, "nothing to run: training reads labels"),
+        ({"table": "main", "seeds": "0"}, "seeds takes integers"),
+        ({"table": "main", "seeds": ()}, "seeds takes integers"),
+        ({"table": "main", "seeds": -1}, "seeds takes integers"),
+        (
+            {"table": "selection", "data": "stl10", "rows": "MNN (labels)"},
+            "nothing to run, because training needs labels",
+        ),
     ):
         with pytest.raises(mixnn.UserError, match=re.escape(says)):
             mixnn.reproduce(**words, results=results, runs=tmp_path / "runs", reporter=QUIET)
@@ -498,7 +500,7 @@ def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once
     refused, hint = err.splitlines()
     assert refused.startswith("mixnn: 12 runs missing, and cifar10 is not on disk")
     assert [line.split("  ")[0] for line in out.splitlines()[2:14]] == [row.name for row in TABLES["main"].rows]
-    assert hint == f"to fetch it, type: mixnn data get cifar10 --data-dir {tmp_path}"
+    assert hint.endswith(f"mixnn data get cifar10 --data-dir {tmp_path}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -513,7 +515,7 @@ def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, reworded",
     [
         ("type --warmup-epochs 0 to change that", "type --setting warmup_epochs=0 to change that"),
         (
@@ -528,8 +530,8 @@ def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch,
         ("type: mixnn data get cifar10 --data-dir /x9", "type: mixnn data get cifar10 --data-dir /x9"),
     ],
 )
-def test_hints_about_settings_are_told_as_reproduce_takes_them(text, told):
-    assert as_settings(text) == told
+def test_hints_about_settings_are_written_as_reproduce_takes_them(text, reworded):
+    assert as_settings(text) == reworded
 
 
 def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
@@ -537,11 +539,11 @@ def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
     where = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs"), "--protocol", "knn", "--quiet"]
     words = ["reproduce", "main", "--data", "digits", "--row", "BYOL", *where, *small]
     assert mixnn.cli.main(words) == 0
-    (advice,) = re.findall(r"type (--setting warmup_epochs=\d)", capsys.readouterr().err)
+    (advice,) = re.findall(r"(--setting warmup_epochs=\d)", capsys.readouterr().err)
     assert mixnn.cli.main([*words, *advice.split()]) == 0
     assert capsys.readouterr().err == ""
     assert mixnn.cli.main([*words, "--setting", "batch_size=9", "--setting", "bn_groups=2"]) == 2
-    assert "type --setting batch_size=8 or another --setting bn_groups=..." in capsys.readouterr().err
+    assert "--setting batch_size=8 or another --setting bn_groups=..." in capsys.readouterr().err
 
 
 def test_one_row_and_one_seed_may_stand_alone(results):
@@ -556,7 +558,7 @@ def test_rows_that_need_labels_are_left_out_where_training_images_have_none(resu
     assert "select=random" in out
     assert "select=labels" not in out
     assert "supervised" in out  # has labelled images of its own
-    assert "left out, for training reads labels that stl10's images lack: MNN (labels)" in err
+    assert "left out, because training needs labels that stl10's images lack: MNN (labels)" in err
     mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, reporter=QUIET)
     assert "select=labels" in capsys.readouterr().out
 
@@ -610,7 +612,7 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
             "main", rows="MNN", results=tmp_path, run=False, format="json", reporter=QUIET, **wanted
         )
         capsys.readouterr()
-        return [found["main"][0][metric]["ours"] for metric in tables.METRICS]
+        return [found["main"][0][metric]["ours"] for metric in tables.PROTOCOLS]
 
     assert ours() == [None, None]
     assert ours(probe_epochs=1) == [91.0, None]
@@ -653,7 +655,7 @@ def command(folder, wait=True):
     return process.communicate(timeout=300)[0] if wait else process
 
 
-def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path):
+def test_interrupted_and_repeated_it_ends_with_the_same_table(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -677,14 +679,14 @@ def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path):
 def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     rows = (Row("broken", "mnn", {"topk": 3}), Row("sound", "byol"))
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", rows))
-    real = carrying_out.pretrain
+    real = reproduction.pretrain
 
     def pretrain(*args, **settings):
         if settings.get("method") == "mnn":
             raise RuntimeError("out of memory\nand more")
         return real(*args, **settings)
 
-    monkeypatch.setattr(carrying_out, "pretrain", pretrain)
+    monkeypatch.setattr(reproduction, "pretrain", pretrain)
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(mixnn.UserError, match="1 of 2 runs failed") as error:
         mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
@@ -697,7 +699,7 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys)
     assert f"{file} has the traceback" in err
     assert "in pretrain\n" in file.read_text()
     assert "RuntimeError: out of memory\nand more" in file.read_text()
-    monkeypatch.setattr(carrying_out, "pretrain", real)
+    monkeypatch.setattr(reproduction, "pretrain", real)
     mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
     assert not file.exists()
 
@@ -716,13 +718,13 @@ def diary(monkeypatch):
     """What was trained and evaluated, with the settings that say where."""
     calls: list[tuple[str, dict]] = []
     for name in ("pretrain", "evaluate"):
-        real = getattr(carrying_out, name)
+        real = getattr(reproduction, name)
 
         def noted(*args, name=name, real=real, **settings):
             calls.append((name, settings))
             return real(*args, **settings)
 
-        monkeypatch.setattr(carrying_out, name, noted)
+        monkeypatch.setattr(reproduction, name, noted)
     return calls
 
 
@@ -766,14 +768,14 @@ def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     mixnn.reproduce("mine", **again, dry_run=True)
     assert re.search(r"mnn-\w+-seed0 .* s, from epoch 2 on", capsys.readouterr().out)
-    work = carrying_out.Work(again["results"], again["runs"], ("knn",), 100)
+    runner = reproduction.Runner(again["results"], again["runs"], ("knn",), 100, QUIET)
     settings = {k: v for k, v in again.items() if k in SMALL}
     one, other = planning.plan([TABLES["mine"]], "digits", [0], settings)
-    assert (work.epochs_left(one), work.epochs_left(other)) == (0, 1.75)
+    assert (runner.epochs_left(one), runner.epochs_left(other)) == (0, 1.75)
     mixnn.reproduce("mine", **again)
-    assert work.epochs_left(other) == 0
-    shutil.rmtree(work.folder(other))
-    assert work.epochs_left(other) == 4
+    assert runner.epochs_left(other) == 0
+    shutil.rmtree(runner.run_folder(other))
+    assert runner.epochs_left(other) == 4
 
 
 def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_numbers(
@@ -828,15 +830,15 @@ def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, di
     assert diary == []
 
 
-def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, monkeypatch, capsys):
+def test_a_run_that_another_process_has_locked_is_left_to_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     again = {"data": "digits", **where, "protocol": "knn", "reporter": QUIET, **SMALL}
     theirs, ours = planning.plan([TABLES["mine"]], "digits", [0], SMALL)
-    with try_lock(tmp_path / "runs" / ".claims" / theirs.name) as mine:
+    with try_lock(tmp_path / "runs" / ".locks" / theirs.name) as mine:
         assert mine
         mixnn.reproduce("mine", **again)
-        assert f"another process is at {theirs.name}: what the table lacks" in capsys.readouterr().err
+        assert f"another process is running {theirs.name}: run this again later" in capsys.readouterr().err
         assert [path.stem for path in (tmp_path / "results").glob("*.json")] == [ours.name]
         assert not (tmp_path / "runs" / theirs.name).exists()
     mixnn.reproduce("mine", **again)

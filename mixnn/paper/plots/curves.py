@@ -1,64 +1,73 @@
-"""Figures over epochs: kNN of every method, purity, attention (CAS), purity by rank, what mixing does to the loss."""
+"""Figures over epochs: kNN of all methods, purity, attention (CAS), purity by rank, and the effect of mixing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from mixnn.paper.plots.material import Curve, Drawing, Lacking, Line, Material, Summary, caption, curve, mean_and_std
-from mixnn.paper.plots.style import (
+from mixnn.paper.plan import Summary
+from mixnn.paper.plots.drawing import (
     BLACK,
     BLUE,
-    COLUMN,
+    COLUMN_WIDTH,
     DASHDOT,
     DASHED,
     DOTTED,
     GREEN,
     ORANGE,
-    PAGE,
+    PAGE_WIDTH,
     PURPLE,
     RED,
     SKY,
     SOLID,
+    CannotDraw,
+    Curve,
+    Drawing,
+    FinishedRuns,
+    Line,
     Look,
-    after,
-    canvas,
-    draw_line,
+    RunsByLine,
+    accuracy_label,
+    by_label,
+    caption,
+    draw_column,
+    draw_curve,
+    draw_over_epochs,
+    draw_reference,
     label_ends,
-    legend,
-    reference,
+    limits_after,
+    make_figure,
+    shared_legend,
 )
 
 FIRST, SECOND, THIRD, FOURTH = Look(BLUE), Look(RED, DASHED, "s"), Look(GREEN, DASHDOT, "^"), Look(PURPLE, DOTTED, "D")
-TOP = 1.03  # of an axis for shares, so that markers at 1 are whole
-Runs = Mapping[Line, Sequence[Summary]]
+TOP = 1.03  # upper limit of axes for shares, so that markers at 1 are not cut off
 
 
 @dataclass(frozen=True)
 class Purity:
-    """One of the paper's four panels of purity over epochs."""
+    """A figure of purity over epochs."""
 
-    text: str
+    compared: str  # ends the caption's first sentence
     lines: tuple[Line, ...]
-    zoom: bool = True  # into the last quarter, where curves come to lie close to each other
+    zoom: bool = True  # a second panel for the last quarter, where the curves lie close to each other
 
-    def __call__(self, material: Material) -> Drawing:
-        runs = material.needed(self.lines, ["purity"])
-        figure, axes = canvas(PAGE, 2.3, 2) if self.zoom else canvas(COLUMN, 2.3)
+    def __call__(self, finished: FinishedRuns) -> Drawing:
+        runs = finished.required(self.lines, ["purity"])
+        figure, axes = make_figure(PAGE_WIDTH, 2.3, 2) if self.zoom else make_figure(COLUMN_WIDTH, 2.3)
         draw_with_end(axes, "purity", "purity", runs, runs)
         axes[0].set_ylim(0, TOP)
         label_ends(axes[-1])
-        text = f"Purity over training: share of neighbors with the anchor's label, {self.text}."
-        text += " (b) is the end of (a)." if self.zoom else ""
-        return Drawing(figure, caption(text, material.name, named(runs)))
+        text = f"Purity over training: share of neighbors with the anchor's label, {self.compared}."
+        text += " (b) enlarges the end of (a)." if self.zoom else ""
+        return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
-def regimes(method: str, dash: object, filled: bool) -> tuple[Line, ...]:
+def _augmentation_lines(method: str, dash: object, filled: bool) -> tuple[Line, ...]:
     looks = {"w/w": (ORANGE, "^"), "s/w": (BLUE, "o"), "s/s": (RED, "s")}
     return tuple(
         Line("augmentation", f"{method} ({views})", Look(color, dash, marker, filled), f"{method} {views}")
@@ -90,7 +99,7 @@ PURITY = {
     ),
     "purity-augmentation": Purity(
         "by the augmentation of the two views (s strong, w weak)",
-        (*regimes("MSF", DASHED, False), *regimes("MNN", SOLID, True)),
+        (*_augmentation_lines("MSF", DASHED, False), *_augmentation_lines("MNN", SOLID, True)),
     ),
     "purity-neighbors": Purity(
         "by the number of neighbors K",
@@ -116,26 +125,26 @@ PURITY = {
 }
 
 
-def methods(material: Material) -> Drawing:
-    """kNN readings of all methods, of as many as there are; the end of those without labels once more."""
-    runs = material.optional(METHODS, ["knn"])
+def methods(finished: FinishedRuns) -> Drawing:
+    """kNN accuracy of all methods that have a run; a second panel enlarges the end, without the supervised one."""
+    runs = finished.optional(METHODS, ["knn"])
     if not runs:
-        raise Lacking(f"{METHODS[0].name} or any other row ({material.making('main')})")
-    figure, axes = canvas(PAGE, 3.2, 2)
-    without = {line: found for line, found in runs.items() if line.name != "Supervised"}
-    draw_with_end(axes, "knn", "kNN accuracy (%)", runs, without or runs)
+        raise CannotDraw(f"no method has a run: run {finished.command('main')}")
+    figure, axes = make_figure(PAGE_WIDTH, 3.2, 2)
+    unsupervised = {line: found for line, found in runs.items() if line.name != "Supervised"}
+    draw_with_end(axes, "knn", accuracy_label("knn"), runs, unsupervised or runs)
     label_ends(axes[1])
-    for line in runs.keys() - without.keys() if without else ():
-        end = curve(runs[line], "knn")
-        place = float(end.epochs[-1]), float(end.mean[-1])
-        axes[0].annotate(line.title, place, (0, 4), textcoords="offset points", ha="right", fontsize=7)
-    text = "kNN accuracy, read during training (a); (b) is the end of (a), of the methods without labels."
-    return Drawing(figure, caption(text, material.name, named(runs)))
+    for line in runs.keys() - unsupervised.keys() if unsupervised else ():
+        curve = Curve.logged(runs[line], "knn")
+        end = float(curve.epochs[-1]), float(curve.mean[-1])
+        axes[0].annotate(line.label, end, (0, 4), textcoords="offset points", ha="right", fontsize=7)
+    text = "kNN accuracy during training (a). (b) enlarges the end of (a), without the supervised reference."
+    return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
 CAS = Line("weights", "CAS", SECOND)
 OTHER_WEIGHTS = (Line("weights", "WSE", FIRST), Line("weights", "MSE (MSF)", THIRD))
-BESIDE = (
+OPTIONAL_WEIGHTS = (
     Line("weights", "WSE, mixture (MNN)", FOURTH),
     Line("weights", "CAS, mixture", Look(ORANGE, DASHED, "s", filled=False)),
     Line("controls", "CAS, gradient through it", Look(BLACK, DOTTED, "x")),
@@ -143,83 +152,85 @@ BESIDE = (
 )
 
 
-def attention(material: Material) -> Drawing:
-    """Inconsistency and entropy of the attention; purity and spread under it, against those under other weights."""
+def attention(finished: FinishedRuns) -> Drawing:
+    """Inconsistency and entropy of the attention; purity and spread with it and with other weights."""
     common = ["purity", "inconsistency", "spread"]
-    runs = material.needed((CAS, *OTHER_WEIGHTS), common)
-    runs |= material.needed((CAS,), [*common, "cas_entropy", "cas_entropy_0.1"])
-    runs |= material.optional(BESIDE, common)
-    own = runs[CAS]
-    topk = own[0]["config"]["options"]["topk"]
-    figure, (orders, entropies, purities, spreads) = canvas(PAGE, 4.4, 2, 2)
+    runs = finished.required((CAS, *OTHER_WEIGHTS), common)
+    runs |= finished.required((CAS,), [*common, "cas_entropy", "cas_entropy_0.1"])
+    runs |= finished.optional(OPTIONAL_WEIGHTS, common)
+    topk = runs[CAS][0]["config"]["options"]["topk"]
+    figure, (orders, entropies, purities, spreads) = make_figure(PAGE_WIDTH, 4.4, 2, 2)
     for ax, column in ((orders, "inconsistency"), (purities, "purity"), (spreads, "spread")):
         draw_column(ax, runs, column)
         ax.set(xlabel="epoch", ylabel=column, ylim=(0, TOP))
-    reference(orders, 1 - 1 / topk, "random orders")
+    draw_reference(orders, 1 - 1 / topk, "random orders")
     for i, (column, look, label) in enumerate(
         (("cas_entropy", CAS.look, "temperature 1"), ("cas_entropy_0.1", Look(SKY, DOTTED, "v"), "temperature 0.1"))
     ):
-        draw_curve(entropies, curve(own, column), look, label, i)
-    reference(entropies, math.log(topk), f"ln {topk}")
-    reference(entropies, least_entropy(topk), "least possible at temperature 1", above=False)
+        draw_over_epochs(entropies, Curve.logged(runs[CAS], column), look, label, i)
+    draw_reference(entropies, math.log(topk), f"ln {topk}")
+    draw_reference(entropies, least_entropy(topk), "least possible at temperature 1", above=False)
     entropies.set(xlabel="epoch", ylabel="entropy of CAS (nats)", ylim=(0, 1.15 * math.log(topk)))
     entropies.legend(loc="lower right")
-    legend(figure, orders, columns=3)
+    shared_legend(figure, orders, columns=3)
     text = (
         "Attention (CAS) over training. (a) Share of ranks at which the orders by attention and by nearness to z name "
         f"different neighbors; random orders of {topk} give {1 - 1 / topk:g}. (b) Entropy of the attention over "
         f"the {topk} neighbors in the run CAS, and of the same cosines at temperature 0.1; cosines lie "
         f"within [-1, 1], so at temperature 1 it cannot be less than {least_entropy(topk):.3f}. (c) Purity of the "
-        "neighbors under different weights, and (d) the spread of the embeddings: 1 if they fill the sphere, 0 if all "
-        "are one. Where the label does not say so, no gradient goes through the attention."
+        "neighbors with different weights, and (d) the spread of the embeddings: 1 if they fill the sphere, 0 if all "
+        "are the same. Gradients flow through the attention only where the label says so."
     )
-    return Drawing(figure, caption(text, material.name, named(runs)))
+    return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
 def least_entropy(topk: int) -> float:
-    """The least that a softmax over K cosines can have at temperature 1, nats."""
+    """Smallest possible entropy, in nats, of a softmax over K cosines at temperature 1."""
 
     def entropy(high: int) -> float:
-        """With so many cosines at 1, the others at -1: in each of them it rises, then falls, so its least is here."""
+        """Entropy with `high` cosines at 1 and the others at -1.
+
+        In each cosine the entropy rises, then falls, so it is least where all are extreme.
+        """
         total = high * math.e**2 + topk - high
         return math.log(total) - high * 2 * math.e**2 / total
 
     return min(entropy(high) for high in range(1, topk + 1))
 
 
-def ranks(material: Material) -> Drawing:
+def ranks(finished: FinishedRuns) -> Drawing:
     """Purity of the k-th neighbor before and after re-ordering by attention."""
-    runs = material.needed((CAS,), ["purity_1", "purity_cas_1"])
+    runs = finished.required((CAS,), ["purity_1", "purity_cas_1"])
     topk = min(run["config"]["options"]["topk"] for run in runs[CAS])
-    figure, (levels, gains, last) = canvas(PAGE, 2.45, 3)
+    figure, (levels, gains, last) = make_figure(PAGE_WIDTH, 2.45, 3)
     shown = sorted({1, (topk + 1) // 2, topk})
     for column, dash, star in (("purity", SOLID, ""), ("purity_cas", DASHED, "*")):
         for i, (k, color, marker) in enumerate(zip(shown, (BLUE, GREEN, RED), "o^s", strict=False)):
             look = Look(color, dash, marker, filled=not star)
-            draw_curve(levels, curve(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
+            draw_over_epochs(levels, Curve.logged(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
     levels.set(xlabel="epoch", ylabel="purity of rank k", ylim=(0, TOP))
     levels.legend(loc="lower right")
-    everyone = range(1, topk + 1)
+    all_ranks = range(1, topk + 1)
     cycle = (FIRST, Look(SKY, DOTTED, "v"), THIRD, FOURTH, SECOND, Look(ORANGE, DASHED, "P"), Look(BLACK, SOLID, "x"))
-    for k in everyone:
-        gain = curve(runs[CAS], f"purity_cas_{k}", less=f"purity_{k}")
-        gain = Curve(gain.epochs, 100 * gain.mean, None if gain.std is None else 100 * gain.std)
-        draw_curve(gains, gain, cycle[(k - 1) % len(cycle)], f"k = {k}", k)
-    reference(gains, 0, "")
+    for k in all_ranks:
+        gain = Curve.logged(runs[CAS], f"purity_cas_{k}", minus=f"purity_{k}")
+        points = Curve(gain.epochs, 100 * gain.mean, None if gain.std is None else 100 * gain.std)
+        draw_over_epochs(gains, points, cycle[(k - 1) % len(cycle)], f"k = {k}", k)
+    draw_reference(gains, 0, "")
     gains.set(xlabel="epoch", ylabel="gain by re-ordering (points)")
     label_ends(gains)
     for column, look, label in (("purity", FIRST, "by nearness to z"), ("purity_cas", SECOND, "by attention")):
-        ends = [curve(runs[CAS], f"{column}_{k}") for k in everyone]
-        std = None if ends[0].std is None else np.array([e.std[-1] for e in ends if e.std is not None])
-        draw_line(last, np.array(everyone), np.array([e.mean[-1] for e in ends]), look, label, std)
-    last.set(xlabel="rank k", ylabel="purity of rank k, last epoch", xticks=list(everyone))
+        curves = [Curve.logged(runs[CAS], f"{column}_{k}") for k in all_ranks]
+        std = None if curves[0].std is None else np.array([c.std[-1] for c in curves if c.std is not None])
+        draw_curve(last, Curve(np.array(all_ranks), np.array([c.mean[-1] for c in curves]), std), look, label)
+    last.set(xlabel="rank k", ylabel="purity of rank k, last epoch", xticks=list(all_ranks))
     last.legend(loc="best")
     text = (
         "Purity by rank in the run weighted by attention (CAS, no mixture). (a) Share of k-th neighbors with the "
         "anchor's label; k counts from the nearest to z, k* from the largest attention. (b) Purity of rank k* less "
         "that of rank k, in percentage points. (c) Both orders at the last epoch."
     )
-    return Drawing(figure, caption(text, material.name, named(runs)))
+    return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
 MIXTURE = (
@@ -230,57 +241,52 @@ REWEIGHTED = Line("controls", "re-weighting (1.5, 0.5/K), no mixture", THIRD, "w
 TERMS = {"loss": "loss", "d_positive": r"$d(p, z)$", "d_neighbors": r"mean over $i$ of $d(p, z_i)$"}
 
 
-def loss(material: Material) -> Drawing:
-    """The loss with and without mixture, and apart the two distances it is made of."""
-    runs = material.needed(MIXTURE, list(TERMS)) | material.optional([REWEIGHTED], list(TERMS))
+def loss(finished: FinishedRuns) -> Drawing:
+    """The loss with and without mixture, and the two distances it is made of."""
+    runs = finished.required(MIXTURE, list(TERMS)) | finished.optional([REWEIGHTED], list(TERMS))
     warmup = max(run["config"]["warmup_epochs"] for found in runs.values() for run in found)
-    figure, axes = canvas(PAGE, 2.45, 3)
+    figure, axes = make_figure(PAGE_WIDTH, 2.45, 3)
     for ax, (column, label) in zip(axes, TERMS.items(), strict=True):
         draw_column(ax, runs, column)
-        ax.set(xlabel="epoch", ylabel=label, ylim=after(warmup, ax))
-    legend(figure, axes[0])
+        ax.set(xlabel="epoch", ylabel=label, ylim=limits_after(warmup, ax))
+    shared_legend(figure, axes[0])
     text = (
-        "Loss over training with and without mixture (a), and the two distances it is made of, measured alike in all "
-        "runs: d(p, z) (b), and the mean of d(p, z_i) over the un-mixed neighbors (c). The loss falls by mixing "
-        "wherever neighbors are farther from p than z is, whatever is learned, so (a) alone shows no less noise. The "
-        f"vertical scales are those of the epochs after the warm-up of {warmup}."
+        "Loss over training with and without mixture (a), and the two distances it is made of, measured in the same "
+        "way in all runs: d(p, z) (b), and the mean of d(p, z_i) over the un-mixed neighbors (c). Mixing lowers the "
+        "loss wherever neighbors are farther from p than z is, whatever is learned, so (a) alone is no evidence of "
+        f"less noise. The vertical axes fit the epochs after the {warmup} epochs of warm-up."
     )
-    return Drawing(figure, caption(text, material.name, named(runs)))
+    return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
-def accuracy(material: Material) -> Drawing:
-    """kNN readings with and without mixture; the linear probe's own curve where all runs have one."""
-    runs = material.needed(MIXTURE, ["knn"]) | material.optional([REWEIGHTED], ["knn"])
-    probed = {line: probe(found) for line, found in runs.items()}
-    both = all(curve_ is not None for curve_ in probed.values())
-    figure, axes = canvas(PAGE if both else COLUMN, 2.45, 2 if both else 1)
+def accuracy(finished: FinishedRuns) -> Drawing:
+    """kNN accuracy with and without mixture; also the linear probe's learning curve if all runs have one."""
+    runs = finished.required(MIXTURE, ["knn"]) | finished.optional([REWEIGHTED], ["knn"])
+    probes = {line: curve for line, found in runs.items() if (curve := probe_curve(found))}
+    both = len(probes) == len(runs)
+    figure, axes = make_figure(PAGE_WIDTH if both else COLUMN_WIDTH, 2.45, 2 if both else 1)
     draw_column(axes[0], runs, "knn")
-    axes[0].set(xlabel="epoch", ylabel="kNN accuracy (%)")
-    for i, (line, of_probe) in enumerate(probed.items() if both else ()):
-        assert of_probe is not None
-        draw_curve(axes[1], of_probe, line.look, line.title, i)
-        axes[1].set(xlabel="epoch of the linear probe", ylabel="linear accuracy (%)")
-    legend(figure, axes[0], columns=3 if both else 1)
-    text = "Accuracy with and without mixture: kNN of the backbone's features, read during training"
+    axes[0].set(xlabel="epoch", ylabel=accuracy_label("knn"))
+    if both:
+        for i, (line, curve) in enumerate(probes.items()):
+            draw_over_epochs(axes[1], curve, line.look, line.label, i)
+        axes[1].set(xlabel="epoch of the linear probe", ylabel=accuracy_label("linear"))
+    shared_legend(figure, axes[0], columns=3 if both else 1)
+    text = "Accuracy with and without mixture: kNN on the backbone's features during training"
     text += " (a), and the test accuracy of the linear probe after each of its epochs (b)." if both else "."
-    return Drawing(figure, caption(text, material.name, named(runs)))
+    return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
 
 
-def probe(runs: Sequence[Summary]) -> Curve | None:
-    """Test accuracy after each epoch of the linear probe, if all runs kept it."""
-    kept = [run["results"].get("linear", {}).get("curve") for run in runs]
-    if not all(kept) or len({len(values) for values in kept}) > 1:
+def probe_curve(runs: Sequence[Summary]) -> Curve | None:
+    """Test accuracy after each epoch of the linear probe; None if a run lacks it."""
+    curves = [run["results"].get("linear", {}).get("curve") for run in runs]
+    if not all(curves) or len({len(values) for values in curves}) > 1:
         return None
-    return Curve(np.arange(1, len(kept[0]) + 1), *mean_and_std(np.array(kept, dtype=float)))
+    return Curve.over_seeds(range(1, len(curves[0]) + 1), np.array(curves, dtype=float))
 
 
-def draw_column(ax: Axes, runs: Runs, column: str) -> None:
-    for i, (line, found) in enumerate(runs.items()):
-        draw_curve(ax, curve(found, column), line.look, line.title, i)
-
-
-def draw_with_end(axes: Sequence[Axes], column: str, label: str, runs: Runs, at_end: Runs) -> None:
-    """Over all epochs and, in a second panel, over the last quarter (two readings, at least) on a scale of its own."""
+def draw_with_end(axes: Sequence[Axes], column: str, label: str, runs: RunsByLine, at_end: RunsByLine) -> None:
+    """A column over all epochs and, in a second panel, over the last quarter, which has at least two values."""
     for ax in axes:
         draw_column(ax, runs if ax is axes[0] else at_end, column)
         ax.set(xlabel="epoch", ylabel=label)
@@ -288,13 +294,4 @@ def draw_with_end(axes: Sequence[Axes], column: str, label: str, runs: Runs, at_
         epochs = np.unique(np.concatenate([np.asarray(line.get_xdata()) for line in ax.get_lines()]))
         start = min(0.75 * epochs[-1], epochs[-2:][0])
         margin = 0.02 * (epochs[-1] - start)
-        ax.set(xlim=(start - margin, epochs[-1] + margin), ylim=after(start - margin, ax))
-
-
-def draw_curve(ax: Axes, values: Curve, look: Look, label: str, turn: int) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1))
-    draw_line(ax, values.epochs, values.mean, look, label, values.std, turn)
-
-
-def named(runs: Runs) -> dict[str, Sequence[Summary]]:
-    return {line.title: found for line, found in runs.items()}
+        ax.set(xlim=(start - margin, epochs[-1] + margin), ylim=limits_after(start - margin, ax))
