@@ -189,7 +189,9 @@ def show(results: dict[str, Any]) -> None:
         _print_lines([_calibration(results["held_out"])])
     if "applied" in results:
         _print_lines(_predictions(results["applied"], "new"))
-        _print_lines(["Confidences are less reliable for images unlike the labelled ones."])
+        _print_lines(
+            ["Use the confidence to rank predictions; for images unlike the labelled ones it is not calibrated."]
+        )
     paths = results["files"]
     if "suggested" in results:
         count, what = (

@@ -2,7 +2,7 @@
 
 With few labels: typical images, one from each region that has no label yet (after TypiClust, Hacohen et al. 2022,
 arXiv 2202.02794). With more: images that the classifier is unsure about. Either way, images are grouped by k-means and
-at most one per cluster is taken, so that no two tell the same.
+at most one per cluster is taken, so that no two are alike.
 """
 
 from __future__ import annotations
