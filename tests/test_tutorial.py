@@ -18,7 +18,7 @@ import torch
 
 import mixnn
 from mixnn.apps.classify import classify as classifying
-from mixnn.apps.classify.learning import learn
+from mixnn.apps.classify.classifiers import train_classifier
 from mixnn.cli import main, parse
 from mixnn.progress import Reporter
 from mixnn.training.trainer import Trainer
@@ -89,7 +89,7 @@ def run_snippet(code: str) -> tuple[dict[str, object], str]:
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "seconds_per_step", lambda _: 1.0)
-    monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=2))
+    monkeypatch.setattr(classifying, "train_classifier", functools.partial(train_classifier, draws=2))
     ran, said = [], ""
     for kind, block in BLOCKS:
         block = block.replace(*FEWER)

@@ -57,11 +57,11 @@ def embed(
 
 def collect(
     run: Run, source: str | Path | Sequence[str | Path] | Images = "", *, device: str = "auto", data_dir: str = "",
-    reporter: Reporter | None = None,
+    encoder: Encoder | None = None, reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change.
 
-    One file a source is kept, and those of earlier checkpoints go.
+    One file a source is kept, and those of earlier checkpoints go. `encoder`: the run's, if it is loaded already.
     """
     reporter = reporter or Reporter()
     if not isinstance(source, Images):
@@ -70,7 +70,7 @@ def collect(
     kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
     if kept.is_file():
         return store.read(kept)
-    encoder = load(run, device, reporter=reporter)
+    encoder = load(run, device, reporter=reporter) if encoder is None else encoder
     with tempfile.TemporaryDirectory() as elsewhere:
         file = kept if _can_keep(kept.parent) else Path(elsewhere) / kept.name
         with store.writing(file, encoder.num_features) as writer:

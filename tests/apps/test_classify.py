@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import re
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,32 @@ import torch
 from PIL import Image
 
 import mixnn
-from mixnn.apps.classify import choosing, learning, saving, suggesting, tables, without
-from mixnn.apps.classify import classify as classifying
-from mixnn.apps.classify.choosing import Task, calibrate, choose, folds, held_out, log_loss, wilson
+from mixnn.apps.classify import classifiers, files, suggest
+from mixnn.apps.classify import classify as classify_module
+from mixnn.apps.classify.classifiers import (
+    DEFAULTS,
+    EFFECTIVE,
+    MODELS,
+    CrossValidated,
+    LabelledSet,
+    Scaler,
+    Setting,
+    calibration_temperature,
+    class_scores,
+    curve_point,
+    fit_settings,
+    held_out_predictions,
+    learning_curve,
+    list_settings,
+    log_loss,
+    percent,
+    select_settings,
+    softmax,
+    stratified_folds,
+    train_classifier,
+    wilson_interval,
+)
 from mixnn.apps.classify.classify import classify
-from mixnn.apps.classify.curve import _point, curve
-from mixnn.apps.classify.learning import WORTH, learn, percent
-from mixnn.apps.classify.models import DEFAULTS, MODELS, Frame, Setting, fit, logits, settings, softmax
-from mixnn.apps.classify.words import _show_curve
 from mixnn.apps.embed import Embeddings
 from mixnn.config import Config, UserError
 from mixnn.data.decode import decode_all
@@ -31,7 +51,7 @@ from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 
 QUIET = Reporter(quiet=True)
-WITHOUT = {name: {"accuracy": 70.0, "low": 60.0, "high": 80.0} for name in ("raw pixels", "untrained network")}
+BASELINES = {name: {"accuracy": 70.0, "low": 60.0, "high": 80.0} for name in ("raw pixels", "untrained network")}
 ODD_NAMES = ["a b/ä ö.png", "日本/1,2.png", "'quoted' \"twice\".png"]
 
 
@@ -45,8 +65,8 @@ def blobs(
     return centres[y] + rng.normal(size=(len(y), width)), y
 
 
-def task_of(vectors: np.ndarray, y: np.ndarray) -> Task:
-    return Task(vectors, y, tuple(str(c) for c in range(y.max() + 1)), Frame.of(vectors))
+def labelled_set(vectors: np.ndarray, y: np.ndarray) -> LabelledSet:
+    return LabelledSet(vectors, y, tuple(str(c) for c in range(y.max() + 1)), Scaler.fit(vectors))
 
 
 def separable(per_class: int = 20, labels: tuple[str, ...] = ("cat", "dog", "007")) -> tuple[Embeddings, list[str]]:
@@ -77,10 +97,12 @@ def read(path: str) -> list[dict[str, str]]:
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddings, list[str]]:
     """A run whose images are the separable ones, whichever folder is asked for."""
     embeddings, truth = separable()
-    monkeypatch.setattr(classifying, "collect", lambda *_, **__: embeddings)
-    monkeypatch.setattr(classifying, "without_training", lambda *_, **__: WITHOUT)
-    monkeypatch.setattr(classifying, "learn", functools.partial(learn, draws=1))
-    monkeypatch.setattr(saving, "identity", lambda *_: {"sha256": "0", "checkpoint": "step-1"})
+    monkeypatch.setattr(classify_module, "collect", lambda *_, **__: embeddings)
+    monkeypatch.setattr(classify_module, "baselines", lambda *_, **__: BASELINES)
+    monkeypatch.setattr(classify_module, "train_classifier", functools.partial(train_classifier, draws=1))
+    monkeypatch.setattr(classify_module, "load", lambda *_, **__: None)
+    monkeypatch.setattr(Run, "images", lambda *_: SimpleNamespace(has_splits=False))
+    monkeypatch.setattr(files, "encoder_identity", lambda _: {"sha256": "0", "checkpoint": "step-1"})
     return Run(tmp_path / "run", Config(data="images")), embeddings, truth
 
 
@@ -92,20 +114,20 @@ def test_logistic_regression_is_scikit_learns(num_classes):
     from sklearn.linear_model import LogisticRegression
 
     vectors, y = blobs(15, num_classes, 1.0)
-    x = Frame.of(vectors).map(vectors, "standardized")
+    x = Scaler.fit(vectors).transform(vectors, "standardized")
     options = [Setting("logistic", "standardized", c) for c in (1.0, 10.0)]
-    for setting, arrays in zip(options, fit(x, y, options), strict=True):
+    for setting, arrays in zip(options, fit_settings(x, y, options), strict=True):
         theirs = LogisticRegression(C=setting.strength, max_iter=1000, tol=1e-8).fit(x, y).predict_proba(x)
-        np.testing.assert_allclose(softmax(logits(x, setting, arrays, num_classes)), theirs, atol=2e-3)
+        np.testing.assert_allclose(softmax(class_scores(x, setting, arrays, num_classes), axis=1), theirs, atol=2e-3)
 
 
 def test_one_neighbor_is_the_nearest_and_a_class_counts_its_k_most_similar():
     vectors, y = blobs(10, 3, 0.5)
     queries, _ = blobs(10, 3, 0.5, seed=1)
-    frame = Frame.of(vectors)
-    x, q = frame.map(vectors, "unit"), frame.map(queries, "unit")
+    scaler = Scaler.fit(vectors)
+    x, q = scaler.transform(vectors, "unit"), scaler.transform(queries, "unit")
     cos = q @ x.T
-    one, three = (logits(q, Setting("knn", "unit", k), {"bank": x, "labels": y}, 3) for k in (1.0, 3.0))
+    one, three = (class_scores(q, Setting("knn", "unit", k), {"bank": x, "labels": y}, 3) for k in (1.0, 3.0))
     assert (one.argmax(1) == y[cos.argmax(1)]).all()
     for i in range(len(q)):
         for c in range(3):
@@ -116,14 +138,14 @@ def test_one_neighbor_is_the_nearest_and_a_class_counts_its_k_most_similar():
 def test_a_dead_feature_is_not_blown_up_by_standardizing():
     vectors = np.random.default_rng(0).normal(size=(50, 4))
     vectors[:, 3] = 1e-9 * vectors[:, 3]
-    mapped = Frame.of(vectors).map(vectors, "standardized")
+    mapped = Scaler.fit(vectors).transform(vectors, "standardized")
     assert np.abs(mapped[:, 3]).max() < 1e-6
-    assert np.isfinite(Frame.of(np.ones((5, 4))).map(np.ones((5, 4)), "standardized")).all()
+    assert np.isfinite(Scaler.fit(np.ones((5, 4))).transform(np.ones((5, 4)), "standardized")).all()
 
 
 def test_separable_classes_are_told_apart_without_a_mistake_and_with_confidence():
     embeddings, truth = separable()
-    learned = learn(embeddings, some(embeddings, truth, 2), draws=1)
+    learned = train_classifier(embeddings, some(embeddings, truth, 2), draws=1)
     classes = learned.classifier.classes
     assert classes == ("007", "cat", "dog")
     assert [classes[i] for i in learned.probabilities.argmax(1)] == truth
@@ -141,7 +163,7 @@ def test_separable_classes_are_told_apart_without_a_mistake_and_with_confidence(
 def test_a_wrong_label_is_named_for_a_second_look():
     embeddings, truth = separable()
     given = some(embeddings, truth, 2) | {"0.png": "dog"}
-    held = learn(embeddings, given, draws=1).results["held_out"]
+    held = train_classifier(embeddings, given, draws=1).results["held_out"]
     assert [d["file"] for d in held["doubtful"]] == ["0.png"]
     assert held["confusions"] == [{"label": "dog", "taken_for": "cat", "images": 1}]
     assert held["accuracy"] == pytest.approx(100 * 29 / 30, abs=0.01)
@@ -152,25 +174,28 @@ def test_a_wrong_label_is_named_for_a_second_look():
 
 def test_folds_are_even_and_leave_every_class_something_to_learn_from():
     y = np.array([0] * 7 + [1] * 2 + [2] + [3] * 11)
-    fold = folds(y, 5, np.random.default_rng(0))
+    fold = stratified_folds(y, 5, np.random.default_rng(0))
     assert (fold == -1).tolist() == (y == 2).tolist(), "a class with one label is never held out"
     counts = np.bincount(fold[fold >= 0], minlength=5)
     assert counts.max() - counts.min() <= 1
     for f in range(5):
         assert set(y[fold != f]) == {0, 1, 2, 3}
+    pairs = stratified_folds(np.repeat(np.arange(6), 2), 10, np.random.default_rng(0))
+    assert np.bincount(pairs).tolist() == [6, 6], "no more folds than the largest class has labels"
 
 
 def test_neither_fits_nor_choices_see_what_is_held_out(monkeypatch: pytest.MonkeyPatch):
     vectors, y = blobs(12, 3, 1.0)
-    task, seen = task_of(vectors, y), []
-    monkeypatch.setattr(choosing, "choose", lambda rest, *_: seen.append(rest) or [choosing.Candidate(DEFAULTS["knn"])])
-    found = held_out(task, settings("knn"), np.random.default_rng(0))
+    data, seen = labelled_set(vectors, y), []
+    chosen = [CrossValidated(DEFAULTS["knn"])]
+    monkeypatch.setattr(classifiers, "select_settings", lambda rest, *_: seen.append(rest) or chosen)
+    found = held_out_predictions(data, list_settings("knn"), np.random.default_rng(0))
     assert len(seen) == 10
     left_out = [~np.isin(vectors[:, 0], rest.vectors[:, 0]) for rest in seen]
     assert (np.sum(left_out, axis=0) == 1).all(), "each label was held out of one choice"
     for rest, out in zip(seen, left_out, strict=True):
-        alone = rest.train(DEFAULTS["knn"]).probabilities(vectors[out])
-        np.testing.assert_array_equal(found.best[out], alone)
+        alone = rest.fit(DEFAULTS["knn"]).predict_proba(vectors[out])
+        np.testing.assert_array_equal(found.probabilities[out], alone)
 
 
 def test_shuffled_labels_give_chance():
@@ -179,26 +204,36 @@ def test_shuffled_labels_give_chance():
     for seed in range(8):
         vectors, y = blobs(20, 3, 1.0, seed, width=30)
         y = np.random.default_rng(seed).permutation(y)
-        found = held_out(task_of(vectors, y), settings("knn" if seed % 4 else "auto"), np.random.default_rng(seed))
-        right = int((found.best.argmax(1) == y[found.rows]).sum())
-        low, high = wilson(WORTH * right, WORTH * len(y))
+        settings = list_settings("knn" if seed % 4 else "auto")
+        found = held_out_predictions(labelled_set(vectors, y), settings, np.random.default_rng(seed))
+        right = int((found.probabilities.argmax(1) == y[found.rows]).sum())
+        low, high = wilson_interval(int(right), len(y), EFFECTIVE)
         covered += low <= 1 / 3 <= high
         shares.append(right / len(y))
     assert covered >= 7
     assert abs(np.mean(shares) - 1 / 3) < 0.06, shares
 
 
+def test_dependent_trials_widen_wilsons_interval_as_a_smaller_count_does():
+    """The textbook formula for 0.7 of the trials; scipy takes whole numbers alone."""
+    for right, count in ((0, 10), (7, 10), (26, 30), (100, 100)):
+        p, n, z = right / count, 0.7 * count, 1.959964
+        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        assert wilson_interval(right, count, 0.7) == pytest.approx((middle - half, middle + half), abs=1e-6)
+
+
 @pytest.mark.parametrize("count", [10, 30, 100])
 def test_wilsons_interval_covers_the_share(count):
     """Exactly, over all outcomes: 95% on average over shares, and never far below."""
-    coverage = []
+    coverage, intervals = [], [wilson_interval(k, count) for k in range(count + 1)]
     for p in np.linspace(0.05, 0.95, 19):
         chance = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
-        coverage.append(sum(c for k, c in enumerate(chance) if wilson(k, count)[0] <= p <= wilson(k, count)[1]))
+        coverage.append(sum(c for c, (low, high) in zip(chance, intervals, strict=True) if low <= p <= high))
     assert np.mean(coverage) == pytest.approx(0.95, abs=0.015)
     assert min(coverage) > 0.89
-    assert wilson(count, count)[1] == pytest.approx(1)
-    assert wilson(0, count)[0] == pytest.approx(0, abs=1e-12)
+    assert wilson_interval(count, count)[1] == pytest.approx(1)
+    assert wilson_interval(0, count)[0] == pytest.approx(0, abs=1e-12)
 
 
 def test_the_interval_covers_the_accuracy_on_fresh_images():
@@ -207,13 +242,13 @@ def test_the_interval_covers_the_accuracy_on_fresh_images():
     for seed in range(trials):
         vectors, y = blobs(210, 3, 0.7, seed)
         known = np.arange(len(y)) % 210 < 10
-        task = Task(vectors[known], y[known], ("a", "b", "c"), Frame.of(vectors))
+        data = LabelledSet(vectors[known], y[known], ("a", "b", "c"), Scaler.fit(vectors))
         rng = np.random.default_rng(seed)
-        found = held_out(task, settings("knn"), rng)
-        right = (found.best.argmax(1) == task.y[found.rows]).sum()
-        final = task.train(choose(task, settings("knn"), rng)[0].setting)
-        truth = (final.probabilities(vectors[~known]).argmax(1) == y[~known]).mean()
-        low, high = wilson(WORTH * right, WORTH * len(task.y))
+        found = held_out_predictions(data, list_settings("knn"), rng)
+        right = (found.probabilities.argmax(1) == data.y[found.rows]).sum()
+        final = data.fit(select_settings(data, list_settings("knn"), rng)[0].setting)
+        truth = (final.predict_proba(vectors[~known]).argmax(1) == y[~known]).mean()
+        low, high = wilson_interval(int(right), len(data.y), EFFECTIVE)
         covered += low <= truth <= high
     assert covered / trials >= 0.9, covered
 
@@ -221,12 +256,13 @@ def test_the_interval_covers_the_accuracy_on_fresh_images():
 def test_calibration_finds_the_scale_of_scores_and_lowers_the_loss():
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(4000, 4))
-    y = np.array([rng.choice(4, p=p) for p in softmax(scores)])
+    y = np.array([rng.choice(4, p=p) for p in softmax(scores, axis=1)])
     for factor in (0.2, 1.0, 5.0):
-        temperature = calibrate(factor * scores, y)
+        temperature = calibration_temperature(factor * scores, y)
         assert temperature == pytest.approx(factor, rel=0.1)
         assert log_loss(factor * scores, y, temperature) <= log_loss(factor * scores, y) + 1e-6
-    assert 0.3 < calibrate(50 * scores[:1], y[:1] * 0 + scores[:1].argmax(1)) <= 1.01, "one label moves it little"
+    one = calibration_temperature(50 * scores[:1], scores[:1].argmax(1))
+    assert 0.3 < one <= 1.01, "one label moves it little"
 
 
 def test_confidence_is_near_the_share_that_is_right():
@@ -235,9 +271,9 @@ def test_confidence_is_near_the_share_that_is_right():
     for seed in range(12):
         vectors, y = blobs(300, 4, 0.6, seed)
         known = np.arange(len(y)) % 300 < 25
-        task = Task(vectors[known], y[known], tuple("abcd"), Frame.of(vectors))
-        best = choose(task, settings("knn"), np.random.default_rng(seed))[0]
-        p = task.train(best.setting, best.temperature).probabilities(vectors[~known])
+        data = LabelledSet(vectors[known], y[known], tuple("abcd"), Scaler.fit(vectors))
+        best = select_settings(data, list_settings("knn"), np.random.default_rng(seed))[0]
+        p = data.fit(best.setting, best.temperature).predict_proba(vectors[~known])
         gaps.append(p.max(1).mean() - (p.argmax(1) == y[~known]).mean())
     assert abs(np.mean(gaps)) < 0.05, gaps
 
@@ -247,7 +283,7 @@ def test_confidence_is_near_the_share_that_is_right():
 
 def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     vectors, y = blobs(28, 3, 0.8)
-    points = curve(task_of(vectors, y), settings("knn"), seed=0, draws=10)
+    points = learning_curve(labelled_set(vectors, y), list_settings("knn"), seed=0, draws=10)
     assert [p["labels_per_class"] for p in points] == [1, 2, 5, 10, 20]
     assert [p["draws"] for p in points] == [10, 10, 10, 10, 5]
     assert all(p["low"] <= p["accuracy"] <= p["high"] for p in points)
@@ -256,8 +292,8 @@ def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     for before, point in itertools.pairwise(points[:4]):  # of as many draws
         assert point["gain"] == pytest.approx(point["accuracy"] - before["accuracy"], abs=1e-4)
         assert point["gain_low"] <= point["gain"] <= point["gain_high"]
-    few = task_of(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
-    assert [p["labels_per_class"] for p in curve(few, settings("knn"), 0, 2)] == [1, 2, 5, 10]
+    few = labelled_set(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
+    assert [p["labels_per_class"] for p in learning_curve(few, list_settings("knn"), 0, 2)] == [1, 2, 5, 10]
 
 
 def test_a_gains_interval_covers_the_truth_as_often_as_it_says():
@@ -266,18 +302,18 @@ def test_a_gains_interval_covers_the_truth_as_often_as_it_says():
     for _ in range(400):
         before, after = rng.random(100) < 0.6, rng.random(100) < 0.7
         tested = [rng.permutation(100)[:25] for _ in range(20)]
-        point = _point(2, [100 * after[t].mean() for t in tested], [100 * before[t].mean() for t in tested])
+        point = curve_point(2, [100 * after[t].mean() for t in tested], [100 * before[t].mean() for t in tested])
         covered += point["gain_low"] <= 10 <= point["gain_high"]
     assert 0.92 < covered / 400 < 0.98
 
 
 @pytest.mark.parametrize(
     "low, high, said",
-    [(0.4, 6.0, "should help"), (-2.0, 0.8, "may help little"), (-4.0, 7.0, "too few labels to say")],
+    [(0.4, 6.0, "should help."), (-2.0, 0.8, "may help little."), (-4.0, 7.0, "too few labels to say whether")],
 )
 def test_that_more_labels_will_help_is_said_only_where_the_gain_is_beyond_noise(low, high, said, capsys):
     point = {"labels_per_class": 2, "accuracy": 90.0, "low": 80.0, "high": 95.0, "draws": 20}
-    _show_curve([point, point | {"gain": (low + high) / 2, "gain_low": low, "gain_high": high}])
+    classify_module._show_curve([point, point | {"gain": (low + high) / 2, "gain_low": low, "gain_high": high}])
     assert said in capsys.readouterr().out
 
 
@@ -287,34 +323,35 @@ def test_that_more_labels_will_help_is_said_only_where_the_gain_is_beyond_noise(
 def test_one_label_a_class_predicts_but_promises_nothing():
     embeddings, truth = separable()
     given = {"0.png": "cat", "25.png": "dog", "45.png": "007"}
-    learned = learn(embeddings, given, draws=2)
+    learned = train_classifier(embeddings, given, draws=2)
     assert [learned.classifier.classes[i] for i in learned.probabilities.argmax(1)] == truth
     assert learned.results["held_out"] is None
     assert learned.results["curve"] == []
     assert learned.results["classifier"]["cv_accuracy"] is None
-    assert "cannot be told" in learned.results["notes"][0]
+    assert "Accuracy is not known yet" in learned.results["notes"][0]
     json.dumps(learned.results, allow_nan=False)
 
 
 def test_a_class_with_one_label_is_learned_but_not_tested():
     embeddings, truth = separable()
     given = {n: t for n, t in some(embeddings, truth, 2).items() if t != "007"} | {"45.png": "007"}
-    results = learn(embeddings, given, draws=2).results
+    results = train_classifier(embeddings, given, draws=2).results
     assert "007" not in results["held_out"]["per_class"]
     assert results["held_out"]["images"] == 20
-    assert results["notes"] == ["one label only: '007'; trained on, but never tested"]
+    assert results["notes"] == ["Classes with one label are trained on but never tested: '007'."]
     assert results["predicted"]["by_class"]["007"] == 19
 
 
 def test_two_classes_and_sixty():
     embeddings, truth = separable(labels=("1", "01"))
-    results = learn(embeddings, some(embeddings, truth, 3), draws=2).results
+    results = train_classifier(embeddings, some(embeddings, truth, 3), draws=2).results
     assert set(results["classes"]) == {"1", "01"}
     assert results["held_out"]["accuracy"] == 100
     rng = np.random.default_rng(0)
     many = Embeddings([f"{i}.png" for i in range(120)], rng.normal(size=(120, 8)).astype(np.float32))
     given = {f"{i}.png": f"kind {i // 2}" for i in range(120)}
-    assert len(learn(many, given, draws=1).results["classes"]) == 60, "no warning of scikit-learn's reaches the user"
+    results = train_classifier(many, given, draws=1).results
+    assert len(results["classes"]) == 60, "no warning of scikit-learn's reaches the user"
 
 
 @pytest.mark.parametrize("model", ["knn", "auto"])
@@ -322,7 +359,7 @@ def test_a_seed_decides_everything(model):
     vectors, y = blobs(12, 3, 0.6)
     embeddings = Embeddings([str(i) for i in range(36)], vectors.astype(np.float32))
     given = {str(i): str(y[i]) for i in range(0, 36, 2)}
-    first, again, other = (learn(embeddings, given, model=model, seed=s, draws=1) for s in (0, 0, 1))
+    first, again, other = (train_classifier(embeddings, given, model=model, seed=s, draws=1) for s in (0, 0, 1))
     assert first.results == again.results
     np.testing.assert_array_equal(first.probabilities, again.probabilities)
     assert first.results["curve"] != other.results["curve"]
@@ -335,12 +372,12 @@ def test_a_seed_decides_everything(model):
 def test_typical_images_come_one_from_each_region_without_a_label():
     embeddings, truth = separable(labels=("a", "b", "c", "d", "e"))
     x = embeddings.unit()
-    picked = suggesting.typical(x, np.array([], int), 5, seed=0)
+    picked = suggest.typical(x, np.array([], int), 5, seed=0)
     assert sorted(truth[i] for i in picked) == ["a", "b", "c", "d", "e"]
     for i in picked:
         own = [j for j in range(len(x)) if truth[j] == truth[i]]
         assert (x[own] @ x[i]).mean() >= np.median((x[own] @ x[own].T).mean(1)), "no odd one of its kind"
-    more = suggesting.typical(x, np.array([0, 1, 20, 21, 40]), 2, seed=0)
+    more = suggest.typical(x, np.array([0, 1, 20, 21, 40]), 2, seed=0)
     assert sorted(truth[i] for i in more) == ["d", "e"]
 
 
@@ -348,7 +385,7 @@ def test_uncertain_images_lie_between_classes_and_apart():
     angle = np.linspace(0, np.pi, 181)
     x = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     p = np.stack([1 - angle / np.pi, angle / np.pi], axis=1)
-    picked = suggesting.uncertain(x, np.array([90]), p, 4, seed=0)
+    picked = suggest.uncertain(x, np.array([90]), p, 4, seed=0)
     assert len(set(picked)) == 4
     assert 90 not in picked
     assert all(70 <= i <= 110 for i in picked)
@@ -360,8 +397,8 @@ def test_copies_of_an_image_do_not_cost_a_suggestion(count):
     x = np.repeat(np.eye(4), 20, axis=0)
     for labelled in (np.array([], int), np.array([3, 30])):
         for picked in (
-            suggesting.typical(x, labelled, count, 0),
-            suggesting.uncertain(x, labelled, np.full((80, 2), 0.5), count, 0),
+            suggest.typical(x, labelled, count, 0),
+            suggest.uncertain(x, labelled, np.full((80, 2), 0.5), count, 0),
         ):
             assert len(set(picked)) == len(picked) == min(count, 80 - len(labelled))
             assert not set(picked) & set(labelled)
@@ -382,15 +419,15 @@ def test_suggested_labels_beat_random_ones_on_digits():
         given = {str(i): str(y[int(i)]) for i in rows}
         classes = sorted(set(given.values()))
         labels = np.array([classes.index(given[str(i)]) for i in rows])
-        task = Task(vectors[[int(i) for i in rows]], labels, tuple(classes), Frame.of(vectors[:900]))
-        guess = task.train(DEFAULTS["logistic"]).probabilities(vectors[900:]).argmax(1)
+        data = LabelledSet(vectors[[int(i) for i in rows]], labels, tuple(classes), Scaler.fit(vectors[:900]))
+        guess = data.fit(DEFAULTS["logistic"]).predict_proba(vectors[900:]).argmax(1)
         return float(np.mean([int(classes[g]) == t for g, t in zip(guess, y[900:], strict=True)]))
 
     gains = []
     for count in (10, 20):
         pairs = []
         for seed in range(5):
-            chosen = classifying.suggest_next(embeddings, {}, count, seed, None)["suggested"]
+            chosen = suggest.suggest_images(embeddings, {}, count, seed, None)["suggested"]
             pairs.append((accuracy(chosen), accuracy(np.random.default_rng(seed).permutation(900)[:count])))
         suggested, random = np.mean(pairs, axis=0)
         gains.append(suggested - random)
@@ -402,9 +439,9 @@ def test_linear_algebra_runs_on_one_thread_while_learning(monkeypatch):
 
     embeddings, truth = separable()
     seen = []
-    monkeypatch.setattr(learning, "curve", lambda *_: seen.extend(pool["num_threads"] for pool in threadpool_info()))
-    learn(embeddings, some(embeddings, truth, 3), model="logistic")
-    assert set(seen) == {1}
+    monkeypatch.setattr(classifiers, "learning_curve", lambda *_: seen.extend(threadpool_info()))
+    train_classifier(embeddings, some(embeddings, truth, 3), model="logistic")
+    assert {pool["num_threads"] for pool in seen} == {1}
 
 
 # --- the verb ---
@@ -440,9 +477,33 @@ def test_a_saved_classifier_predicts_what_it_predicted(stub, tmp_path, model):
     assert applied == again
     for before, after in zip(trained, applied, strict=True):
         assert before["labelled"] == "yes" or before == after
-    saved, about = saving.load(tmp_path / "out" / "classifier.npz")
-    assert about["results"]["classifier"]["model"] == saved.setting.model == model
+    saved = files.load_classifier(tmp_path / "out" / "classifier.npz", ...)
+    with zipfile.ZipFile(tmp_path / "out" / "classifier.npz") as archive:
+        results = json.loads(archive.read("about.json"))["results"]
+    assert results["classifier"]["model"] == saved.setting.model == model
     assert later["applied"]["images"] == len(embeddings)
+
+
+@pytest.mark.parametrize("model", ["logistic", "knn"])
+def test_a_classifier_in_the_first_format_can_still_be_applied(stub, model):
+    run, _, truth = stub
+    classes, axes = ["007", "cat", "dog"], np.eye(6)[[2, 0, 1]]
+    arrays = {"bank": axes, "labels": np.arange(3)} if model == "knn" else {"coef": 9 * axes, "intercept": np.zeros(3)}
+    about = {
+        "results": {},
+        "format": 1,
+        "encoder": {"sha256": "0", "checkpoint": "step-1"},
+        "classes": classes,
+        "setting": {"model": model, "space": "unit", "strength": 1.0},
+        "temperature": 0.5,
+    }
+    path = run.path / "classifier" / "classifier.npz"
+    path.parent.mkdir(parents=True)
+    np.savez(path, mean=np.zeros(6), scale=np.ones(6), **arrays)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("about.json", json.dumps(about))
+    rows = read(classify(run, apply="new", reporter=QUIET)["files"]["applied"])
+    assert [row["label"] for row in rows] == truth
 
 
 def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, tmp_path):
@@ -471,7 +532,7 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
 @pytest.mark.parametrize("text", ['{"mine": 1}', "[1, 2]", "precious"])
 def test_a_file_of_another_in_the_place_of_the_suggested_is_refused_before_any_work(stub, tmp_path, text):
     (tmp_path / "suggested.json").write_text(text)
-    with pytest.raises(UserError, match="no list of suggested images"):
+    with pytest.raises(UserError, match="is not a list of suggested images"):
         classify(stub[0], suggest=4, out=tmp_path, reporter=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["suggested.json"]
     assert (tmp_path / "suggested.json").read_text() == text
@@ -483,25 +544,25 @@ def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sampl
     others = [name for name in embeddings.names if name not in given]
     for suggested, said in (
         ([*given][:1] + others[:39], []),  # one of fifteen labels, as chance would have it
-        ([*given][:1], ["1 of the 15 labelled images was suggested, which is no random sample"]),
-        ([*given][:9] + others[:1], ["9 of the 15 labelled images were suggested, which is no random sample"]),
+        ([*given][:1], ["1 of the 15 labelled images was suggested"]),
+        ([*given][:9] + others[:1], ["9 of the 15 labelled images were suggested"]),
     ):
-        notes = learn(embeddings, given, model="knn", suggested=suggested, draws=1).results["notes"]
-        assert [note.partition(":")[0] for note in notes] == said
+        notes = train_classifier(embeddings, given, model="knn", suggested=suggested, draws=1).results["notes"]
+        assert [note.partition(",")[0] for note in notes] == said
 
 
 def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), reporter=QUIET)
     found["held_out"] |= {"accuracy": 81.249, "low": 60.0, "high": 90.0}
-    classifying.show(found)
+    classify_module.show(found)
     said = capsys.readouterr().out
     kept = MODELS[found["classifier"]["model"]]
     assert said.count("(kept)") == 1
     assert f"\n{kept} (kept) " in said
-    assert re.search(r"either, chosen anew in each fold +81.2% +60.0 to 90.0", said)
-    assert "accuracy 81.2% (95% interval 60.0 to 90.0)" in said
-    assert "confidence ranks them, and is no accuracy: for that see the interval above" in said
+    assert re.search(r"the better one, chosen in each fold +81.2% +60.0 to 90.0", said)
+    assert "Accuracy: 81.2% (95% interval 60.0 to 90.0)" in said
+    assert "held-out labels, and 81.2% are right" in said
 
 
 def test_shares_are_rounded_once():
@@ -511,31 +572,33 @@ def test_shares_are_rounded_once():
 
 def test_spaces_around_a_name_are_part_of_it_when_suggestions_are_looked_at(tmp_path):
     folder, spaced = tmp_path, " a.png "
-    first = tables.write_suggestions(folder, ["b.png"], {spaced: "cat"}, "")
-    again = tables.write_suggestions(folder, ["c.png"], {spaced: "cat"}, "")
+    first = files.write_suggestions(folder, ["b.png"], {spaced: "cat"}, "", [])
+    again = files.write_suggestions(folder, ["c.png"], {spaced: "cat"}, "", [])
     assert first == again, "nothing was filled in, so nothing is lost"
 
 
 def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
-    classifying.show(classify(run, labels, suggest=2, apply="new", reporter=QUIET))
+    classify_module.show(classify(run, labels, suggest=2, apply="new", reporter=QUIET))
     said = capsys.readouterr().out
     for words in (
-        "accuracy 100.0% (95% interval",
-        "labels a class",
-        "30 other images",
-        "worth labelling next: 2",
+        "Accuracy: 100.0% (95% interval",
+        "labels per class",
+        "Predicted labels for 30 unlabelled images",
+        "Confidences are calibrated by cross-validation",
+        "Label next: 2 images",
         "007",
         "untrained network",
-        "+30.0 points beside the better of raw pixels and the untrained network\n",
+        "Gain from training: +30.0 points over the better baseline.\n",
     ):
         assert words in said
-    classifying.show(classify(run, suggest=2, reporter=QUIET))
+    classify_module.show(classify(run, suggest=2, reporter=QUIET))
     few = write_labels(tmp_path / "few.csv", {"0.png": "cat", "25.png": "dog"})
-    classifying.show(classify(run, few, reporter=QUIET))
+    classify_module.show(classify(run, few, reporter=QUIET))
     said = capsys.readouterr().out
-    assert "cannot be told yet" in said
+    assert "Accuracy is not known yet" in said
+    assert "it is not calibrated" in said
     assert "raw pixels" not in said
 
 
@@ -543,18 +606,18 @@ def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, ca
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
     monkeypatch.setattr(
-        classifying, "without_training", lambda *_, **__: {"raw pixels": WITHOUT["raw pixels"] | {"accuracy": 100.0}}
+        classify_module, "baselines", lambda *_, **__: {"raw pixels": BASELINES["raw pixels"] | {"accuracy": 100.0}}
     )
-    classifying.show(classify(run, labels, model="knn", reporter=QUIET))
-    assert "+0.0 points beside the better" in (said := capsys.readouterr().out)
-    assert "training has not paid here yet; train for longer" in said
-    monkeypatch.setattr(classifying, "COMPARED", 5)
-    assert "without" not in classify(run, labels, model="knn", reporter=QUIET)
+    classify_module.show(classify(run, labels, model="knn", reporter=QUIET))
+    assert "+0.0 points over the better baseline" in (said := capsys.readouterr().out)
+    assert "Training has not paid off yet: train for longer" in said
+    monkeypatch.setattr(classify_module, "MAX_COMPARED", 5)
+    assert "baselines" not in classify(run, labels, model="knn", reporter=QUIET)
 
 
 LABELS = "file,label\n0.png,cat\n25.png,dog\n"
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
-    ("", {"labels": ""}, "classify needs labels"),
+    ("", {"labels": ""}, "nothing to do: give labels"),
     (LABELS, {"model": "svm"}, "unknown model 'svm'\nvalid: auto, logistic, knn"),
     (LABELS, {"suggest": -1}, "suggest=-1"),
     (LABELS, {"seed": -1}, "seed=-1"),
@@ -567,8 +630,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
     ("name,label\n0.png,cat\n", {}, "no column 'file'"),
-    ("", {"labels": "", "apply": "new"}, "there is no"),
-    ("", {"labels": "", "apply": "new", "source": "old"}, "--source is where the labelled images lie"),
+    ("", {"labels": "", "apply": "new"}, "there is no classifier in"),
+    ("", {"labels": "", "apply": "new", "source": "old"}, "--source is the folder of the labelled images"),
 ]
 
 
@@ -591,11 +654,11 @@ def test_nothing_left_to_suggest_predictions_as_labels_and_broken_embeddings_are
         classify(run, every, suggest=1, reporter=QUIET)
     found = classify(run, every, model="knn", reporter=QUIET)
     assert found["predicted"]["images"] == 0
-    classifying.show(found)
+    classify_module.show(found)
     with pytest.raises(UserError, match="would be overwritten"):
         classify(run, found["files"]["predictions"], reporter=QUIET)
     embeddings.vectors[0, 0] = np.nan
-    with pytest.raises(UserError, match="not numbers"):
+    with pytest.raises(UserError, match="NaN or inf"):
         classify(run, every, reporter=QUIET)
 
 
@@ -603,7 +666,7 @@ def test_nothing_left_to_suggest_predictions_as_labels_and_broken_embeddings_are
 def test_a_damaged_classifier_is_refused(stub, tmp_path, damage):
     run, embeddings, truth = stub
     classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", reporter=QUIET)
-    path = run.path / "classifier" / saving.FILE
+    path = run.path / "classifier" / files.CLASSIFIER
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="is damaged"):
         classify(run, apply="new", reporter=QUIET)
@@ -650,13 +713,23 @@ def test_a_real_run_from_suggestion_to_new_images(real, tmp_path):
     assert set(halves["classes"]) == {"0 odd", "1 odd"}
 
 
+def test_the_checkpoint_is_read_once(real, tmp_path, monkeypatch):
+    run, folder, truth = real
+    reads, load_checkpoint = [], Run.load_checkpoint
+    monkeypatch.setattr(Run, "load_checkpoint", lambda self, *_: reads.append(self) or load_checkpoint(self, *_))
+    labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::4]))
+    classify(run, labels, apply=folder, model="knn", out=tmp_path / "out", reporter=QUIET)
+    assert len(reads) == 1
+
+
 def test_the_baselines_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tmp_path):
     run, folder, truth = real
     given = dict(list(truth.items())[::3])
     labels = write_labels(tmp_path / "l.csv", given)
-    found = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)["without"]
-    pixels = decode_all([folder / name for name in truth], 16)[0].reshape(len(truth), -1)
-    expected = learn(Embeddings(list(truth), pixels), given, model="knn", draws=1).results["held_out"]
+    results = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
+    found, names = results["baselines"], [row["file"] for row in read(results["files"]["predictions"])]
+    pixels = decode_all([folder / name for name in names], 16)[0].reshape(len(names), -1)
+    expected = train_classifier(Embeddings(names, pixels), given, model="knn", draws=1).results["held_out"]
     keys = ("accuracy", "low", "high")
     assert found["raw pixels"] == {key: expected[key] for key in keys}
     settings = {name: getattr(run.config, name) for name in ("backbone", "image_size", "batch_size", "bn_groups")}
@@ -665,20 +738,23 @@ def test_the_baselines_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tm
         set={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
     nothing = classify(none, labels, model="knn", reporter=QUIET)
-    assert found["untrained network"] == nothing["without"]["untrained network"]
+    assert found["untrained network"] == nothing["baselines"]["untrained network"]
     assert found["untrained network"] == {key: nothing["held_out"][key] for key in keys}
 
 
 def test_large_pixels_are_shrunk_and_a_data_sets_images_are_compared_too(real, monkeypatch):
     run, *_ = real
-    monkeypatch.setattr(without, "SIDE", 4)
+    monkeypatch.setattr(classify_module, "BASELINE_SIDE", 4)
     seen = {}
-    monkeypatch.setattr(without, "held_out_share", lambda e, *_, **__: seen.setdefault(e.vectors.shape[1], e.names))
+    monkeypatch.setattr(
+        classify_module, "held_out_accuracy", lambda e, *_, **__: seen.setdefault(e.vectors.shape[1], e.names)
+    )
     digits = {f"digits/train/{i}": "01"[i % 2] for i in range(6)}
-    without.without_training(run, "digits", digits, "knn", 0, device="cpu")
-    assert list(seen) == [3 * 4 * 4, mixnn.load(run, "cpu").num_features]
+    encoder = mixnn.load(run, "cpu")
+    classify_module.baselines(run, encoder, run.images("digits"), digits, "knn", 0)
+    assert list(seen) == [3 * 4 * 4, encoder.num_features]
     assert set(digits) <= set(seen[48])
-    assert len(seen[48]) == len(set(seen[48])) <= 6 + without.UNLABELLED
+    assert len(seen[48]) == len(set(seen[48])) <= 6 + classify_module.BASELINE_UNLABELLED
 
 
 def test_a_classifier_of_another_encoder_is_refused(real, tmp_path):

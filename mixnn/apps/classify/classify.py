@@ -1,4 +1,4 @@
-"""classify: from embeddings and a few labels to a label for every image; and which images to label next."""
+"""classify: a label for every image from a few labels, how accurate that is, and which images to label next."""
 
 from __future__ import annotations
 
@@ -6,21 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from mixnn.apps.classify import saving, suggesting, tables
-from mixnn.apps.classify.learning import Learned, learn, tally
-from mixnn.apps.classify.models import MODELS
-from mixnn.apps.classify.without import without_training
-from mixnn.apps.classify.words import show
-from mixnn.apps.embed import Embeddings, collect
+from mixnn.apps.classify import files
+from mixnn.apps.classify.classifiers import (
+    CONFIDENT,
+    MODELS,
+    TrainingResult,
+    held_out_accuracy,
+    summarize_predictions,
+    train_classifier,
+)
+from mixnn.apps.classify.suggest import suggest_images
+from mixnn.apps.embed import Embeddings, Encoder, collect, load
 from mixnn.config import UserError, check_int, unknown
+from mixnn.data import Images
 from mixnn.files import check_free
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
+from mixnn.runs.weights import untrained
 
 __all__ = ["classify", "show"]
 
-COMPARED = 2000  # labels up to which raw pixels and the untrained network are tried too; more would take minutes
+MAX_COMPARED = 2000  # labels up to which the baselines are computed; more would take minutes
+BASELINE_SIDE = 16  # raw pixels are shrunk to this: 768 numbers, about as many as an embedding has
+BASELINE_UNLABELLED = 1000  # unlabelled images used to standardize the baselines' features
+BASELINE_BATCH = 256
+MAX_CLASSES_SHOWN = 25  # if there are more, those with the lowest accuracy are shown
+SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more labels may help little
 
 
 def classify(
@@ -46,109 +59,264 @@ def classify(
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
-    _check(labels, source, apply, suggest, folder, model, seed)
+    new_images = apply
+    _check_arguments(run, labels, source, new_images, suggest, folder, model, seed)
     if str(out):
-        for file in (saving.FILE, tables.PREDICTIONS) if str(labels) else ():
-            check_free(folder / file, overwrite)
-        if str(apply):
-            check_free(folder / _applied(apply), overwrite)
-    tables.ever_suggested(folder)  # refused, if it is another's file
-    where: dict[str, Any] = {"device": device, "data_dir": data_dir, "reporter": reporter}
-    found: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
-    if str(labels) or suggest:
-        embeddings = _finite(collect(run, source, **where))
+        _check_outputs(folder, labels, new_images, overwrite)
+    suggested_before = files.read_suggested(folder)
+    images = run.images(source, data_dir) if str(labels) or suggest else None
+    others = run.images(new_images, data_dir) if str(new_images) else None
+    encoder = load(run, device, reporter=reporter)
+    results: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
+    if images is not None:
+        embeddings = _embed(run, images, encoder, reporter)
         given: dict[str, str] = {}
         if str(labels):
-            place = Path(source or run.config.data).expanduser()
-            given, unreadable = tables.read_labels(labels, embeddings, place)
+            given, unreadable = files.read_labels(labels, images, embeddings)
             for name in unreadable:
                 reporter.warn(f"{name} has a label but cannot be read")
         if suggest and len(given) == len(embeddings):
-            raise UserError("every image has a label, so there is none to suggest: leave --suggest out")
-        learned = None
+            raise UserError("every image has a label, so there is none to suggest: leave out --suggest")
+        trained: TrainingResult | None = None
         if given:
-            learned, files = _train(run, embeddings, given, folder, model, seed, reporter)
-            found = found | learned.results | {"files": files}
-            if learned.results["held_out"] and len(given) <= COMPARED:
-                found["without"] = without_training(run, source, given, model, seed, **where)
+            trained = train_classifier(
+                embeddings, given, model=model, seed=seed, suggested=suggested_before, reporter=reporter
+            )
+            results |= trained.results | {"files": _save(folder, encoder, embeddings, given, trained)}
+            if trained.results["held_out"] and len(given) <= MAX_COMPARED:
+                results["baselines"] = baselines(run, encoder, images, given, model, seed)
         if suggest:
-            found |= suggest_next(embeddings, given, suggest, seed, learned.probabilities if learned else None)
-            template = tables.write_suggestions(folder, found["suggested"], given, labels)
-            found["files"]["suggestions"] = str(template)
-    if str(apply):
-        found["applied"], found["files"]["applied"] = _apply(run, apply, folder, where)
-    return found
+            results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
+            template = files.write_suggestions(folder, results["suggested"], given, labels, suggested_before)
+            results["files"]["suggestions"] = str(template)
+    if others is not None:
+        classifier = files.load_classifier(files.find_classifier(folder, run), encoder)
+        embeddings = _embed(run, others, encoder, reporter)
+        probabilities = classifier.predict_proba(embeddings.vectors)
+        path = folder / files.predictions_name(new_images)
+        files.write_predictions(path, embeddings.names, classifier.classes, probabilities, {})
+        results["applied"] = summarize_predictions(probabilities, classifier.classes)
+        results["files"]["applied"] = str(path)
+    return results
 
 
-def _train(
-    run: Run, embeddings: Embeddings, given: dict[str, str], folder: Path, model: str, seed: int, reporter: Reporter
-) -> tuple[Learned, dict[str, str]]:
-    """The classifier with its results, saved, and predictions for all images; and where these are."""
-    before = tables.ever_suggested(folder)
-    learned = learn(embeddings, given, model=model, seed=seed, suggested=before, reporter=reporter)
-    saved, table = folder / saving.FILE, folder / tables.PREDICTIONS
-    saving.save(saved, learned.classifier, saving.identity(run, reporter), {"results": learned.results})
-    tables.write_predictions(table, embeddings.names, learned.classifier.classes, learned.probabilities, given)
-    return learned, {"predictions": str(table), "classifier": str(saved)}
-
-
-def suggest_next(
-    embeddings: Embeddings, given: dict[str, str], count: int, seed: int, probabilities: np.ndarray | None
-) -> dict[str, Any]:
-    """Names of images worth labelling, the most telling first, and by what they were picked."""
-    x = embeddings.unit()
-    labelled = np.array([i for i, name in enumerate(embeddings.names) if name in given], int)
-    few = len(given) < suggesting.FEW * len(set(given.values()))
-    if probabilities is None or few:
-        rows, by = suggesting.typical(x, labelled, count, seed), "typical"
-    else:
-        rows, by = suggesting.uncertain(x, labelled, probabilities, count, seed), "uncertain"
-    return {"suggested": [embeddings.names[i] for i in rows], "suggested_by": by}
-
-
-def _apply(run: Run, apply: str | Path, folder: Path, where: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Predictions for other images by the classifier in the folder or, failing that, in the run's own."""
-    places = [folder / saving.FILE, run.path / "classifier" / saving.FILE]
-    saved = next((path for path in places if path.is_file()), None)
-    if saved is None:
-        raise UserError(f"there is no {places[0]}: classify with a CSV of labels first, which makes it")
-    classifier, about = saving.load(saved)
-    saving.check_encoder(saved, about, saving.identity(run, where["reporter"]))
-    embeddings = _finite(collect(run, apply, **where))
-    probabilities = classifier.probabilities(embeddings.vectors)
-    table = folder / _applied(apply)
-    tables.write_predictions(table, embeddings.names, classifier.classes, probabilities, {})
-    return tally(probabilities, classifier.classes), str(table)
-
-
-def _applied(apply: str | Path) -> str:
-    """The file of the predictions for other images."""
-    place = Path(apply).expanduser().resolve()
-    return f"predictions-{place.stem if place.is_file() else place.name}.csv"
-
-
-def _check(
-    labels: str | Path, source: str | Path, apply: str | Path, suggest: int, folder: Path, model: str, seed: int
+def _check_arguments(
+    run: Run,
+    labels: str | Path,
+    source: str | Path,
+    new_images: str | Path,
+    suggest: int,
+    folder: Path,
+    model: str,
+    seed: int,
 ) -> None:
-    """What can be refused before anything is read."""
-    if not (str(labels) or str(apply) or suggest):
+    """UserError for what is wrong before any work is done."""
+    if not (str(labels) or str(new_images) or suggest):
         raise UserError(
-            "classify needs labels (a CSV of file,label), --suggest (how many images to name that are worth "
-            "labelling), or --apply (new images, for a classifier made before)"
+            "nothing to do: give labels (a CSV of file,label), --suggest COUNT (images worth labelling), "
+            "or --apply FOLDER (new images, for a classifier made before)"
         )
-    if str(apply) and str(source) and not (str(labels) or suggest):
-        raise UserError("--source is where the labelled images lie: new images need --apply alone")
+    if str(new_images) and str(source) and not (str(labels) or suggest):
+        raise UserError("--source is the folder of the labelled images: for new images, use --apply alone")
     if model not in ("auto", *MODELS):
         raise unknown("model", model, ("auto", *MODELS))
     for name, value in (("suggest", suggest), ("seed", seed)):
         check_int(name, value, 0, 2**32 - 1)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: type a folder's name after --out")
-    if str(labels) and Path(labels).resolve() == (folder / tables.PREDICTIONS).resolve():
-        raise UserError(f"{labels} would be overwritten by the predictions: copy it to a file of its own")
+        raise UserError(f"{folder} is a file: --out takes a folder")
+    if str(labels) and Path(labels).resolve() == (folder / files.PREDICTIONS).resolve():
+        raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
+    if str(new_images) and not str(labels):
+        files.find_classifier(folder, run)
 
 
-def _finite(embeddings: Embeddings) -> Embeddings:
+def _check_outputs(folder: Path, labels: str | Path, new_images: str | Path, overwrite: bool) -> None:
+    names = [files.CLASSIFIER, files.PREDICTIONS] if str(labels) else []
+    names += [files.predictions_name(new_images)] if str(new_images) else []
+    for name in names:
+        check_free(folder / name, overwrite)
+
+
+def _embed(run: Run, images: Images, encoder: Encoder, reporter: Reporter) -> Embeddings:
+    embeddings = collect(run, images, encoder=encoder, reporter=reporter)
     if not np.isfinite(embeddings.vectors).all():
-        raise UserError("some embeddings are not numbers: the run has diverged; train it with a smaller lr")
+        raise UserError("some embeddings are NaN or inf: the run has diverged; train it with a smaller lr")
     return embeddings
+
+
+def _save(
+    folder: Path, encoder: Encoder, embeddings: Embeddings, given: dict[str, str], trained: TrainingResult
+) -> dict[str, str]:
+    """Write the classifier and the predictions; returns their paths."""
+    saved, table = folder / files.CLASSIFIER, folder / files.PREDICTIONS
+    files.save_classifier(saved, trained.classifier, encoder, trained.results)
+    files.write_predictions(table, embeddings.names, trained.classifier.classes, trained.probabilities, given)
+    return {"predictions": str(table), "classifier": str(saved)}
+
+
+def baselines(
+    run: Run, encoder: Encoder, images: Images, labels: dict[str, str], model: str, seed: int
+) -> dict[str, dict[str, float]]:
+    """Held-out accuracy in percent on raw pixels and on the untrained network, with the same labels and folds."""
+    fresh = Encoder(untrained(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(encoder.device)
+    unlabelled = [name for name in images.names if name not in labels]
+    kept = {*labels, *unlabelled[:: -(-len(unlabelled) // BASELINE_UNLABELLED) or 1]}
+    names, pixels, features = [], [], []
+    for batch in images.named(kept).batches(BASELINE_BATCH, encoder.size):
+        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
+        side = min(BASELINE_SIDE, *u8.shape[2:])
+        names += batch.names
+        pixels.append(torch.nn.functional.adaptive_avg_pool2d(u8.float(), side).flatten(1).cpu())
+        features.append(fresh(u8).cpu())
+    vectors = {"raw pixels": torch.cat(pixels), "untrained network": torch.cat(features)}
+    return {
+        title: held_out_accuracy(Embeddings(names, x.numpy()), labels, model=model, seed=seed)
+        for title, x in vectors.items()
+    }
+
+
+# --- what is printed ---
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the results of `classify`: accuracy first, tables, then advice and the files."""
+    if "classifier" in results:
+        _show_accuracy(results)
+        _show_classes(results)
+        _show_curve(results["curve"])
+        _print_lines(_mistakes(results["held_out"]))
+        _print_lines(_predictions(results["predicted"], "unlabelled"))
+        _print_lines([_calibration(results["held_out"])])
+    if "applied" in results:
+        _print_lines(_predictions(results["applied"], "new"))
+        _print_lines(
+            ["Use the confidence to rank predictions; for images unlike the labelled ones it is not calibrated."]
+        )
+    paths = results["files"]
+    if "suggested" in results:
+        count, what = (
+            len(results["suggested"]),
+            {
+                "typical": "typical of regions without a label",
+                "uncertain": "which the classifier is unsure about",
+            }[results["suggested_by"]],
+        )
+        _print_lines(
+            [
+                f"Label next: {plural(count, 'image')}, {what}.",
+                f"Fill in the labels in {paths['suggestions']}, then use that file as the labels.",
+            ]
+        )
+    titles = {"predictions": "Predictions", "applied": "Predictions for the new images", "classifier": "Classifier"}
+    _print_lines([f"{title}: {paths[key]}" for key, title in titles.items() if key in paths])
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(shown(line))
+
+
+def _show_accuracy(results: dict[str, Any]) -> None:
+    """The headline and, where accuracy is known, the baselines and the models it compares with."""
+    held = results["held_out"]
+    if not held:
+        _print_lines([*results["notes"], ""])
+        return
+    _print_lines(
+        [
+            f"Accuracy: {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
+            f"measured by cross-validation on {plural(held['images'], 'labelled image')}."
+        ]
+    )
+    rows = {"this run": held} | results.get("baselines", {})
+    if "baselines" in results:
+        _print_lines([_gain(held, max(row["accuracy"] for row in results["baselines"].values()))])
+    _print_lines([*results["notes"], ""])
+    cells = [(title, *_cells(row)) for title, row in rows.items()]
+    cells.append((f"always {held['commonest']!r}", f"{held['commonest_share']:.1f}%", ""))
+    print_table(("same labels, trained on", "accuracy", "95% interval"), cells)
+    print()
+    if len(held["models"]) > 1:
+        kept = results["classifier"]["model"]
+        models = {MODELS[m] + " (kept)" * (m == kept): row for m, row in held["models"].items()}
+        models["the better one, chosen in each fold"] = held
+        print_table(
+            ("classifier", "accuracy", "95% interval"), [(title, *_cells(row)) for title, row in models.items()]
+        )
+        print()
+
+
+def _gain(held: dict[str, Any], baseline: float) -> str:
+    gain = held["accuracy"] - baseline
+    text = f"Gain from training: {gain:+.1f} points over the better baseline."
+    if gain <= 0:
+        return f"{text} Training has not paid off yet: train for longer, or on more images."
+    return text if held["low"] > baseline else f"{text} These are too few labels to be sure of a gain."
+
+
+def _show_classes(results: dict[str, Any]) -> None:
+    tested = results["held_out"]["per_class"] if results["held_out"] else {}
+    order = sorted(results["classes"], key=lambda c: tested[c]["accuracy"] if c in tested else 101)
+    listed, rows = set(order[:MAX_CLASSES_SHOWN]), []
+    for c, count in results["classes"].items():
+        if c in listed:
+            accuracy = f"{tested[c]['accuracy']:.0f}%" if c in tested else "-"
+            rows.append((c, str(count), accuracy, str(results["predicted"]["by_class"].get(c, 0))))
+    print_table(("class", "labels", "held-out accuracy", "predicted images"), rows)
+    if len(order) > len(rows):
+        print(f"... and {len(order) - len(rows)} more with higher accuracy")
+    print()
+
+
+def _show_curve(points: list[dict[str, Any]]) -> None:
+    if not points:
+        return
+    rows = [(str(point["labels_per_class"]), *_cells(point)) for point in points]
+    print_table(("labels per class", "accuracy", "5th to 95th percentile"), rows)
+    if "gain" in points[-1]:
+        before, last = points[-2], points[-1]
+        print(
+            f"{last['labels_per_class']} labels per class instead of {before['labels_per_class']}: "
+            f"{last['gain']:+.1f} points (95% interval {last['gain_low']:+.1f} to {last['gain_high']:+.1f}). "
+            f"{_outlook(last)}"
+        )
+    print()
+
+
+def _outlook(last: dict[str, Any]) -> str:
+    if last["gain_low"] > 0:
+        return "More labels should help."
+    if last["gain_high"] < SMALL_GAIN:
+        return "More labels may help little."
+    return "These are too few labels to say whether more will help."
+
+
+def _mistakes(held: dict[str, Any] | None) -> list[str]:
+    lines = []
+    if held and held["confusions"]:
+        pairs = [f"{c['label']!r} as {c['taken_for']!r} ({c['images']})" for c in held["confusions"][:3]]
+        lines.append(f"Most frequent mistakes: {', '.join(pairs)}.")
+    if held and held["doubtful"]:
+        doubtful = [f"{d['file']} ({d['label']!r}, predicted {d['predicted']!r})" for d in held["doubtful"][:3]]
+        lines.append(f"Labels to check: {', '.join(doubtful)}")
+    return lines
+
+
+def _predictions(summary: dict[str, Any], which: str) -> list[str]:
+    if not summary["images"]:
+        return []
+    images = plural(summary["images"], f"{which} image")
+    return [f"Predicted labels for {images}, {summary['sure']:,} with a confidence of {CONFIDENT} or more."]
+
+
+def _calibration(held: dict[str, Any] | None) -> str:
+    if not held:
+        return "Use the confidence to rank predictions; it is not calibrated."
+    return (
+        "Confidences are calibrated by cross-validation: "
+        f"they average {held['mean_confidence']:.1f}% on held-out labels, and {held['accuracy']:.1f}% are right."
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str]:
+    return f"{row['accuracy']:.1f}%", f"{row['low']:.1f} to {row['high']:.1f}"
