@@ -624,7 +624,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     (LABELS, {"out": "labels.csv"}, "labels.csv is a file"),
     ("", {"labels": "missing.csv"}, "cannot read the labels in missing.csv"),
     ("", {}, "labels.csv is empty"),
-    ("file,label\n0.png,\n", {}, "holds no label"),
+    ("file,label\n0.png,\n", {}, "contains no labels"),
     ("file,label\n0.png,cat\n1.png,cat\n", {}, "every label is 'cat'"),
     ("file,label\n0.png,cat\n0.png,dog\n", {}, "already in row 2"),
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
