@@ -1,15 +1,15 @@
 """Random views of images, batched and on the images' device: crop, resize, flip, color jitter, grayscale, blur.
 
 Nothing here draws a random number. `augment` is a pure function of uint8 images, uniforms in [0, 1) and a `View`:
-whoever owns the run's generator draws `view.num_draws` uniforms for each image. So a view can be compiled whole,
-captured in a CUDA graph, sliced by rank and repeated exactly after a resume.
+whoever owns the run's generator draws `view.num_draws` uniforms per image. So a view can be compiled whole, captured in
+a CUDA graph, sliced by rank and repeated exactly after a resume.
 
-Resampling is two matrix products an image, y = A_rows x A_cols^T, where A holds the weights of Pillow's bilinear
+Resampling is two matrix products per image, y = A_rows x A_cols^T, where A holds the weights of Pillow's bilinear
 resize or of its Gaussian blur. Random crops, color jitter and grayscale follow torchvision's definitions. The result
 differs from a Pillow pipeline in one thing: Pillow rounds to 8 bits after each pass, and nothing is rounded here.
 
-Shapes: B images, C channels, H W height and width, O an output side, I an input side, R uniforms an image or rounds of
-color jitter. Color operations want C = 3, the rest takes any C.
+Shapes: B images, C channels, H W height and width, O an output side, I an input side, R uniforms per image or rounds of
+color jitter. Color operations need C = 3; the rest works for any C.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of t
 
 @dataclass(frozen=True)
 class View:
-    """One way to make a view of size x size pixels.
+    """How to make a view of size x size pixels.
 
-    `flip`, `jitter`, `gray` and `blur` are probabilities; a stage of probability 0 costs nothing, not even draws.
+    `flip`, `jitter`, `gray` and `blur` are probabilities; a stage with probability 0 costs nothing, not even draws.
     """
 
     size: int
@@ -86,9 +86,9 @@ def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:
     assert images_u8_BCHW.dtype == torch.uint8
     assert u_BR.dtype == torch.float32
     assert u_BR.shape == (B, view.num_draws), (
-        f"{view} takes {view.num_draws} uniforms an image, got {tuple(u_BR.shape)}"
+        f"{view} takes {view.num_draws} uniforms per image, got {tuple(u_BR.shape)}"
     )
-    assert C == 3 or not (view.jitter or view.gray), "color jitter and grayscale want three channels"
+    assert C == 3 or not (view.jitter or view.gray), "color jitter and grayscale need three channels"
     crop, flip, jitter, gray, blur = u_BR.split(view.draws, dim=1)
 
     top_B, left_B, height_B, width_B = crop_boxes(crop, H, W, view)
@@ -105,9 +105,9 @@ def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:
         x = torch.where(_per_image(gray[:, 0] < view.gray), grayscale(x), x)
     if view.blur:
         sigma_B = _between(view.sigma, blur[:, 1])
-        a_BOO = blur_matrix(sigma_B.masked_fill(blur[:, 0] >= view.blur, 0.0), view.size)  # sigma 0 changes nothing
+        a_BOO = blur_matrix(sigma_B.masked_fill(blur[:, 0] >= view.blur, 0.0), view.size)  # sigma 0: unchanged
         x = resample(x, a_BOO, a_BOO)
-    # Weights that sum to one up to rounding may leave [0, 1] by a last bit.
+    # Weights that sum to one up to rounding may leave [0, 1] by the last bit.
     return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
 
 
@@ -131,7 +131,7 @@ def resample(x_BCHW: Tensor, rows_BOH: Tensor, cols_BOW: Tensor) -> Tensor:
 
 
 def crop_boxes(u_BR: Tensor, height: int, width: int, view: View) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Top, left, height and width of torchvision's RandomResizedCrop, whole numbers held in float32.
+    """Top, left, height and width of torchvision's RandomResizedCrop, as integers in float32.
 
     Columns of u: ten areas, ten log-uniform ratios, two offsets. The first attempt that fits into the image wins.
     """
@@ -186,9 +186,9 @@ def blur_matrix(sigma_B: Tensor, n: int) -> Tensor:
     replicate the edges as Pillow does: the first pixel takes all that lies before it, the last all that lies behind.
     """
     variance = sigma_B * sigma_B / 3
-    check_int = (((12 * variance + 1).sqrt() - 1) / 2).floor()
-    part = (2 * check_int + 1) * (check_int * (check_int + 1) - 3 * variance) / (6 * (variance - (check_int + 1) ** 2))
-    radius = (check_int + part)[:, None, None]
+    full = (((12 * variance + 1).sqrt() - 1) / 2).floor()
+    part = (2 * full + 1) * (full * (full + 1) - 3 * variance) / (6 * (variance - (full + 1) ** 2))
+    radius = (full + part)[:, None, None]
     i = torch.arange(n, device=sigma_B.device, dtype=torch.float32)
     sum_through = ((radius + 1 + (i[:-1] - i[:, None])) / (2 * radius + 1)).clamp(0, 1)  # (B, n, n - 1)
     box_Bnn = pad(pad(sum_through, (1, 0), value=0.0), (0, 1), value=1.0).diff(dim=2)
@@ -196,7 +196,7 @@ def blur_matrix(sigma_B: Tensor, n: int) -> Tensor:
 
 
 def jitter_parameters(u_B8: Tensor, view: View) -> tuple[Tensor, Tensor]:
-    """Factors and order for `color_jitter`: four uniforms for the one, the ranks of four for the other."""
+    """Factors and order for `color_jitter`: four uniforms give the factors, the ranks of four more the order."""
     ranges = [(max(0.0, 1 - s), 1 + s) for s in (view.brightness, view.contrast, view.saturation)]
     factors = [_between(r, u_B8[:, i]) for i, r in enumerate([*ranges, (-view.hue, view.hue)])]
     return torch.stack(factors, dim=1), u_B8[:, 4:].argsort(dim=1)
@@ -205,10 +205,10 @@ def jitter_parameters(u_B8: Tensor, view: View) -> tuple[Tensor, Tensor]:
 def color_jitter(x_BCHW: Tensor, factors_B4: Tensor, order_B4: Tensor) -> Tensor:
     """torchvision's ColorJitter, each image in its own order.
 
-    order[:, k] is the operation of round k, factors[:, i] belongs to operation i. Hue is by far the dearest and comes
-    once, so it is computed once: blends before it, hue, blends after it, and a blend belonging to the other side gets
-    factor 1, which changes nothing. Four rounds of everything would compute four hues. Planes (B, H, W) instead of one
-    tensor give every operation the shape of the reduction in `_blend`, so that the compiler can fuse across the rounds.
+    order[:, k] is the operation of round k, factors[:, i] belongs to operation i. Hue is by far the most expensive and
+    occurs once, so it is computed once: blends before it, hue, blends after it. A blend that belongs to the other side
+    gets factor 1, which changes nothing. Four rounds of everything would compute four hues. Planes (B, H, W) instead of
+    one tensor give every operation the shape of the reduction in `_blend`, so that the compiler can fuse the rounds.
     """
     in_order = factors_B4.gather(1, order_B4)
     round_4 = torch.arange(4, device=x_BCHW.device)

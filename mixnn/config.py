@@ -106,12 +106,13 @@ def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     return value
 
 
+@dataclasses.dataclass(frozen=True)
 class Checked:
     """Base of the option dataclasses: every field made by `option` is converted and checked at once."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             if field.metadata:
                 value = _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
                 object.__setattr__(self, field.name, value)

@@ -1,4 +1,4 @@
-"""Which device a run uses, and work that it may do side by side."""
+"""The device of a run, and a second CUDA stream for work that can run in parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mixnn.config import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """auto: CUDA where there is one, else the CPU. Of several processes, each takes a CUDA device of its own."""
+    """The device called `name`; auto is CUDA if available, else the CPU. Each process gets its own CUDA device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -29,10 +29,10 @@ def pick_device(name: str) -> torch.device:
 
 def _pick_cuda(name: str, index: int) -> torch.device:
     if processes.world_size() > 1 and ":" in name:
-        raise UserError(f"device {name!r} is one device, and each process takes one of its own: type --device cuda")
+        raise UserError(f"device {name!r} is one device, and each process needs its own: use --device cuda")
     if index >= torch.cuda.device_count():
         which = f"device {name!r}" if index == 0 or ":" in name else f"a CUDA device for process {index}"
-        raise UserError(f"{which} is not there: torch sees {torch.cuda.device_count()} CUDA devices; type --device cpu")
+        raise UserError(f"{which} is not there: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)  # streams and graphs belong to the current device
     return device
@@ -40,9 +40,9 @@ def _pick_cuda(name: str, index: int) -> torch.device:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """What is queued within may run at the same time as what is queued next, until `join`. On a CPU it simply runs.
+    """Work queued inside may run in parallel with what follows, until `wait_side_stream`. On a CPU it simply runs.
 
-    A compiler orders its work itself, and is left alone.
+    Under torch.compile this does nothing: the compiler orders its work itself.
     """
     if device.type != "cuda" or torch.compiler.is_compiling():
         yield
@@ -54,7 +54,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 def wait_side_stream(device: torch.device) -> None:
-    """From here on, what was queued beside has been done."""
+    """Let what follows wait for the work on the side stream."""
     if device.type == "cuda" and not torch.compiler.is_compiling():
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 

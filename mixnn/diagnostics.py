@@ -1,8 +1,8 @@
-"""What a step shows beside its loss: whom it takes for neighbors, and whether it collapses.
+"""What a step shows besides its loss: how good its neighbors are, and whether its embeddings collapse.
 
 Pure functions of a step's directions, so that they are compiled and captured with it. `NAMES` says what each number
-means. All are means over a batch and over both directions; an epoch's line in metrics.jsonl has their mean over steps,
-and `shrinkage` reads in those lines what no single one shows.
+means. All are means over a batch and over both directions; an epoch's line in metrics.jsonl has their mean over steps.
+`shrinkage` follows the spread over epochs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mixnn import functional as F
-from mixnn.methods.contract import Seen
+from mixnn.methods.contract import DirectionRecord
 
 NAMES = {
-    "d_positive": "d(p, z), squared distance of prediction and target",
+    "d_positive": "d(p, z), squared distance between prediction and target",
     "d_neighbors": "mean over neighbors z_i of d(p, z_i), before any mixing",
     "spread": "deviation of unit z over the batch times sqrt(D): 1 if they fill the sphere, 0 if collapsed",
     "rank": "effective dimensions of z in a batch: (sum of variances)^2 / sum of squared covariances",
@@ -27,35 +27,36 @@ NAMES = {
     "for random orders of K, 1 - 1/K",
     "cas_entropy": "entropy of the attention (CAS) over K neighbors, nats; at most ln K",
     "cas_entropy_0.1": "entropy of the attention (CAS) at temperature 0.1, nats",
-    "own_image": "share of anchors that have their own image among their neighbors: a leak, unless images recur",
+    "own_image": "share of anchors with their own image among their neighbors: a leak, unless images recur",
     "norm_ratio": "mean over neighbors z_i of |z_i| / |z|: how far raw mixing is from mixing directions",
     "cos_neighbors": "mean over neighbors z_i of cos(z, z_i)",
-    "accuracy": "share of training images that the classifier names right, augmented as in training",
+    "accuracy": "share of training images classified correctly, augmented as in training",
 }
 
-MIN_KEPT = 0.7  # of the largest spread; good runs on CIFAR-10 keep 0.84 or more, two that failed kept 0.24 and 0.32
+# Share of its largest spread that a run should keep: good runs on CIFAR-10 kept 0.84 or more, failed ones 0.24 and 0.32
+MIN_KEPT = 0.7
 
 
 @torch.no_grad()
-def measure(seen: Seen | None, labels_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
-    """Every number of NAMES that these directions have."""
-    if seen is None:
+def measure(record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
+    """Every number of NAMES that these directions allow."""
+    if record is None:
         return {}
-    q, p, z, _, neighbors, theirs, images = (column.flatten(0, 1) for column in seen)  # rows of both directions
+    q, p, z, _, neighbors, theirs, images = (column.flatten(0, 1) for column in record)  # rows of both directions
     out = {"d_positive": (2 - 2 * _dot(p, z)).mean(), "spread": F.spread(z), "rank": effective_dimensions(z)}
     if not neighbors.shape[1]:
         return out
-    labels, index = labels_B.repeat(len(seen.z_ABD)), index_B.repeat(len(seen.z_ABD))
+    labels, index = labels_B.repeat(len(record.z_ABD)), index_B.repeat(len(record.z_ABD))
     topk = neighbors.shape[1]
     out["d_neighbors"] = (2 - 2 * _dot(p[:, None], neighbors)).mean()
     out["cos_neighbors"] = _dot(z[:, None], neighbors).mean()
     out["norm_ratio"] = (neighbors.norm(dim=2) / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).mean()
     out["own_image"] = (images == index[:, None]).any(1).to(z.dtype).mean()
-    # Of an image without a label nobody knows; a row of the support set that was never written is a false neighbor.
+    # Neighbors without a label do not count, but rows of the support set never written count as wrong.
     counts = (labels >= 0)[:, None] & ((theirs >= 0) | (images < 0))
     out["purity"] = F.purity(theirs, labels, counts)
     sharp = F.attention(q, neighbors, 0.1)
-    order = sharp.argsort(dim=1, descending=True, stable=True)  # as at any temperature
+    order = sharp.argsort(dim=1, descending=True, stable=True)  # the same at any temperature
     out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
     out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
     out["cas_entropy_0.1"] = entropy(sharp).mean()
@@ -77,20 +78,20 @@ def entropy(p_BK: Tensor) -> Tensor:
 
 
 def effective_dimensions(z_BD: Tensor) -> Tensor:
-    """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if one is left."""
+    """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if only one is not 0."""
     centred = F.unit(z_BD) - F.unit(z_BD).mean(0)
     covariance = centred.T @ centred
     return covariance.trace().square() / covariance.square().sum().clamp(min=1e-30)
 
 
 def shrinkage(spreads: Sequence[tuple[int, float]]) -> str:
-    """Why embeddings that had spread, by (epoch, spread), have moved together again, or nothing.
+    """A warning if embeddings that had spread have moved together again, else ""; points are (epoch, spread).
 
-    It may go on for long without any being at one point, and kNN may rise all the while.
+    This can go on for long before they collapse to a point, while kNN accuracy still rises.
     """
     if not spreads:
         return ""
-    epoch, most = max(spreads, key=lambda point: point[1])
-    if spreads[-1][1] >= MIN_KEPT * most:
+    epoch, largest = max(spreads, key=lambda point: point[1])
+    if spreads[-1][1] >= MIN_KEPT * largest:
         return ""
-    return f"Spread was {most:.2f} at epoch {epoch} and is {spreads[-1][1]:.2f}: embeddings have moved together."
+    return f"Spread was {largest:.2f} at epoch {epoch} and is {spreads[-1][1]:.2f}: embeddings have moved together."

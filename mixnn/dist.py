@@ -1,11 +1,11 @@
-"""A run on several processes, as torchrun starts them; with one process nothing here does anything.
+"""A run on several processes, started by torchrun. With one process, all of this does nothing.
 
     torchrun --nproc-per-node 4 -m mixnn pretrain cifar10
 
-Only the backbones divide the work: process r of R takes images r, r + R, ... of a batch, which are whole batch-norm
-groups, and the features of all are put together again. Heads, losses, searches and support sets are the same in every
-process, so that a method need not know of them; draws are made for the whole batch. A run therefore has the losses
-that it has in one process, up to rounding.
+Backbones are data-parallel and everything else is replicated: process r of R encodes images r, r + R, ... of a batch,
+which are whole batch-norm groups, and the features of all processes are gathered. Heads, losses, searches and support
+sets are the same in every process, and random numbers are drawn for the whole batch. So a method does not need to know
+about processes, and losses match a single process up to rounding.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mixnn.processes import world_size
 
 
 def init(device: torch.device) -> None:
-    """Meet the other processes. What they settle on the host goes through gloo, tensors on CUDA through NCCL."""
+    """Join the process group: gloo for values on the host, NCCL for tensors on CUDA."""
     if world_size() == 1 or torch_dist.is_initialized():
         return
     try:
         torch_dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     except (ValueError, RuntimeError) as error:
         raise UserError(
-            f"WORLD_SIZE={world_size()}, but the other processes cannot be met ({str(error).splitlines()[0]}): "
+            f"WORLD_SIZE={world_size()}, but the process group cannot be joined ({str(error).splitlines()[0]}): "
             f"start the run with torchrun, or unset WORLD_SIZE"
         ) from None
 
@@ -50,15 +50,15 @@ def rank() -> int:
 
 @contextmanager
 def _collective() -> Iterator[None]:
-    """Where all processes must come."""
+    """Wraps a collective, so that a dead peer becomes a clear error."""
     try:
         yield
     except RuntimeError:
-        raise UserError("another process of this run has ended; what it said tells why") from None
+        raise UserError("another process of this run has ended; see its error message") from None
 
 
 def broadcast(value: Any) -> Any:
-    """The first process' value, in all."""
+    """The main process's value, returned on every process."""
     values = [value]
     if size() > 1:
         with _collective():
@@ -67,7 +67,7 @@ def broadcast(value: Any) -> Any:
 
 
 def all_max(value: int) -> int:
-    """The largest of all processes' values, in all."""
+    """The largest value over all processes, returned on every process."""
     if size() == 1:
         return value
     number = torch.tensor(value)
@@ -77,14 +77,14 @@ def all_max(value: int) -> int:
 
 
 def scatter_batch(x_B: Tensor) -> Tensor:
-    """This process' rows of a batch."""
+    """The rows of a batch that belong to this process."""
     return x_B if size() == 1 else x_B[rank() :: size()]
 
 
 def gather_batch(x: Tensor, views: int = 1) -> Tensor:
-    """The batch's rows from every process' share, for each of the views stacked in x.
+    """The whole batch, from the rows of every process, for each of the views stacked in x.
 
-    The gradient of a process' rows is that of its own loss: all processes have the same.
+    Backward, a process gets the gradient of its own rows; all processes compute the same loss.
     """
     return x if size() == 1 else _GatherBatch.apply(x, views)
 
@@ -93,10 +93,10 @@ class _GatherBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, views: int) -> Tensor:
         ctx.views = views
-        shares = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size())]
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size())]
         with _collective():
-            torch_dist.all_gather(shares, x.contiguous())
-        return torch.stack([part.unflatten(0, (views, -1)) for part in shares], dim=2).flatten(0, 2)
+            torch_dist.all_gather(parts, x.contiguous())
+        return torch.stack([part.unflatten(0, (views, -1)) for part in parts], dim=2).flatten(0, 2)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
@@ -104,7 +104,7 @@ class _GatherBatch(torch.autograd.Function):
 
 
 class GatherBatch(nn.Module):
-    """`whole`, as a layer between backbone and heads."""
+    """`gather_batch` as a layer between backbone and heads."""
 
     def __init__(self, views: int) -> None:
         super().__init__()
@@ -115,20 +115,20 @@ class GatherBatch(nn.Module):
 
 
 @torch.no_grad()
-def sum_gradients(method: nn.Module) -> None:
-    """Those of the student's backbone are sums over the processes' shares.
+def sum_gradients(module: nn.Module, data_parallel: nn.Module) -> None:
+    """Sum the gradients of the data-parallel part over processes, and average all others.
 
-    All others are equal already; their mean keeps the processes from drifting apart by rounding.
+    The others are equal already; their mean keeps the processes from drifting apart by rounding.
     """
     if size() == 1:
         return
-    shared = {id(p) for p in method.student.f.parameters()}  # type: ignore[union-attr]
-    owners = [p for p in method.parameters() if p.grad is not None]
+    summed = {id(p) for p in data_parallel.parameters()}
+    owners = [p for p in module.parameters() if p.grad is not None]
     gradients = [cast(Tensor, p.grad) for p in owners]
     for p, gradient in zip(owners, gradients, strict=True):
-        if id(p) not in shared:
+        if id(p) not in summed:
             gradient /= size()
-    flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message, not one for each
+    flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message instead of one per tensor
     with _collective():
         torch_dist.all_reduce(flat)
     for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
@@ -137,9 +137,9 @@ def sum_gradients(method: nn.Module) -> None:
 
 @torch.no_grad()
 def average_statistics(module: nn.Module) -> None:
-    """Batch norm's running statistics over all groups; in between, each process follows its own groups'.
+    """Average batch norm's running statistics over processes; between calls each process tracks its own groups.
 
-    They move linearly, so that it makes no difference when the mean is taken.
+    The update is linear, so it does not matter when the average is taken.
     """
     if size() == 1:
         return
@@ -151,10 +151,10 @@ def average_statistics(module: nn.Module) -> None:
 
 
 def check(bn_groups: int) -> None:
-    """Every process must have whole batch-norm groups, and with them equal shares of a batch."""
+    """Every process needs the same number of whole batch-norm groups."""
     if bn_groups % world_size():
         valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]
         raise UserError(
             f"{world_size()} processes cannot share bn_groups={bn_groups}: start {' or '.join(valid)} of them, "
-            f"or a run with another --bn-groups"
+            f"or use another --bn-groups"
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision widened; float32 and float64 as they are."""
+    """Half precision as float32; float32 and float64 unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -87,7 +87,7 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
 
 
 def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
-    """Share of neighbors that have the anchor's label, over the pairs that count."""
+    """Share of neighbors with the anchor's label, among the pairs that count."""
     right_BK = (labels_BK == labels_B[:, None]) & counts_BK
     return right_BK.sum() / counts_BK.sum().clamp(min=1)
 
@@ -97,7 +97,7 @@ def spread(z_BD: Tensor) -> Tensor:
     return unit(z_BD).std(dim=0).mean() * z_BD.shape[1] ** 0.5
 
 
-# Contrast: pick the right key by cosine / temperature. All of it in log-softmax, so that no logit is too large.
+# Contrastive losses: pick the right key by cosine / temperature. All use log-softmax, so that no logit overflows.
 
 
 def soft_cross_entropy(logits_BM: Tensor, target_BM: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def sce_target(z_BD: Tensor, support_QD: Tensor, temperature: float, eta: float)
 
 
 def batch_contrast(q_BD: Tensor, z_BD: Tensor, same_view_BD: Tensor | None, temperature: float) -> Tensor:
-    """Cross-entropy of q_n picking z_n among all z, and, if given, among its own view's other images too."""
+    """Cross-entropy of q_n picking z_n among all z and, if given, among the other images of its own view."""
     cross_BB = cosines(q_BD, z_BD) / temperature
     logits = cross_BB
     if same_view_BD is not None:
@@ -145,7 +145,7 @@ def neighbor_contrast(p_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -
 
 
 def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: float) -> Tensor:
-    """SNCLR: -sum_i w_i log-probability of the own i-th target among all B N, mean over B."""
+    """SNCLR: mean over B of -sum_i w_i log P(own target i), where P is a softmax over all B N targets."""
     num = targets_BND.shape[1]
     logits_BBN = cosines(p_BD, targets_BND.flatten(0, 1)).unflatten(1, (-1, num)) / temperature
     own_BN = logits_BBN.diagonal(dim1=0, dim2=1).T
@@ -155,8 +155,8 @@ def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: f
 def mixing_map(coin: Tensor, share: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
     """Un-Mix's share of the first image, pixel by pixel, (H, W): `share` everywhere, or 1 outside a box and 0 inside.
 
-    Heads (coin >= 0.5) is the box: of side 2h, h = floor(floor(W sqrt(1 - share)) / 2), around a pixel, cut off at the
-    image's border. The map's mean is lam. All arguments are uniforms in [0, 1).
+    coin >= 0.5 chooses the box. Its side is 2h, h = floor(floor(W sqrt(1 - share)) / 2); it is centered on a pixel and
+    cut off at the border. The map's mean is lam. coin, share and centre are uniforms in [0, 1).
     """
     half = (width * (1 - share).sqrt()).floor().div(2, rounding_mode="floor")
     row, column = (centre[0] * height).floor(), (centre[1] * width).floor()

@@ -1,4 +1,4 @@
-"""What torchrun tells a process of the run it belongs to; no torch is needed to read it."""
+"""What torchrun tells a process about its run, through environment variables; does not import torch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from mixnn.config import UserError
 
 
 def world_size() -> int:
-    """How many processes were started together."""
+    """Number of processes of this run."""
     text = os.environ.get("WORLD_SIZE") or "1"
     if not text.isdecimal():
-        raise UserError(f"WORLD_SIZE={text} is no number of processes: unset it, or start the run with torchrun")
+        raise UserError(f"WORLD_SIZE={text} is not a number of processes: unset it, or start the run with torchrun")
     return max(1, int(text))
 
 
 def local_rank() -> int:
-    """Which of this machine's processes this is."""
+    """Number of this process on its machine, from 0."""
     return int(os.environ.get("LOCAL_RANK") or 0) if world_size() > 1 else 0
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that prints, and writes files."""
+    """Whether this is the process that prints and writes files."""
     alone = (os.environ.get("WORLD_SIZE") or "1") in ("0", "1")
     return alone or (os.environ.get("RANK") or "0") == "0"

@@ -352,7 +352,7 @@ def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch:
         ("--seed 99999999999999999999", "seed must be"),
         ("--set lam=2", "lam must be from 0 to 1"),
         ("--set momentum=-0.1", "momentum must be from 0 to 1"),
-        ("--set topk=1000", "topk=1000 exceeds support_size=512: type --set topk=512 or less"),
+        ("--set topk=1000", "topk=1000 exceeds support_size=512: use --set topk=512 or less"),
         ("--bn-groups 7", "type --batch-size 63 or another --bn-groups"),
         ("--bn-groups 64", "and it needs two"),
         ("--limit 40", "digits has 40 images, fewer than batch_size=64: type --batch-size 40"),

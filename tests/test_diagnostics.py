@@ -1,6 +1,5 @@
 """Each diagnostic against a loop over anchors, and on cases whose answer is known."""
 
-import functools
 import math
 import re
 import shutil
@@ -14,7 +13,7 @@ from mixnn import functional as F
 from mixnn.diagnostics import measure
 from mixnn.evaluation.features import features
 from mixnn.methods import METHODS
-from mixnn.methods.contract import Direction, Found, Seen
+from mixnn.methods.contract import Direction, DirectionRecord, NeighborList
 from mixnn.methods.mixture import share_and_scale
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
@@ -28,13 +27,21 @@ B, D, K = 7, 6, 4
 def direction(seed, number=0, with_neighbors=True):
     rng = torch.Generator().manual_seed(seed)
     q, p, z = torch.randn(3, B, D, generator=rng, dtype=torch.float64)
-    found = Found(
+    found = NeighborList(
         torch.randint(0, 50, (B, K), generator=rng),
         torch.randn(B, K, D, generator=rng, dtype=torch.float64) * 3,
         torch.randint(-1, 3, (B, K), generator=rng),
         torch.randint(-3, 10, (B, K), generator=rng).clamp(min=-1),
     )
     return Direction(number, q.requires_grad_(), p.requires_grad_(), z, (found,) if with_neighbors else (), z[:0], {})
+
+
+def measure_one(q, neighbors):
+    """Diagnostics of one direction with p = z = q and these neighbors; labels do not matter."""
+    none = torch.zeros(neighbors.shape[:2])
+    found = NeighborList(none.long(), neighbors, none, none)
+    record = DirectionRecord.stack([Direction(0, q, q, q, (found,), q[:0], {})])
+    return measure(record, torch.zeros(len(q)), torch.arange(len(q)))
 
 
 def naive(directions, labels, index):
@@ -54,7 +61,7 @@ def naive(directions, labels, index):
                 add(name, found.labels_BK[n, k] == labels[n])
 
     for d in directions:
-        found = d.found[0]
+        found = d.neighbor_lists[0]
         for n in range(B):
             anchors += 1
             p, z, q = (v[n].detach() / v[n].detach().norm() for v in (d.p_BD, d.z_BD, d.q_BD))
@@ -82,7 +89,7 @@ def naive(directions, labels, index):
 def test_every_number_equals_the_loop():
     directions = [direction(0), direction(1, 1)]
     labels, index = torch.tensor([0, 1, 2, 0, 1, 2, -1]), torch.arange(B)
-    found = measure(Seen.of(directions), labels, index)
+    found = measure(DirectionRecord.stack(directions), labels, index)
     want = naive(directions, labels, index)
     assert set(found) == {*want, "spread", "rank"}
     for name, value in want.items():
@@ -91,22 +98,21 @@ def test_every_number_equals_the_loop():
 
 
 def test_without_neighbors_there_are_distances_and_collapse_alone():
-    found = measure(Seen.of([direction(0, with_neighbors=False)]), torch.zeros(B), torch.arange(B))
+    found = measure(DirectionRecord.stack([direction(0, with_neighbors=False)]), torch.zeros(B), torch.arange(B))
     assert set(found) == {"d_positive", "spread", "rank"}
     assert measure(None, torch.zeros(B), torch.arange(B)) == {}
 
 
 def test_every_number_is_explained():
-    found = measure(Seen.of([direction(0)]), torch.zeros(B, dtype=torch.long), torch.arange(B))
+    found = measure(DirectionRecord.stack([direction(0)]), torch.zeros(B, dtype=torch.long), torch.arange(B))
     rows = meanings({name: float(v) for name, v in found.items()} | dict.fromkeys(FEATURES, 0.0))
     assert all(meaning for _, _, meaning in rows)
 
 
 def test_random_orders_are_inconsistent_at_all_ranks_but_one_in_k():
     torch.manual_seed(0)
-    found = Found(*(torch.zeros(5000, 5, dtype=torch.long),), torch.randn(5000, 5, 16), *(torch.zeros(5000, 5),) * 2)
-    q = torch.randn(5000, 16)
-    value = measure(Seen.of([Direction(0, q, q, q, (found,), q[:0], {})]), torch.zeros(5000), torch.arange(5000))
+    neighbors = torch.randn(5000, 5, 16)
+    value = measure_one(torch.randn(5000, 16), neighbors)
     assert float(value["inconsistency"]) == pytest.approx(0.8, abs=0.02)
 
 
@@ -119,8 +125,7 @@ def test_neighbors_in_the_order_of_attention_are_consistent_and_equal_ones_have_
         (ordered.flip(0), None, 1.0),
         (ordered[:1].repeat(4, 1), math.log(4), 0.0),
     ):
-        found = Found(*(torch.zeros(3, 4, dtype=torch.long),), neighbors.repeat(3, 1, 1), *(torch.zeros(3, 4),) * 2)
-        value = measure(Seen.of([Direction(0, q, q, q, (found,), q[:0], {})]), torch.zeros(3), torch.arange(3))
+        value = measure_one(q, neighbors.repeat(3, 1, 1))
         assert float(value["inconsistency"]) == inconsistency
         if entropy is not None:
             assert float(value["cas_entropy"]) == pytest.approx(entropy, rel=1e-6)
@@ -177,11 +182,24 @@ def test_every_number_is_explained_by_itself(tmp_path, method, capsys):
     assert all(text and not re.search(r"\bthe same\b|\bthese\b|number k", text) for _, _, text in rows)
 
 
-def test_the_share_of_neighbors_is_not_guessed_for_a_method_that_may_weigh_otherwise():
-    means = {"norm_ratio": 1.0, "cos_neighbors": 0.5}
-    backbone = functools.partial(ResNet, "resnet8", 8, 2)
-    assert _derived(means, METHODS["mnn"](backbone(), topk=3)).keys() == {"neighbor_share"}
-    assert _derived(means, type("Other", (METHODS["mnn"],), {})(backbone(), topk=3)) == {}
+MEANS = {"norm_ratio": 1.5, "cos_neighbors": 0.5}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_share_of_neighbors_is_what_the_options_amount_to_and_only_where_they_say_it(name):
+    method = METHODS[name](ResNet("resnet8", 8, 2), **dict.fromkeys(METHODS[name].facts, 10))
+    share = None
+    if name in ("mnn", "msf", "cmsf", "snclr"):
+        share, _ = share_and_scale(vars(method.options), *MEANS.values())
+    assert _derived(MEANS, method) == ({} if share is None else {"neighbor_share": pytest.approx(share)})
+    assert "neighbor_share" not in _derived({}, method)
+
+
+def test_a_method_that_weighs_otherwise_says_so_itself():
+    for own in (0.25, None):
+        other = type("Other", (METHODS["mnn"],), {"neighbor_share": lambda *_, own=own: own})
+        derived = _derived(MEANS, other(ResNet("resnet8", 8, 2)))
+        assert derived == ({} if own is None else {"neighbor_share": own})
 
 
 def test_diagnose_asks_for_no_logger(run, tmp_path):

@@ -22,8 +22,8 @@ from mixnn.config import Config, UserError, make
 from mixnn.data import DATASETS
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
+from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.split_batch_norm import SplitBatchNorm
 from mixnn.nn.support_set import Rows
 from mixnn.progress import Reporter
 from tests import own_method
@@ -317,7 +317,7 @@ def test_the_example_keeps_the_contract(example):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.student.parameters())
     assert all(p.grad is None for p in method.teacher.parameters())
     assert all("student" in key and "running" in key for key in changed(method, before))
-    assert not any(value.requires_grad for value in (*aux.metrics.values(), *aux.push[0], aux.seen.index_ABK))
+    assert not any(value.requires_grad for value in (*aux.metrics.values(), *aux.push[0], aux.record.index_ABK))
     with torch.no_grad():
         for p in method.student.parameters():
             p.add_(0.01)
@@ -331,7 +331,7 @@ def test_the_example_compiles_whole(example):
     steps = [small_step(example, compiled) for compiled in (False, True)]
     torch._dynamo.reset()
     eager, compiled = (
-        [loss.detach(), *(p.grad for p in method.student.parameters()), *aux.push[0], aux.seen.index_ABK]
+        [loss.detach(), *(p.grad for p in method.student.parameters()), *aux.push[0], aux.record.index_ABK]
         for _, method, loss, aux in steps
     )
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The methods, by name. To add one: its file, and its line in METHODS."""
+"""Registry of the methods. To add one, write its file and add a line to METHODS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from mixnn.config import make, unknown
 from mixnn.methods.byol import BYOL
 from mixnn.methods.cmsf import CMSF
-from mixnn.methods.contract import Aux, Batch
+from mixnn.methods.contract import Aux, Batch, Method
 from mixnn.methods.mnn import MNN
 from mixnn.methods.moco import MoCo
 from mixnn.methods.msf import MSF
@@ -32,6 +32,7 @@ __all__ = [
     "METHODS",
     "Aux",
     "Batch",
+    "Method",
     "build",
     "cost",
     "describe",
@@ -45,7 +46,7 @@ __all__ = [
     "uses_labels",
 ]
 
-METHODS: dict[str, type[Any]] = {
+METHODS: dict[str, type[Method]] = {
     "mnn": MNN,
     "msf": MSF,
     "cmsf": CMSF,
@@ -61,7 +62,7 @@ METHODS: dict[str, type[Any]] = {
 }
 
 
-def find(name: str) -> type[Any]:
+def find(name: str) -> type[Method]:
     """The class of a method."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
@@ -69,27 +70,27 @@ def find(name: str) -> type[Any]:
 
 
 def resolve_options(name: str, recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's full options: defaults, then the data set's recipe where the method has the knob, then the user's."""
+    """All options of a method: its defaults, then what the data set's recipe has for it, then what the user gave."""
     cls = find(name).Options
     known = {f.name for f in dataclasses.fields(cls)}
     options = make(cls, f"option of {name}", {k: v for k, v in recipe.items() if k in known} | dict(given))
     return dataclasses.asdict(options)
 
 
-def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: int) -> Any:
-    """The method as a module; facts about the data (num_classes, num_images) reach it if it asks for them."""
+def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: int) -> Method:
+    """Build a method; of the facts about the data (num_classes, num_images) it gets those it lists."""
     cls = find(name)
     return cls(backbone, **{fact: facts[fact] for fact in cls.facts}, **options)
 
 
 def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:
-    """How many views student and teacher encode in a step."""
+    """Number of views that the student encodes in a step, and number that the teacher encodes."""
     students, teachers = find(name).encoded_views(make(find(name).Options, f"option of {name}", options))
     return len(students), len(teachers)
 
 
 def cost(name: str, options: Mapping[str, Any]) -> int:
-    """Of a step's passes, in those of the teacher: the student's, with its backward, is three of them."""
+    """Cost of a step in teacher forward passes; a student pass (forward and backward) counts as three."""
     students, teachers = passes(name, options)
     return 3 * students + teachers
 
@@ -105,7 +106,7 @@ def uses_labels(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def overview() -> list[tuple[str, str, str, str, str]]:
-    """Of each method: name, year, idea, encoder passes of student and teacher by default, paper."""
+    """A row per method: name, year, idea, encoder passes of student and teacher by default, paper."""
     rows = []
     for name, cls in METHODS.items():
         students, teachers = passes(name, {})
@@ -114,17 +115,17 @@ def overview() -> list[tuple[str, str, str, str, str]]:
 
 
 def digest(name: str) -> str:
-    """Twelve digits of the file that defines the method."""
+    """First twelve hex digits of the SHA-256 of the file that defines the method."""
     return hashlib.sha256(Path(inspect.getfile(find(name))).read_bytes()).hexdigest()[:12]
 
 
 def explain(name: str) -> str:
-    """What the method's file says of it."""
+    """The docstring of the method's file."""
     return (sys.modules[find(name).__module__].__doc__ or "").strip()
 
 
 def describe(name: str) -> list[dict[str, str]]:
-    """A method's options as rows: name, default, values, meaning, source."""
+    """A row per option of a method: name, default, values, meaning, source."""
     rows = []
     for f in dataclasses.fields(find(name).Options):
         meta = f.metadata

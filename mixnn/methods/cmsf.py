@@ -2,9 +2,9 @@
 
 MSF twice, with the same prediction: toward the nearest neighbors of z, and toward neighbors that are near in an
 auxiliary space, whose rows lie in a second support set aligned with the first. The authors' auxiliary space is the
-teacher's embedding of a third view (aux_view). The original's is each image's embedding at its previous visit
-(prev_epoch); there the nearest K' in that space are kept, and the K nearest to z among them are the neighbors. The
-original is asymmetric and pushes first, as MSF's. weights= and mixer= are MNN's, applied to both lists.
+teacher's embedding of a third view (aux_view). The original's is each image's embedding in the previous epoch
+(prev_epoch); there the nearest K' in that space are kept, and the K nearest to z among them are the neighbors. Like
+MSF's, the original is asymmetric and pushes first. weights= and mixer= are MNN's, applied to both lists.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import UserError, option, other_default
-from mixnn.methods.contract import About, Aux, Batch, Direction, Found
+from mixnn.methods.contract import About, Aux, Batch, Direction, NeighborList
 from mixnn.methods.mixture import Mixture, MixtureOptions
-from mixnn.methods.siamese import Encoded, take
+from mixnn.methods.siamese import Embeddings, take_rows
 from mixnn.nn.support_set import Rows
 
 
 @dataclass(frozen=True)
 class CMSFOptions(MixtureOptions):
-    """MSF's weights and no mixture unless asked for; the auxiliary space."""
+    """MSF's weights and no mixture by default, and the auxiliary space."""
 
     weights: str = other_default(MixtureOptions, "weights", "mse", "authors' baseline code")
     mixer: str = other_default(MixtureOptions, "mixer", "none", "authors' baseline code")
     auxiliary: str = option(
         "aux_view",
-        "auxiliary space: aux_view, a third view (as x2); prev_epoch, the image's last visit",
+        "auxiliary space: aux_view, a third view (as x2); prev_epoch, the image's embedding in the previous epoch",
         "authors' baseline code; the original's is prev_epoch",
         choices=("aux_view", "prev_epoch"),
     )
     constraint: int = option(
-        0, "K', kept by the auxiliary space for the K nearest to z; 0: K itself", "original: 5 or 10", low=0
+        0,
+        "K', neighbors kept in the auxiliary space, of which the K nearest to z are used; 0: K' = K",
+        "original: 5 or 10",
+        low=0,
     )
 
     def check(self) -> None:
@@ -48,19 +51,19 @@ class CMSFOptions(MixtureOptions):
 
 
 class CMSF(Mixture):
-    """Half of MSF's loss with z's own neighbors, half with those of the auxiliary space."""
+    """Mean of two MSF losses: with z's nearest neighbors, and with those of the auxiliary space."""
 
-    about = About(2021, "Navaneet et al., arXiv 2112.04607", "MSF, and once more with neighbors of another space")
+    about = About(2021, "Navaneet et al., arXiv 2112.04607", "MSF, and once more with neighbors from another space")
     Options = CMSFOptions
     options: CMSFOptions
     facts = ("num_images",)
-    num_rings = 2  # z, and the auxiliary space row by row beside it
+    num_rings = 2  # z, and the same images' embeddings in the auxiliary space
     previous_MD: Tensor
 
-    def __init__(self, backbone: nn.Module, num_images: int, **options: Any) -> None:
+    def __init__(self, backbone: nn.Module | None, num_images: int, **options: Any) -> None:
         super().__init__(backbone, **options)
-        self.remembers = self.options.auxiliary == "prev_epoch"
-        shape = (num_images if self.remembers else 0, self.options.dim)
+        self.has_memory = self.options.auxiliary == "prev_epoch"
+        shape = (num_images if self.has_memory else 0, self.options.dim)
         self.register_buffer("previous_MD", torch.randn(shape))
 
     @classmethod
@@ -78,30 +81,32 @@ class CMSF(Mixture):
         return (first, second, second) if self.has_third_view(self.options) else (first, second)
 
     def loss(self, d: Direction) -> Tensor:
-        lists = [found.z_BKD for found in d.found] or [d.neighbors_BKD]
+        lists = [neighbors.z_BKD for neighbors in d.neighbor_lists] or [d.neighbors_BKD]
         losses = [
             F.weighted_squared_error(d.p_BD, self.targets(d, list_BKD), self.weights(d, list_BKD)) for list_BKD in lists
         ]
         return torch.stack(losses).mean()
 
-    def search(self, i: int, z_BD: Tensor, rings: tuple[Rows, ...], seen: Encoded, batch: Batch) -> tuple[Found, ...]:
-        first, auxiliary = rings
-        index_BC = F.nearest(
-            F.cosines(self.auxiliary(seen, batch), auxiliary.z_QD), self.options.constraint or self.topk
-        )
-        if self.options.constraint:  # of these, the nearest to z
+    def search(
+        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], embeddings: Embeddings, batch: Batch
+    ) -> tuple[NeighborList, ...]:
+        first, second = supports
+        sim_BQ = F.cosines(self.auxiliary(embeddings, batch), second.z_QD)
+        index_BC = F.nearest(sim_BQ, self.options.constraint or self.topk)
+        if self.options.constraint:  # keep those nearest to z
             sim_BC = F.cosines(z_BD, first.z_QD).gather(1, index_BC)
             index_BC = index_BC.gather(1, F.nearest(sim_BC, self.topk))
-        return self.neighbors(i, z_BD, first, batch), take(first, index_BC)
+        return self.neighbors(i, z_BD, first, batch), take_rows(first, index_BC)
 
-    def auxiliary(self, seen: Encoded, batch: Batch) -> Tensor:
-        return self.previous_MD[batch.index_B] if self.remembers else seen.z[2]
+    def auxiliary(self, embeddings: Embeddings, batch: Batch) -> Tensor:
+        """The batch's embeddings in the auxiliary space, (B, D)."""
+        return self.previous_MD[batch.index_B] if self.has_memory else embeddings.z[2]
 
-    def rows_to_push(self, seen: Encoded, batch: Batch) -> tuple[Rows, ...]:
-        rows = super().rows_to_push(seen, batch)
-        return (rows[0], Rows(self.auxiliary(seen, batch).clone(), *rows[1][1:])) if rows else ()
+    def rows_to_push(self, embeddings: Embeddings, batch: Batch) -> tuple[Rows, ...]:
+        rows = super().rows_to_push(embeddings, batch)
+        return (rows[0], Rows(self.auxiliary(embeddings, batch).clone(), *rows[1][1:])) if rows else ()
 
     def after_step(self, aux: Aux) -> None:
         super().after_step(aux)
-        if self.remembers and aux.push:
+        if self.has_memory and aux.push:
             self.previous_MD.index_copy_(0, aux.push[0].index_Q, aux.push[0].z_QD)

@@ -1,4 +1,4 @@
-"""Targets that are z and its neighbors, mixed and weighted: what MNN adds, and what CMSF and SNCLR can do too."""
+"""Targets made of z and its neighbors, mixed and weighted: MNN's contribution, which CMSF and SNCLR can use too."""
 
 from __future__ import annotations
 
@@ -22,47 +22,51 @@ class MixtureOptions(Neighbors, Momentum, Common):
 
     weights: str = option(
         "wse",
-        "of z and of a neighbor: wse 1 and 1/K, mse 1/(K+1) each, cas 1 and attention, explicit",
+        "weight of z and of each neighbor: wse 1 and 1/K, mse 1/(K+1) each, cas 1 and attention, explicit",
         "paper, eq. 3",
         choices=("wse", "mse", "cas", "explicit"),
     )
     positive_weight: float = option(
-        1.5, "weight of z, for weights=explicit", "what mixing amounts to on average", low=0
+        1.5, "weight of z, for weights=explicit", "the weight it has on average with mixing", low=0
     )
-    neighbor_weight: float = option(0.5, "weight of all K neighbors together, for weights=explicit", "likewise", low=0)
-    cas_temperature: float = option(1.0, "of the attention, for weights=cas", "authors' SNCLR code", low=1e-3)
+    neighbor_weight: float = option(
+        0.5, "weight of all K neighbors together, for weights=explicit", "the weight they have with mixing", low=0
+    )
+    cas_temperature: float = option(
+        1.0, "temperature of the attention, for weights=cas", "authors' SNCLR code", low=1e-3
+    )
     cas_detach: bool = option(
         False,
-        "stop the gradient through the attention; where it flows and there are no negatives, embeddings may collapse",
+        "stop the gradient through the attention; without negatives, embeddings may collapse if it flows",
         "authors' SNCLR code lets it flow",
     )
     mixer: str = option(
         "raw_renorm",
-        "raw_renorm mixes raw vectors, then makes them unit; unit mixes unit vectors; unit_renorm does both; none",
+        "raw_renorm mixes raw vectors, then normalizes; unit mixes unit vectors; unit_renorm does both; none",
         "paper, Algorithm 1, and the code behind its numbers; the text reads as unit",
         choices=("raw_renorm", "unit", "unit_renorm", "none"),
     )
     lam: float | str = option(
         "uniform",
-        "share of the neighbor in a mixture: drawn, or a number",
+        "share of the neighbor in a mixture: drawn uniformly, or a number",
         "paper, eq. 4",
         choices=("uniform",),
         low=0,
         high=1,
     )
     lam_scope: str = option(
-        "direction", "one draw for a direction, or for a sample", "authors' code", choices=("direction", "sample")
+        "direction", "one draw per direction, or per sample", "authors' code", choices=("direction", "sample")
     )
 
 
 def share_and_scale(
     options: Mapping[str, Any], norm_ratio: float = 1.0, cosine: float | None = None
 ) -> tuple[float, float]:
-    """rho, the neighbors' share of the weights on unit z and z_i in a step's gradient, and s, the sum of these weights.
+    """rho, the neighbors' share of the weights on unit z and z_i in the gradient, and s, the sum of these weights.
 
-    Mixing moves 1 - lam of the neighbors' weight to z: with lam at its mean this is all, for unit vectors that are not
-    made unit again. Given |z_i| / |z| and cos(z, z_i), as logged, raw lengths and the division by a mixture's own
-    length are counted too.
+    Mixing moves 1 - lam of the neighbors' weight to z. Random lam is averaged over. By default vectors count as unit
+    and mixtures as not normalized again; given |z_i| / |z| and cos(z, z_i), as logged, raw lengths and the division by
+    a mixture's own length are included.
     """
     topk, scale, mixer = options.get("topk", 0), options["loss_scale"], options.get("mixer", "none")
     weights = {
@@ -86,7 +90,7 @@ def share_and_scale(
 
 
 class Mixture(Siamese):
-    """A method whose targets are z and neighbors, mixed and weighted as its options say."""
+    """A method whose targets are z and its neighbors, mixed and weighted by its options."""
 
     options: MixtureOptions
 
@@ -109,7 +113,7 @@ class Mixture(Siamese):
         return self.options.lam if isinstance(self.options.lam, float) else d.draws["lam"][d.number]
 
     def weights(self, d: Direction, neighbors_BKD: Tensor) -> Tensor:
-        """w_0 of z and w_1..w_K of the neighbors, (N,) or (B, N)."""
+        """Weights of z and of its K neighbors, (N,) or (B, N)."""
         o = self.options
         if o.weights == "wse":
             return F.wse_weights(o.topk, d.p_BD)
@@ -118,3 +122,6 @@ class Mixture(Siamese):
         if o.weights == "cas":
             return F.cas_weights(d.q_BD.detach() if o.cas_detach else d.q_BD, neighbors_BKD, o.cas_temperature)
         return F.split_weights(o.positive_weight, o.neighbor_weight, o.topk, d.p_BD)
+
+    def neighbor_share(self, norm_ratio: float, cosine: float) -> float | None:
+        return share_and_scale(vars(self.options), norm_ratio, cosine)[0]

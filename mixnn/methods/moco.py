@@ -1,7 +1,7 @@
 """MoCo v2: momentum contrast (He et al., arXiv 1911.05722; Chen et al., arXiv 2003.04297), as the MNN authors run it.
 
 Each student embedding must pick its image's teacher embedding out of that and the whole support set, whose rows are
-the negatives. A two-layer head without batch norm, both directions averaged, one push a step. The original is
+the negatives. A two-layer head without batch norm, both directions averaged, one push per step. The original is
 asymmetric; its CIFAR demo sums the directions, pushes both, and has tau 0.1 and a linear head.
 """
 
@@ -30,7 +30,7 @@ class MoCo(Siamese):
     """Cross-entropy of picking z among [z | support set], by cos(q, .) / tau."""
 
     about = About(2020, "Chen et al., arXiv 2003.04297", "tell z from a queue of earlier images")
-    Options: type[Common] = MoCoOptions
+    Options = MoCoOptions
     options: MoCoOptions
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:

@@ -30,3 +30,6 @@ class MSF(Siamese):
     def loss(self, d: Direction) -> Tensor:
         targets_BND = torch.cat([F.unit(d.z_BD)[:, None], F.unit(d.neighbors_BKD)], dim=1)
         return F.weighted_squared_error(d.p_BD, targets_BND, F.mse_weights(self.topk, d.p_BD))
+
+    def neighbor_share(self, norm_ratio: float, cosine: float) -> float | None:
+        return self.topk / (self.topk + 1)

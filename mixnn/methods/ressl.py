@@ -1,7 +1,7 @@
 """ReSSL: relational self-supervised learning (Zheng et al., arXiv 2107.09282), as the MNN authors run it.
 
-The student's similarities to the support set must agree with the teacher's sharper ones; the positive itself is in
-neither. That is SCE with eta = 0 and without its column 0. One direction: strong student, weak teacher. The original
+The student's similarities to the support set must agree with the teacher's sharper ones; neither includes the
+positive. That is SCE with eta = 0 and without its column 0. One direction: strong student, weak teacher. The original
 has a wider head, a queue of 131,072 unit rows and momentum 0.999.
 """
 

@@ -1,9 +1,9 @@
 """SCE: similarity contrastive estimation (Denize et al., arXiv 2111.14585), as the MNN authors run it.
 
-MoCo with a soft target: the positive gets eta, and 1 - eta is shared out over the support set as the teacher's own
-similarities have it. With eta = 1 it is MoCo. The positive's own column has logit 0 in the teacher's softmax, as in
-both codes, where the paper's formula leaves it out. Embeddings have 256 numbers: the authors' code keeps that class
-default. The original is asymmetric and splits batch norm in the teacher only.
+MoCo with a soft target: the positive gets eta, and the teacher's own similarities spread 1 - eta over the support
+set. With eta = 1 it is MoCo. The positive's own column has logit 0 in the teacher's softmax, as in
+both codes; the paper's formula leaves it out. Embeddings have 256 dimensions, a class default that the authors' code
+keeps. The original is asymmetric and splits batch norm in the teacher only.
 """
 
 from __future__ import annotations

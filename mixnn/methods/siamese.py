@@ -1,9 +1,8 @@
-"""The core of every method that compares two views: encode them, look neighbors up, and take the method's loss of each
-direction.
+"""The core of every method that compares two views: encode them, search for neighbors, take the loss of each direction.
 
-Direction a>b: the student saw x_a, the target side x_b. The target side is a moving-average teacher, or the student
-itself. Each network encodes all its views in one pass, and everything is looked up before anything is pushed. What is
-left to a method is what its paper is about: the loss of one direction.
+Direction a>b: the student encodes x_a, the target side x_b. The target side is a moving-average teacher, or the student
+itself. Each network encodes all its views in one pass, and every search happens before anything is pushed. A method
+adds what its paper is about: the loss of one direction.
 
 Shapes: B images of one direction, D embedding, K neighbors, N = K + 1 targets (0 is z), Q support slots.
 """
@@ -11,25 +10,27 @@ Shapes: B images of one direction, D embedding, K neighbors, N = K + 1 targets (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mixnn import functional as F
-from mixnn.config import Checked, UserError, make, option
+from mixnn.config import Checked, UserError, option
 from mixnn.device import side_stream, wait_side_stream
-from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found, Seen
+from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
 
 
 @dataclass(frozen=True)
 class Common(Checked):
-    """Knobs of every method with two views."""
+    """Options of every method with two views."""
 
-    views: str = option("s/w", "augmentation of x1/x2: s strong, w weak", "paper, sec. 4.3.1", choices=tuple(REGIMES))
-    symmetric: bool = option(True, "average directions 1>2 and 2>1; else 1>2 alone", "paper, sec. 4.1")
+    views: str = option(
+        "s/w", "augmentation of x1/x2: s strong, w weak", "paper, sec. 4.3.1", choices=tuple(VIEW_PAIRS)
+    )
+    symmetric: bool = option(True, "average directions 1>2 and 2>1; false: 1>2 only", "paper, sec. 4.1")
     loss_scale: float = option(1.0, "multiplies the loss", "a control, not in the paper", low=0)
     dim: int = option(128, "D, length of an embedding", "paper, sec. 4.1", low=2)
     hidden: int = option(2048, "width of the heads' hidden layers", "paper, sec. 4.1", low=2)
@@ -37,14 +38,14 @@ class Common(Checked):
 
 @dataclass(frozen=True)
 class Momentum(Checked):
-    """The knob of every method with a teacher."""
+    """Option of every method with a teacher."""
 
     momentum: float = option(0.99, "m of the teacher; 0.996 on STL-10 and Tiny", "paper, parameters", low=0, high=1)
 
 
 @dataclass(frozen=True)
 class Support(Checked):
-    """Knobs of every method with a support set."""
+    """Options of every method with a support set."""
 
     support_size: int = option(4096, "Q, rows of the support set; 16384 on STL-10 and Tiny", "paper, parameters", low=1)
     leaky_queue: bool = option(
@@ -56,7 +57,7 @@ class Support(Checked):
 
 @dataclass(frozen=True)
 class Neighbors(Support):
-    """Knobs of every method that takes neighbors from its support set."""
+    """Options of every method that takes neighbors from its support set."""
 
     topk: int = option(5, "K, neighbors of an anchor; 0: none", "paper, parameters", low=0)
     select: str = option(
@@ -69,10 +70,10 @@ class Neighbors(Support):
     def check(self) -> None:
         if self.topk > self.support_size:
             size = self.support_size
-            raise UserError(f"topk={self.topk} exceeds support_size={size}: type --set topk={size} or less")
+            raise UserError(f"topk={self.topk} exceeds support_size={size}: use --set topk={size} or less")
 
 
-class Encoded(NamedTuple):
+class Embeddings(NamedTuple):
     """Embeddings of a batch, by the number of the view (0 is x1)."""
 
     q: dict[int, Tensor]  # student's projection
@@ -80,34 +81,39 @@ class Encoded(NamedTuple):
     z: dict[int, Tensor]  # target side
 
 
-class Siamese(nn.Module):
-    """Holds student, teacher and support sets; a method adds `loss`, and `heads` where its heads are not BYOL's."""
+class Siamese(Method):
+    """Student, teacher and support sets; a method adds `loss`, and `heads` unless its heads are BYOL's.
 
-    about: About
-    Options: type[Common] = Common
-    facts: tuple[str, ...] = ()
-    split, recipe = "pretrain", {}  # type: ignore[var-annotated]
-    has_teacher = True
-    rings: Any  # a list of SupportSet
-    num_rings = 1
+    Without a backbone it has neither networks nor support sets, only `heads` and `loss`, for a method that is built on
+    it (see unmix.py).
+    """
 
-    def __init__(self, backbone: nn.Module, **options: Any) -> None:
-        super().__init__()
-        o = self.options = make(self.Options, "option", options)
-        self.topk: int = getattr(o, "topk", 0)
-        self.pairs = self.directions(o)
-        self.student_sees, self.teacher_sees = self.encoded_views(o)
+    Options: ClassVar[type[Common]] = Common
+    has_teacher: ClassVar[bool] = True
+    num_rings: ClassVar[int] = 1
+    rings: Any  # nn.ModuleList of SupportSet (ring buffers); checkpoints hold them under this name
+
+    def __init__(self, backbone: nn.Module | None, **options: Any) -> None:
+        super().__init__(backbone, **options)
+        self.pairs = self.directions(self.options)
+        self.student_views, self.teacher_views = self.encoded_views(self.options)
+        if backbone is not None:
+            self.build(backbone)
+
+    def build(self, backbone: nn.Module) -> None:
+        """Make networks and support sets."""
+        o = self.options
         features: int = backbone.num_features  # type: ignore[assignment]
-        self.student = Student(backbone, *self.heads(features), views=len(self.student_sees))
-        self.teacher = Teacher(self.student, views=len(self.teacher_sees)) if self.has_teacher else None
+        self.student = Student(backbone, *self.heads(features), views=len(self.student_views))
+        self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
         num_rings = self.num_rings if self.has_support(o) else 0
         self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(num_rings))
 
-    # What a method may say of itself
+    # What a method may override
 
     def loss(self, d: Direction) -> Tensor:
         """The method's own equation."""
-        raise AssertionError(f"{type(self).__name__} does not say what to do with {type(d).__name__}")
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         """Projector g and predictor h; here BYOL's."""
@@ -116,27 +122,24 @@ class Siamese(nn.Module):
 
     @classmethod
     def directions(cls, o: Any) -> tuple[tuple[int, int], ...]:
-        """Pairs (a, b): the student saw view a, the target side view b."""
+        """Pairs (a, b): the student encodes view a, the target side view b."""
         return ((0, 1), (1, 0)) if o.symmetric else ((0, 1),)
 
     @classmethod
     def encoded_views(cls, o: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which views the student encodes, and which the teacher, in the order of the directions."""
         students, targets = zip(*cls.directions(o), strict=True)
         return (students, targets) if cls.has_teacher else ((0, 1), ())
 
     @property
     def views(self) -> tuple[str, ...]:
-        return REGIMES[self.options.views]
+        return VIEW_PAIRS[self.options.views]
 
     @property
     def support(self) -> SupportSet | None:
-        """The support set that neighbors are taken from."""
         return self.rings[0] if self.rings else None
 
     @classmethod
     def has_support(cls, o: Any) -> bool:
-        """Whether there is a support set at all."""
         return isinstance(o, Support) and (not isinstance(o, Neighbors) or o.topk > 0)
 
     @classmethod
@@ -146,7 +149,7 @@ class Siamese(nn.Module):
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         if self.teacher is not None:
-            shapes["shuffle"] = (len(self.teacher_sees), batch_size)
+            shapes["shuffle"] = (len(self.teacher_views), batch_size)
         if self.rings and getattr(self.options, "select", "") == "random":
             shapes["random"] = (len(self.pairs), batch_size, self.options.support_size)
         return shapes
@@ -154,71 +157,76 @@ class Siamese(nn.Module):
     # One step
 
     def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
-        seen = self.encode(batch)
-        push = self.rows_to_push(seen, batch)
-        directions = [self.direction(i, a, b, seen, push, batch) for i, (a, b) in enumerate(self.pairs)]
+        embeddings = self.encode(batch)
+        push = self.rows_to_push(embeddings, batch)
+        directions = [self.direction(i, a, b, embeddings, push, batch) for i, (a, b) in enumerate(self.pairs)]
         loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
-        seen_by_log = Seen.of(directions[: 2 if self.options.symmetric else 1])
-        return loss, Aux(push, seen_by_log, self.metrics(directions))
+        record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
+        return loss, Aux(push, record, self.metrics(directions))
 
-    def encode(self, batch: Batch) -> Encoded:
-        """Both networks, each over the views it needs in one pass."""
+    def encode(self, batch: Batch) -> Embeddings:
+        """Embeddings of all views of a batch that a direction needs."""
         return self.encode_views(batch.views, batch.draws)
 
-    def encode_views(self, views: tuple[Tensor, ...], draws: dict[str, Tensor]) -> Encoded:
+    def encode_views(self, views: tuple[Tensor, ...], draws: dict[str, Tensor]) -> Embeddings:
         z, device = None, views[0].device
         if self.teacher is not None:
             with side_stream(device):  # neither network waits for the other
-                z = self.teacher(*(views[i] for i in self.teacher_sees), shuffle=draws["shuffle"])
-        q, p = (_by_view(self.student_sees, v) for v in self.student(*(views[i] for i in self.student_sees)))
+                z = self.teacher(*(views[i] for i in self.teacher_views), shuffle=draws["shuffle"])
+        q, p = (_by_view(self.student_views, v) for v in self.student(*(views[i] for i in self.student_views)))
         if z is None:
-            return Encoded(q, p, self.own_targets(q))
+            return Embeddings(q, p, self.student_targets(q))
         wait_side_stream(device)
-        return Encoded(q, p, _by_view(self.teacher_sees, z))
+        return Embeddings(q, p, _by_view(self.teacher_views, z))
 
-    def own_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Without a teacher, the student's projections are the targets."""
+    def student_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Targets of a method without a teacher: the student's projections, without gradient."""
         return {i: v.detach() for i, v in q.items()}
 
-    def rows_to_push(self, seen: Encoded, batch: Batch) -> tuple[Rows, ...]:
-        """What each support set gets after the step: the targets of x2, as the authors do."""
-        return tuple(Rows(seen.z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
+    def rows_to_push(self, embeddings: Embeddings, batch: Batch) -> tuple[Rows, ...]:
+        """New rows of each support set after the step: the targets of x2, as the authors do."""
+        return tuple(Rows(embeddings.z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
 
-    def direction(self, i: int, a: int, b: int, seen: Encoded, push: tuple[Rows, ...], batch: Batch) -> Direction:
-        rings = self.snapshots(i, push)
-        found = self.search(i, seen.z[b], rings, seen, batch) if rings and self.topk else ()
-        support_QD = rings[0].z_QD if rings else seen.z[b][:0]
-        return Direction(i, seen.q[a], seen.p[a], seen.z[b], found, support_QD, batch.draws)
+    def direction(
+        self, i: int, a: int, b: int, embeddings: Embeddings, push: tuple[Rows, ...], batch: Batch
+    ) -> Direction:
+        q_BD, p_BD, z_BD = embeddings.q[a], embeddings.p[a], embeddings.z[b]
+        supports = self.searched_rows(i, push)
+        lists = self.search(i, z_BD, supports, embeddings, batch) if supports and self.topk else ()
+        support_QD = supports[0].z_QD if supports else z_BD[:0]
+        return Direction(i, q_BD, p_BD, z_BD, lists, support_QD, batch.draws)
 
-    def snapshots(self, i: int, push: tuple[Rows, ...]) -> tuple[Rows, ...]:
-        """The support sets as direction i sees them."""
+    def searched_rows(self, i: int, push: tuple[Rows, ...]) -> tuple[Rows, ...]:
+        """Contents of the support sets as direction i searches them."""
         leaky = getattr(self.options, "leaky_queue", False) and self.pairs[i] == (1, 0)
         return tuple(s.read_pushed(rows) if leaky else s.read() for s, rows in zip(self.rings, push, strict=True))
 
-    def search(self, i: int, z_BD: Tensor, rings: tuple[Rows, ...], seen: Encoded, batch: Batch) -> tuple[Found, ...]:
-        """Neighbors of z; a method with more than one list of them says how it finds the others."""
-        return (self.neighbors(i, z_BD, rings[0], batch),)
+    def search(
+        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], embeddings: Embeddings, batch: Batch
+    ) -> tuple[NeighborList, ...]:
+        """Neighbors of z; a method with several lists of neighbors overrides this."""
+        return (self.neighbors(i, z_BD, supports[0], batch),)
 
-    def neighbors(self, i: int, z_BD: Tensor, rows: Rows, batch: Batch) -> Found:
+    def neighbors(self, i: int, z_BD: Tensor, rows: Rows, batch: Batch) -> NeighborList:
         o = self.options
         assert isinstance(o, Neighbors)
         if o.select == "random":  # uniform, without replacement
-            return take(rows, F.nearest(batch.draws["random"][i], o.topk))
+            return take_rows(rows, F.nearest(batch.draws["random"][i], o.topk))
         sim_BQ = F.cosines(z_BD, rows.z_QD)
         if o.select == "topk":
-            return take(rows, F.nearest(sim_BQ, o.topk))
+            return take_rows(rows, F.nearest(sim_BQ, o.topk))
         index_BK, exists_BK = F.nearest_of_label(sim_BQ, o.topk, batch.labels_B, rows.labels_Q)
         # Early on there may be fewer than K rows of a label: z stands in for the missing ones.
         neighbors_BKD = torch.where(exists_BK[:, :, None], rows.z_QD[index_BK], z_BD[:, None])
         images_BK = rows.index_Q[index_BK].masked_fill(~exists_BK, -1)
-        return Found(index_BK, neighbors_BKD, batch.labels_B[:, None].expand_as(index_BK), images_BK)
+        return NeighborList(index_BK, neighbors_BKD, batch.labels_B[:, None].expand_as(index_BK), images_BK)
 
     def metrics(self, directions: list[Direction]) -> dict[str, Tensor]:
         """Other scalars to log, by name, without gradient."""
         return {}
 
     def combine(self, losses: list[Tensor], batch: Batch) -> Tensor:
-        """The step's loss from those of its directions."""
+        """The step's loss from the losses of its directions."""
         return torch.stack(losses).mean()
 
     def after_step(self, aux: Aux) -> None:
@@ -232,8 +240,9 @@ class Siamese(nn.Module):
         return self.options.momentum
 
 
-def take(rows: Rows, index_BK: Tensor) -> Found:
-    return Found(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK], rows.index_Q[index_BK])
+def take_rows(rows: Rows, index_BK: Tensor) -> NeighborList:
+    """The rows with these numbers."""
+    return NeighborList(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK], rows.index_Q[index_BK])
 
 
 def _by_view(numbers: tuple[int, ...], stacked: Tensor) -> dict[int, Tensor]:

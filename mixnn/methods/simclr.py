@@ -1,8 +1,8 @@
 """SimCLR: a simple framework for contrastive learning (Chen et al., arXiv 2002.05709), as the MNN authors run it.
 
 Among the other view's embeddings of the whole batch, each must pick out its own image. There is no teacher, and the
-gradient flows through both sides. The authors compare across views only, each way being one direction; the original
-has the same view's other images as negatives too (negatives=all), 2B - 2 for an anchor instead of B - 1.
+gradient flows through both sides. The authors compare across views only, one direction each way; the original also
+uses the same view's other images as negatives (negatives=all), 2B - 2 per anchor instead of B - 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SimCLR(Siamese):
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         return mlp([features, self.options.hidden, self.options.dim], out_norm="affine"), None
 
-    def own_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:
+    def student_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:
         return q
 
     def loss(self, d: Direction) -> Tensor:

@@ -1,7 +1,7 @@
 """Supervised reference: cross-entropy with labels on the same backbone, optimizer and schedule.
 
 The MNN paper copies its row from ReSSL (arXiv 2107.09282) and gives no recipe. Here: plain batch norm, one linear
-layer, crops and flips alone. It trains on labelled images only (on STL-10, the 5,000).
+layer, only crops and flips. It trains on labelled images only (on STL-10, the 5,000).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnn.config import Checked, make, option
-from mixnn.methods.contract import About, Aux, Batch
+from mixnn.config import Checked, option
+from mixnn.methods.contract import About, Aux, Batch, Method
 from mixnn.nn.encoder import Student
 
 
 @dataclass(frozen=True)
 class SupervisedOptions(Checked):
-    """Its augmentation and a smoothed target, if wanted."""
+    """Augmentation and label smoothing."""
 
     view: str = option(
         "plain",
@@ -27,26 +27,23 @@ class SupervisedOptions(Checked):
         "our choice",
         choices=("plain", "weak", "strong"),
     )
-    label_smoothing: float = option(0.0, "share of the target spread over all classes", "none", low=0, high=1)
+    label_smoothing: float = option(0.0, "share of the target spread over all classes", "our choice", low=0, high=1)
 
 
-class Supervised(nn.Module):
+class Supervised(Method):
     """Cross-entropy of a linear classifier on f."""
 
     about = About(2015, "He et al., arXiv 1512.03385", "the ceiling: labels")
     Options = SupervisedOptions
+    options: SupervisedOptions
     facts = ("num_classes",)
     split, recipe = "train", {"bn_groups": 1}
 
-    def __init__(self, backbone: nn.Module, num_classes: int, **options: Any) -> None:
-        super().__init__()
-        self.options = make(SupervisedOptions, "option", options)
+    def __init__(self, backbone: nn.Module | None, num_classes: int, **options: Any) -> None:
+        super().__init__(backbone, **options)
+        assert backbone is not None
         features: int = backbone.num_features  # type: ignore[assignment]
         self.student = Student(backbone, nn.Linear(features, num_classes), None, views=1)
-
-    @classmethod
-    def has_support(cls, o: SupervisedOptions) -> bool:
-        return False
 
     @classmethod
     def uses_labels(cls, o: SupervisedOptions) -> bool:
@@ -60,14 +57,8 @@ class Supervised(nn.Module):
     def views(self) -> tuple[str, ...]:
         return (self.options.view,)
 
-    def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
-        return {}
-
     def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
         logits, _ = self.student(*batch.views)
         loss = F.cross_entropy(logits, batch.labels_B, label_smoothing=self.options.label_smoothing)
         accuracy = (logits.detach().argmax(1) == batch.labels_B).to(logits.dtype).mean()
         return loss, Aux((), None, {"accuracy": accuracy})
-
-    def after_step(self, aux: Aux) -> None:
-        """Nothing beside the weights moves."""

@@ -1,15 +1,15 @@
 """Un-Mix: rethinking image mixtures (Shen et al., arXiv 2003.05438), as the MNN authors run it: on BYOL.
 
-Beside the pair x1, x2 there is m, x2 mixed with the batch in reversed order: by one share everywhere, or by pasting a
-box, a coin decides. m counts as x2 with the share lam that is x2's, and, reversed, with 1 - lam. m is encoded once;
-its reverse is its embeddings reversed. In the authors' code each of its three calls moves the teacher, so that a
-step's momentum is m^3 (ema_per_call). The original is built on MoCo (base=moco) and gives mixed images to the student
-alone (mixed=student); it mixes x1.
+In addition to the pair x1, x2 there is m: x2 mixed with the batch in reversed order, either by one share everywhere or
+by pasting a box, as a coin decides. m counts as x2 with weight lam, the share of x2 in it, and in reversed order with
+1 - lam. m is encoded once; its embeddings in reversed order serve as the reverse. In the authors' code each of three
+calls moves the teacher, so that a step's momentum is m^3 (ema_per_call). The original is built on MoCo (base=moco),
+gives mixed images to the student only (mixed=student), and mixes x1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,25 @@ from mixnn.config import option
 from mixnn.methods.byol import BYOL
 from mixnn.methods.contract import About, Batch, Direction
 from mixnn.methods.moco import MoCo, MoCoOptions
-from mixnn.methods.siamese import Encoded, Siamese
+from mixnn.methods.siamese import Embeddings, Siamese, Support
 
+BASES: dict[str, type[Siamese]] = {"byol": BYOL, "moco": MoCo}
 X1, X2, MIXED, REVERSED = range(4)
 
 
 @dataclass(frozen=True)
 class UnMixOptions(MoCoOptions):
-    """The base's, and how mixed images are used; support set and temperature are for base=moco."""
+    """Options of the base, and how mixed images are used; support set and temperature are for base=moco."""
 
-    base: str = option("byol", "the loss of a pair", "authors' baseline code", choices=("byol", "moco"))
+    base: str = option("byol", "method it is built on", "authors' baseline code", choices=tuple(BASES))
     mixed: str = option(
         "both",
-        "mixed images go through both networks, or the student alone",
+        "mixed images go through both networks, or through the student only",
         "authors' baseline code; the original's is student",
         choices=("both", "student"),
     )
     ema_per_call: bool = option(
-        False, "momentum m^3, as if three updates a step", "authors' baseline code, for the published numbers: true"
+        False, "momentum m^3, as with three updates per step", "authors' baseline code, for the published numbers: true"
     )
 
 
@@ -46,6 +47,7 @@ class UnMix(Siamese):
     about = About(2020, "Shen et al., arXiv 2003.05438", "BYOL, with mixed images as partial positives")
     Options = UnMixOptions
     options: UnMixOptions
+    base: Siamese
 
     @classmethod
     def directions(cls, o: UnMixOptions) -> tuple[tuple[int, int], ...]:
@@ -62,34 +64,39 @@ class UnMix(Siamese):
 
     @classmethod
     def has_support(cls, o: UnMixOptions) -> bool:
-        return o.base == "moco"
+        return issubclass(BASES[o.base].Options, Support)
+
+    def build(self, backbone: nn.Module) -> None:
+        base = BASES[self.options.base]
+        self.base = base(None, **{f.name: getattr(self.options, f.name) for f in fields(base.Options)})
+        super().build(backbone)
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
-        return (BYOL if self.options.base == "byol" else MoCo).heads(self, features)  # type: ignore[arg-type]
+        return self.base.heads(features)
 
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         return super().draws(batch_size) | {"coin": (), "share": (), "centre": (2,)}
 
-    def encode(self, batch: Batch) -> Encoded:
-        x2, map_HW = batch.views[X2], self.map(batch)
+    def encode(self, batch: Batch) -> Embeddings:
+        x2, map_HW = batch.views[X2], self.mixing_map(batch)
         mixed = map_HW * x2 + (1 - map_HW) * x2.flip(0)
-        seen = self.encode_views((*batch.views, mixed), batch.draws)
-        for side in seen:
-            if MIXED in side:
-                side[REVERSED] = side[MIXED].flip(0)
-        return seen
+        embeddings = self.encode_views((*batch.views, mixed), batch.draws)
+        for by_view in embeddings:
+            if MIXED in by_view:
+                by_view[REVERSED] = by_view[MIXED].flip(0)
+        return embeddings
 
-    def map(self, batch: Batch) -> Tensor:
+    def mixing_map(self, batch: Batch) -> Tensor:
         """x2's share in m, pixel by pixel, (H, W)."""
         draws = batch.draws
         return F.mixing_map(draws["coin"], draws["share"], draws["centre"], *batch.views[X2].shape[-2:])
 
     def loss(self, d: Direction) -> Tensor:
-        return (BYOL if self.options.base == "byol" else MoCo).loss(self, d)  # type: ignore[arg-type]
+        return self.base.loss(d)
 
     def combine(self, losses: list[Tensor], batch: Batch) -> Tensor:
         clean, mixed, flipped = torch.stack(losses).unflatten(0, (3, -1)).mean(1)
-        lam = self.map(batch).mean()
+        lam = self.mixing_map(batch).mean()
         return clean + lam * mixed + (1 - lam) * flipped
 
     @property

@@ -1,4 +1,4 @@
-"""The encoder f by name: a ResNet of our own, any of timm's models as timm:NAME, or what was added to BACKBONES."""
+"""Backbones f by name: the ResNets of resnet.py, any timm model as timm:NAME, and what you add to BACKBONES."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from mixnn.config import UserError, unknown
+from mixnn.nn.batch_norm import split_batch_norms
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
-from mixnn.nn.split_batch_norm import split_batch_norms
 
 TIMM = "timm:"
 
 
 class TimmBackbone(nn.Module):
-    """A model of timm's without its classifier."""
+    """A timm model without its classifier."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         try:
             timm = importlib.import_module("timm")
         except ImportError:
-            raise UserError("a backbone of timm's needs timm and torchvision: type pip install timm") from None
+            raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
         try:
             self.model = timm.create_model(name, pretrained=False, num_classes=0)
         except RuntimeError:
@@ -36,9 +36,10 @@ class TimmBackbone(nn.Module):
 
 
 BACKBONES: dict[str, Callable[[int, int], Any]] = {name: partial(ResNet, name) for name in ARCHITECTURES}
-"""By name, what makes a network for images of so many pixels, its batch norms in so many groups.
+"""Registry: name -> factory(image_size, bn_groups).
 
-A network of your own joins them: a module from images (B, 3, H, W) to features (B, F) that says F as `num_features`.
+The factory returns a module from images (B, 3, H, W) to features (B, F) with F as its attribute `num_features`. Add
+your own network here.
 """
 
 
@@ -48,13 +49,13 @@ def check_backbone(name: str) -> None:
 
 
 def build_backbone(name: str, image_size: int, bn_groups: int) -> Any:
-    """A module with `num_features`, from images (B, 3, H, W) to features (B, F), its batch norms split."""
+    """A module with `num_features`, from images (B, 3, H, W) to features (B, F), with split batch norms."""
     check_backbone(name)
     if name.startswith(TIMM):
         backbone = TimmBackbone(name.removeprefix(TIMM))
     else:
         backbone = BACKBONES[name](image_size, bn_groups)
     if not isinstance(getattr(backbone, "num_features", None), int):
-        raise UserError(f"backbone {name} does not say num_features, the length of its features")
+        raise UserError(f"backbone {name} has no attribute num_features, the length of its features")
     split_batch_norms(backbone, bn_groups)
     return backbone

@@ -1,8 +1,8 @@
 """Split batch norm, residual and ReLU as CUDA kernels written in Triton: two passes over memory each way.
 
-Each way is: sums over rows (partial, in parallel), their totals (tiny), one pass that applies them. A tensor is seen as
-rows of C channels, (image, pixel) in channels_last order; group j's rows are those of images j, j + G, ... of a view.
-`batch_norm_plain.py` has the same in plain PyTorch; a test holds the two against each other.
+Each way takes three launches: partial sums over rows (in parallel), their totals (tiny), one pass that applies them. A
+tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
+j, j + G, ... of a view. `batch_norm.py` has the same formulas in plain PyTorch, and a test compares the two.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,23 +17,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Sizes of tiles (64 channels wide), as measured on an H200: applying wants many numbers a thread, summing few, for it
-# holds two sums of each, and loads that run ahead. With one size for both a step took 0.9 ms longer.
+# Rows per tile (64 channels wide), as measured on an H200: applying is fastest with many numbers per thread; summing
+# with few, because it keeps two sums for each, and with pipelined loads. One size for both made a step 0.9 ms longer.
 ROWS, WARPS = 128, 8
 SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4
-SUM_PROGRAMS = 512  # enough to fill a GPU; more makes more partial sums
-TOTAL_CHUNKS, TOTAL_COLS = 128, 16  # partial sums added in one go: one wait for memory, in most layers
-# Integers for which no kernel of its own is compiled; `channels` is not here, for its divisibility makes loads wide.
-PLAIN = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups", "chunks", "count")
+SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
+TOTAL_CHUNKS, TOTAL_COLS = 128, 16  # partial sums loaded at once: in most layers, a single wait for memory
+# Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
+NOT_SPECIALIZED = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups", "chunks", "count")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
-    return triton.jit(function, do_not_specialize=[name for name in PLAIN if name in signature(function).parameters])
+    return triton.jit(
+        function, do_not_specialize=[name for name in NOT_SPECIALIZED if name in signature(function).parameters]
+    )
 
 
 @triton.jit
 def _tile(group, tile, block, groups, per_view, pixels, rows, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Offsets (ROWS, COLS) of a tile of a group's rows, which of them exist, and the channels."""
+    """Offsets (ROWS, COLS) of a tile of a group's rows, a mask of the rows that exist, and the channels."""
     row = tile * ROWS + tl.arange(0, ROWS)
     image = (group // groups) * per_view + (row // pixels) * groups + group % groups
     channel = block * COLS + tl.arange(0, COLS)
@@ -128,7 +130,7 @@ def bn_forward_kernel(
 
 @triton.jit
 def _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before the ReLU, and the standardized x; without a residual the ReLU's mask is computed anew."""
+    """The gradient before the ReLU, and the standardized x; without a residual the ReLU's mask is recomputed."""
     slope = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
     x_hat = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse_std[None, :]
     if RELU:
@@ -145,7 +147,7 @@ def bn_sum_slope_kernel(
     dy, x, y, weight, bias, stats, out, slopes, eps, tiles, groups, per_view, pixels, rows, channels, num_groups,
     SAVED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the slope and of slope * x_hat over this program's tiles; the residual's gradient on the way."""
+    """Sums of the slope and of slope * x_hat over this program's tiles; with SAVED, stores the residual's gradient."""
     group, chunk, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     channel = block * COLS + tl.arange(0, COLS)
     mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
@@ -155,7 +157,7 @@ def bn_sum_slope_kernel(
         at, mask, _ = _tile(group, chunk * tiles + t, block, groups, per_view, pixels, rows, channels, ROWS, COLS)
         slope, x_hat = _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED, RELU)
         first += slope
-        second += slope * x_hat  # where no row is, the slope is zero
+        second += slope * x_hat  # the slope is 0 in rows that do not exist
         if SAVED:
             tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=mask)
     _store_sums(out, first, second, group, channel, channels, num_groups)
@@ -163,12 +165,12 @@ def bn_sum_slope_kernel(
 
 @_kernel
 def bn_backward_kernel(
-    dy, x, weight, bias, stats, sums, dx, to_both, eps, groups, per_view, pixels, rows, channels, num_groups,
+    dy, x, weight, bias, stats, sums, dx, d_parameters, eps, groups, per_view, pixels, rows, channels, num_groups,
     RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
 
-    The first program of a block of channels adds the groups' sums up as well: the gradients of bias and weight.
+    The first program of a block of channels also adds up the groups' sums: the gradients of bias and weight.
     """
     group = tl.program_id(0)
     at, mask, channel = _tile(
@@ -185,13 +187,13 @@ def bn_backward_kernel(
         each = tl.arange(0, GROUPS)
         of_group = sums + each[:, None] * channels + channel[None, :]
         exists = (each < num_groups)[:, None]
-        tl.store(to_both + channel, tl.sum(tl.load(of_group, mask=exists, other=0.0), 0))
+        tl.store(d_parameters + channel, tl.sum(tl.load(of_group, mask=exists, other=0.0), 0))
         second = tl.load(of_group + num_groups * channels, mask=exists, other=0.0)
-        tl.store(to_both + channels + channel, tl.sum(second, 0))
+        tl.store(d_parameters + channels + channel, tl.sum(second, 0))
 
 
 class _Layout:
-    """How (images, channels, ...) falls into groups, tiles and programs."""
+    """How a tensor (images, channels, ...) is divided into groups, tiles and programs."""
 
     def __init__(self, x: Tensor, views: int, groups: int) -> None:
         images, channels = x.shape[:2]
@@ -223,14 +225,14 @@ class _Layout:
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
-    """Halves and floats, channels in blocks of 32."""
+    """Whether there are kernels: for bf16, fp16 and fp32, and channels in multiples of 32."""
     return dtype in (torch.bfloat16, torch.float16, torch.float32) and channels % 32 == 0
 
 
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """As batch_norm.batch_norm."""
+    """`batch_norm.batch_norm` on CUDA."""
     layout = _Layout(x, views, groups)
     partial = layout.partial(x)
     bn_sum_kernel[layout.sum_grid](x, partial, layout.per_program, *layout.numbers, **layout.sum_sizes)
@@ -246,7 +248,7 @@ def backward(
     dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """As batch_norm.batch_norm_backward."""
+    """`batch_norm.batch_norm_backward` on CUDA."""
     layout, saved = _Layout(x, views, groups), y is not None
     partial, dx = layout.partial(x), torch.empty_like(x)
     slopes = torch.empty_like(x) if saved else x.new_empty(0)
@@ -254,30 +256,34 @@ def backward(
         dy, x, y if saved else x, weight, bias, stats, partial, slopes, eps, layout.per_program, *layout.numbers,
         SAVED=saved, RELU=relu, **layout.sum_sizes,
     )  # fmt: skip
-    sums, to_both = layout.total(partial, moments=False), partial.new_empty((2, layout.channels))
+    sums, d_parameters = layout.total(partial, moments=False), partial.new_empty((2, layout.channels))
     bn_backward_kernel[layout.apply_grid](
-        slopes if saved else dy, x, weight, bias, stats, sums, dx, to_both, eps, *layout.numbers,
+        slopes if saved else dy, x, weight, bias, stats, sums, dx, d_parameters, eps, *layout.numbers,
         RELU=relu and not saved, GROUPS=triton.next_power_of_2(layout.num_groups), **layout.sizes,
     )  # fmt: skip
-    return dx, slopes, to_both
+    return dx, slopes, d_parameters
 
 
 @_kernel
-def bn_track_kernel(stats, share_of, mean, var, share, unbias, channels, num_groups, COLS: tl.constexpr):
-    """Running statistics move by `share` toward the weighted mean of the groups' moments."""
+def bn_update_kernel(stats, group_weights, mean, var, momentum, unbias, channels, num_groups, COLS: tl.constexpr):
+    """Running statistics move by `momentum` toward the weighted mean of the groups' moments."""
     channel = tl.program_id(0) * COLS + tl.arange(0, COLS)
     a = tl.zeros((COLS,), tl.float32)
     b = tl.zeros((COLS,), tl.float32)
     for group in range(num_groups):
-        w = tl.load(share_of + group)
+        w = tl.load(group_weights + group)
         a += w * tl.load(stats + group * channels + channel)
         b += w * tl.load(stats + (num_groups + group) * channels + channel)
     old_mean, old_var = tl.load(mean + channel), tl.load(var + channel)
-    tl.store(mean + channel, old_mean + share * (a - old_mean))
-    tl.store(var + channel, old_var + share * (b * unbias - old_var))
+    tl.store(mean + channel, old_mean + momentum * (a - old_mean))
+    tl.store(var + channel, old_var + momentum * (b * unbias - old_var))
 
 
-def track(stats: Tensor, shares: Tensor, mean: Tensor, var: Tensor, share: float, unbias: float) -> None:
-    """As batch_norm.track."""
+def update_running_stats(
+    stats: Tensor, group_weights: Tensor, mean: Tensor, var: Tensor, momentum: float, unbias: float
+) -> None:
+    """`batch_norm.update_running_stats` on CUDA."""
     _, num_groups, channels = stats.shape
-    bn_track_kernel[(channels // 32,)](stats, shares, mean, var, share, unbias, channels, num_groups, COLS=32)
+    bn_update_kernel[(channels // 32,)](
+        stats, group_weights, mean, var, momentum, unbias, channels, num_groups, COLS=32
+    )

@@ -1,7 +1,7 @@
 """Student and teacher: backbone f, projector g and, for the student, predictor h.
 
 Several views go through in one pass, stacked along the batch; batch norm keeps their statistics apart. Networks may
-compute in bf16 (`compute_dtype`), but what they return is fp32: normalisation, search and losses never see less.
+compute in bf16 (`compute_dtype`), but they return fp32: normalization, search and losses are never in less.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from mixnn.dist import GatherBatch, scatter_batch
 from mixnn.functional import at_least_float32
-from mixnn.nn.precision import through
-from mixnn.nn.split_batch_norm import SplitBatchNorm, set_views, split_batch_norms
+from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
+from mixnn.nn.precision import run_parts
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
-    """Linear layers with ReLU between; no bias where batch norm follows. out_norm is none, affine or plain."""
+    """Linear layers with ReLU between; no bias before a batch norm. out_norm is none, affine or plain."""
     layers: list[nn.Module] = []
     last = len(sizes) - 2
     for i, (a, b) in enumerate(pairwise(sizes)):
@@ -33,27 +33,27 @@ def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> n
 
 
 class Student(nn.Module):
-    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q), or q once more if there is no h."""
+    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h."""
 
     def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
         super().__init__()
         self.f, self.g, self.h = f, g, h
         self.gather_batch = GatherBatch(views)
         self.compute_dtype = torch.float32
-        split_batch_norms(self, groups=1)  # those of a network from elsewhere
+        split_batch_norms(self, groups=1)  # of a network that is not ours
         set_views(self, views)
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
         parts = [self.f, self.gather_batch, self.g, *([] if self.h is None else [self.h])]
-        outs = through(parts, torch.cat([scatter_batch(view) for view in views]), self.compute_dtype)
+        outs = run_parts(parts, torch.cat([scatter_batch(view) for view in views]), self.compute_dtype)
         return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 
 class Teacher(nn.Module):
     """A moving average of the student's f and g: no gradient, train mode, the batch shuffled before and restored after.
 
-    The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws come in as uniforms, one
-    row a view.
+    The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws are uniforms, one row
+    per view.
     """
 
     def __init__(self, student: Student, views: int) -> None:
@@ -62,26 +62,26 @@ class Teacher(nn.Module):
         self.gather_batch = GatherBatch(views)
         self.compute_dtype = torch.float32
         self.requires_grad_(False)
-        set_views(self, views, tracked=False)  # it never runs in eval mode, so nobody would read them
+        set_views(self, views, tracked=False)  # it never runs in eval mode, so nothing would read them
 
     @torch.no_grad()
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
         order = shuffle.argsort(dim=1)  # (V, B)
         x = torch.cat([view[scatter_batch(o)] for view, o in zip(views, order, strict=True)])
-        z = at_least_float32(through([self.f, self.gather_batch, self.g], x, self.compute_dtype)[-1])
+        z = at_least_float32(run_parts([self.f, self.gather_batch, self.g], x, self.compute_dtype)[-1])
         shuffled = z.unflatten(0, order.shape)
         return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
 
     @torch.no_grad()
     def update(self, student: Student, momentum: float) -> None:
-        """Parameters move by 1 - momentum toward the student's; the teacher keeps no batch-norm statistics."""
+        """Move parameters by 1 - momentum toward the student's; the teacher keeps no batch-norm statistics."""
         mine: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
         theirs: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
         torch._foreach_lerp_(mine, theirs, 1 - momentum)
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let every student and teacher below compute in this type."""
+    """Set the type in which every student and teacher below computes."""
     for part in module.modules():
         if isinstance(part, Student | Teacher):
             part.compute_dtype = dtype

@@ -1,6 +1,6 @@
-"""Networks in bf16 on fp32 weights: autocast, but with all weights cast in one launch.
+"""Networks in bf16 with fp32 weights: autocast, but with all weights cast in one launch.
 
-Autocast casts them one by one, and their gradients back one by one: some 75 launches a step that move little.
+Autocast casts weights one by one, and their gradients back one by one: some 75 small launches per step.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def through(parts: list[nn.Module], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """What each part makes of what the one before it made, computed in this type."""
-    outs, bf16 = [], dtype == torch.bfloat16
-    together = bf16 and not torch.compiler.is_compiling()  # a compiler fuses the casts by itself
+def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Outputs of all parts, each applied to the output of the one before, computed in this type."""
+    outputs, bf16 = [], dtype == torch.bfloat16
+    together = bf16 and not torch.compiler.is_compiling()  # a compiler fuses the casts itself
     weights = _cast_weights(parts, dtype) if together else [{} for _ in parts]
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         for part, cast in zip(parts, weights, strict=True):
             x = functional_call(part, cast, (x,)) if cast else part(x)
-            outs.append(x)
-    return outs
+            outputs.append(x)
+    return outputs
 
 
 def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """The parameters that autocast would cast, cast, by name."""
-    wide = [
+    """The parameters that autocast would cast, in this type, by name."""
+    originals = [
         {
             f"{path}.{name}".lstrip("."): parameter
             for path, layer in part.named_modules()
@@ -35,12 +35,12 @@ def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, 
         }
         for part in parts
     ]
-    cast = iter(CastTogether.apply(dtype, *(p for of_part in wide for p in of_part.values())))
-    return [{name: next(cast) for name in of_part} for of_part in wide]
+    cast = iter(CastAll.apply(dtype, *(p for of_part in originals for p in of_part.values())))
+    return [{name: next(cast) for name in of_part} for of_part in originals]
 
 
-class CastTogether(torch.autograd.Function):
-    """Tensors in another type, and their gradients back in their own, each way in one go."""
+class CastAll(torch.autograd.Function):
+    """Cast tensors to another type, and their gradients back, each way in one launch."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -2,7 +2,7 @@
 
 ResNet-18 as the MNN authors build it (3x3 stem with stride 1; a max-pool for images of 64 pixels and more), its larger
 siblings, and ResNet-8, three narrow stages for CPUs and tiny images. From 128 pixels on the stem is ImageNet's (7x7
-with stride 2 and max-pool), so that weights trained there fit. Batch norm is SplitBatchNorm throughout.
+with stride 2 and max-pool), so that weights trained there fit. All batch norms are SplitBatchNorm.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn.nn.batch_norm import SplitBatchNorm
 
-IMAGENET_STEM = 128  # pixels
+IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
 
 
 class BasicBlock(nn.Module):
@@ -64,7 +64,7 @@ def _shortcut(in_channels: int, channels: int, stride: int, groups: int) -> nn.S
 
 
 ARCHITECTURES: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...], tuple[int, ...]]] = {
-    # block, widths of the stages, blocks in each
+    # block, widths of the stages, blocks per stage
     "resnet18": (BasicBlock, (64, 128, 256, 512), (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (64, 128, 256, 512), (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (64, 128, 256, 512), (3, 4, 6, 3)),
@@ -94,7 +94,7 @@ class ResNet(nn.Module):
 
     def _init(self) -> None:
         for name, layer in self.named_modules():
-            # The authors replace the stem after initialising, so it keeps the framework's default.
+            # The authors replace the stem after initialization, so it keeps the framework's default.
             if isinstance(layer, nn.Conv2d) and name != "conv1":
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 

@@ -1,8 +1,7 @@
-"""The support set S: a first-in-first-out ring of teacher embeddings, from which neighbors are taken.
+"""The support set S: a first-in-first-out ring buffer of teacher embeddings, from which neighbors are taken.
 
-Rows are stored raw and made unit where they are used. Everything is a saved buffer, the position too, so S travels
-with checkpoints and no step reads a number back to the host. Rows never written are random unit vectors with label
--1.
+Rows are stored raw and normalized where they are used. Everything is a saved buffer, the position too, so checkpoints
+include S and no step reads a number back to the host. Rows never written are random unit vectors with label -1.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """A snapshot of the support set."""
+    """Rows of a support set: its contents, or what is pushed."""
 
     z_QD: Tensor
     labels_Q: Tensor
@@ -23,7 +22,7 @@ class Rows(NamedTuple):
 
 
 class SupportSet(nn.Module):
-    """Ring of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer."""
+    """Ring buffer of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer."""
 
     z_QD: Tensor
     labels_Q: Tensor
@@ -41,11 +40,11 @@ class SupportSet(nn.Module):
         return Rows(self.z_QD, self.labels_Q, self.index_Q)
 
     def slots(self, count: int) -> Tensor:
-        """Where the next `count` rows go; wraps when Q is no multiple of the batch."""
+        """Positions of the next `count` rows; wraps if Q is not a multiple of the batch size."""
         return (self.position + torch.arange(count, device=self.position.device)) % len(self.z_QD)
 
     def read_pushed(self, rows: Rows) -> Rows:
-        """What S will be after a push, without pushing: the authors' leaky order searches it."""
+        """What S would hold after a push, without pushing: the authors' leaky queue searches this."""
         slots = self.slots(len(rows.z_QD))
         return Rows(*(old.index_copy(0, slots, new) for old, new in zip(self.read(), rows, strict=True)))
 

@@ -1,4 +1,4 @@
-"""diagnose: a finished run's neighbors and embeddings, measured as training measures them, and its features' health."""
+"""diagnose: neighbors and embeddings of a finished run, measured as in training, and the health of its features."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from mixnn import methods
 from mixnn.config import check_int
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
-from mixnn.methods.cmsf import CMSF
-from mixnn.methods.mixture import share_and_scale
-from mixnn.methods.mnn import MNN
-from mixnn.methods.msf import MSF
-from mixnn.methods.snclr import SNCLR
+from mixnn.methods import Method
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
@@ -27,14 +23,14 @@ ENTROPIES = ("cas_entropy", "cas_entropy_0.1")
 DERIVED = {
     "cas_evenness": "entropy of the attention (CAS) as a share of ln K; at temperature 1 cosines cannot make it small",
     "cas_evenness_0.1": "entropy of the attention (CAS) at temperature 0.1 as a share of ln K",
-    "neighbor_share": "share of the neighbors in the weights on z and z_i, mixing, lengths and re-normalising counted",
+    "neighbor_share": "share of the neighbors in the weights on z and z_i, counting mixing, lengths and re-normalizing",
 }
 FEATURES = {
     "feature_spread": "deviation of unit features over images times sqrt(F): 1 if they fill the sphere, 0 if collapsed",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
     "dead_features": "share of features that hardly vary: less than a thousandth of the mean deviation",
 }
-MOST_IMAGES = 10_000  # for the features
+MAX_IMAGES = 10_000  # for the features
 
 
 def diagnose(
@@ -45,7 +41,7 @@ def diagnose(
     data_dir: str | Path = "",
     reporter: Reporter | None = None,
 ) -> dict[str, float]:
-    """Means over some batches of training images that the support set does not hold, in training's own views.
+    """Means over some batches of training images that the support set does not hold, augmented as in training.
 
     The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
     """
@@ -59,26 +55,27 @@ def diagnose(
     trainer = Trainer(config, images, reporter)
     trainer.load(tensors, state)
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
-    found = {name: value for name, value in _neighbors(trainer, batches, reporter).items() if name != "loss"}
-    return found | _derived(found, trainer.method) | health
+    means = {name: value for name, value in _observe(trainer, batches, reporter).items() if name != "loss"}
+    return means | _derived(means, trainer.method) | health
 
 
-def _derived(found: dict[str, float], method: Any) -> dict[str, float]:
-    """What follows from the means and the options."""
+def _derived(means: dict[str, float], method: Method) -> dict[str, float]:
+    """Numbers that follow from the means and the method's options."""
     out = {}
-    if "cas_entropy" in found and method.topk > 1:
-        out = {name.replace("entropy", "evenness"): found[name] / math.log(method.topk) for name in ENTROPIES}
-    if type(method) in (MNN, MSF, CMSF, SNCLR) and "norm_ratio" in found:  # what derives from them may weigh otherwise
-        out["neighbor_share"], _ = share_and_scale(vars(method.options), found["norm_ratio"], found["cos_neighbors"])
+    if "cas_entropy" in means and method.topk > 1:
+        out = {name.replace("entropy", "evenness"): means[name] / math.log(method.topk) for name in ENTROPIES}
+    if "norm_ratio" in means:
+        share = method.neighbor_share(means["norm_ratio"], means["cos_neighbors"])
+        out |= {} if share is None else {"neighbor_share": share}
     return out
 
 
-def _neighbors(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
+def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
+    """Means over some batches, if possible of images that the support set does not hold."""
     size, step = trainer.config.batch_size, trainer.step
     generator = torch.Generator(trainer.order.device).manual_seed(trainer.config.seed)
     fresh = torch.ones(len(trainer.images), dtype=torch.bool, device=trainer.order.device)
-    support = getattr(trainer.method, "support", None)
-    if support is not None:
+    if (support := trainer.method.support) is not None:
         fresh[support.index_Q[support.index_Q >= 0]] = False
     if holds_all := int(fresh.sum()) < size:
         fresh[:] = True
@@ -95,9 +92,9 @@ def _neighbors(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, 
 
 
 def feature_health(trainer: Trainer) -> dict[str, float]:
-    """Of the student's backbone on images as they are."""
+    """Spread and rank of the student backbone's features, on images without augmentation."""
     images = trainer.images
-    index = torch.arange(min(len(images), MOST_IMAGES), device=images.images.device)
+    index = torch.arange(min(len(images), MAX_IMAGES), device=images.images.device)
     x = features(trainer.method.student.f, images, index, bf16=False).double()
     unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     deviation = unit.std(0)
@@ -109,18 +106,18 @@ def feature_health(trainer: Trainer) -> dict[str, float]:
 
 
 def effective_rank(x_MF: Tensor) -> Tensor:
-    """exp of the entropy of the covariance's eigenvalues as shares (Roy and Vetterli, 2007)."""
+    """exp(entropy) of the covariance's eigenvalues, scaled to sum to 1 (Roy and Vetterli, 2007)."""
     shares = torch.linalg.eigvalsh(x_MF.T.cov()).clamp(min=0)
     shares = shares / shares.sum().clamp(min=1e-30)
     return torch.special.entr(shares).sum().exp()
 
 
-def meanings(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Rows of a table: name, value, what it means. In the order of NAMES; what a method logs beside comes last."""
+def meanings(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Rows of a table: name, value, meaning. In the order of NAMES; what else a method logs comes last."""
     known = NAMES | DERIVED | FEATURES
     places = {name: i for i, name in enumerate(known)}
     rows = []
-    for name, value in found.items():
+    for name, value in numbers.items():
         stem, _, rank = name.rpartition("_")
         key, k = (f"{stem}_k", int(rank)) if name not in known and rank.isdigit() else (name, 0)  # purity_3: purity_k
         text = known.get(key, "").replace("number k", f"number {k}")

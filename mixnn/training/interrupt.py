@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as a flag, so that the loop can finish its step, save, and leave."""
+"""SIGTERM and Ctrl-C as a flag, so that the training loop can finish its step, save and stop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from mixnn import dist
 
 
 class Flag:
+    """The number of the last signal; 0 if there was none."""
+
     signal = 0
 
 
 @contextmanager
 def interrupts() -> Iterator[Flag]:
-    """A flag that holds the number of the last SIGTERM or SIGINT; in a run on one process, a second acts as usual."""
+    """Record SIGTERM and SIGINT in a flag; with one process, a second signal has its usual effect."""
     flag = Flag()
     if threading.current_thread() is not threading.main_thread():
-        yield flag  # Python delivers signals to the main thread alone
+        yield flag  # Python delivers signals to the main thread only
         return
     before: dict[int, Any] = {}
 
@@ -29,13 +31,13 @@ def interrupts() -> Iterator[Flag]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    def note(number: int, _frame: FrameType | None) -> None:
+    def record(number: int, _frame: FrameType | None) -> None:
         flag.signal = number
-        if dist.size() == 1:  # torchrun passes on what the terminal has sent already
+        if dist.size() == 1:  # torchrun forwards a signal that the terminal has sent to every process already
             restore()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, note)
+        before[number] = signal.signal(number, record)
     try:
         yield flag
     finally:

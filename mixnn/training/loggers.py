@@ -1,7 +1,6 @@
-"""TensorBoard and Weights & Biases beside metrics.jsonl, for those who have them installed.
+"""Optional loggers: TensorBoard and Weights & Biases, in addition to metrics.jsonl.
 
-Each logger takes the record of an epoch, and `close()` ends it. Both go on with the run's own curves when it is
-resumed.
+A logger takes one record per epoch. A resumed run continues its own curves.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from mixnn.runs import Run
 
 
 class Logger(Protocol):
-    """What the trainer needs."""
+    """What the trainer calls."""
 
     def log(self, record: dict[str, Any]) -> None: ...
 
@@ -33,7 +32,7 @@ class TensorBoard:
 
     @staticmethod
     def check() -> Any:
-        return _need("torch.utils.tensorboard", "tensorboard")
+        return _import("torch.utils.tensorboard", "tensorboard")
 
     def log(self, record: dict[str, Any]) -> None:
         for name, value in _numbers(record).items():
@@ -47,7 +46,7 @@ class WandB:
     """A run of the project `mixnn` (or $WANDB_PROJECT), named as the run folder."""
 
     def __init__(self, run: Run, step: int) -> None:
-        wandb = _need("wandb", "wandb")
+        wandb = _import("wandb", "wandb")
         name = run.path.resolve().name
         settings = dataclasses.asdict(run.config)
         resume = "allow" if step else None
@@ -55,15 +54,15 @@ class WandB:
         try:
             self.run = wandb.init(project=project, name=name, id=name, resume=resume, config=settings, dir=run.path)
         except wandb.Error as error:
-            raise UserError(f"Weights & Biases refuses: {error}") from None
+            raise UserError(f"Weights & Biases could not start: {error}") from None
 
     @staticmethod
     def check() -> None:
-        """Whether somebody is logged in, where this can be asked without a prompt (wandb 0.31)."""
-        login = _need("wandb", "wandb").login
+        """Fail if nobody is logged in, where that can be asked without a prompt (wandb 0.31)."""
+        login = _import("wandb", "wandb").login
         online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
         if online and "prompt" in signature(login).parameters and not login(prompt=False):
-            raise UserError("nobody is logged in to Weights & Biases: type wandb login, or set WANDB_MODE=offline")
+            raise UserError("nobody is logged in to Weights & Biases: run `wandb login`, or set WANDB_MODE=offline")
 
     def log(self, record: dict[str, Any]) -> None:
         self.run.log(_numbers(record), step=record["step"])
@@ -93,8 +92,8 @@ def _numbers(record: dict[str, Any]) -> dict[str, float]:
     return {k: v for k, v in record.items() if k != "step" and isinstance(v, int | float)}
 
 
-def _need(module: str, package: str) -> Any:
+def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"logging to {package} needs its package: type pip install {package}") from None
+        raise UserError(f"logging to {package} needs its package: run `pip install {package}`") from None

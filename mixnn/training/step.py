@@ -2,14 +2,15 @@
 
     images[index] -> views -> method.forward -> backward -> SGD -> method.after_step
 
-Eager runs it operator by operator. Captured, on CUDA, compiles the making of views and the log (small operators by the
-hundred) and records the whole step once for replay; the networks' time lies in convolutions and in batch norm, which
-has kernels of its own. Compiled compiles all from images to loss, and on CUDA records that: the longest start, for a
-step that is hardly faster.
+- eager runs it operator by operator.
+- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the whole step once
+  for replay. The networks are not compiled: their time lies in convolutions and in batch norm, which has kernels of its
+  own.
+- compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
+  hardly faster.
 
-The step is a closure of tensors: which images, the uniforms that decide every random choice, and the learning rate
-are written into fixed buffers from outside; what it logs is summed on the device. It reads nothing back and prints
-nothing.
+The step's inputs are fixed buffers, written from outside: the images' indices, the uniforms that decide every random
+choice, and the learning rate. What it logs is summed on the device. It reads nothing back and prints nothing.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.dist import gather_batch, scatter_batch, size, sum_gradients
-from mixnn.methods.contract import Aux, Batch, Seen
-from mixnn.training.feed import Feed
+from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
+from mixnn.training.prefetch import Prefetcher
 
 MODES = ("eager", "compiled", "captured")
-# Pixels of a view's batch up to which cuDNN tries all its algorithms (0) and not the ten that look best: worth 3% of a
-# step with 256 images of 32 x 32. With larger images each trial takes longer.
-MOST_PIXELS = 2**19
-WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, lazily made handles
+# Up to this many pixels per batch of views, cuDNN tries all its algorithms instead of the ten that look best. That is
+# worth 3% of a step with 256 images of 32 x 32; with larger images each trial takes longer.
+MAX_PIXELS_TO_TRY_ALL = 2**19
+WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, handles that are made on first use
 
 
 class Step:
-    """Call it with the images of a batch and a learning rate; read `means()` when the numbers are wanted."""
+    """Call it with the indices of a batch and a learning rate; `means()` reads what was logged."""
 
     def __init__(
         self,
-        method: Any,
+        method: Method,
         images: ImageSet,
         views: list[View],
         batch_size: int,
@@ -55,14 +56,14 @@ class Step:
         assert mode != "captured" or device.type == "cuda"
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
-            small = batch_size * views[0].size ** 2 <= MOST_PIXELS
+            small = batch_size * views[0].size ** 2 <= MAX_PIXELS_TO_TRY_ALL
             torch.backends.cudnn.benchmark_limit = 0 if small else 10
         self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
-        at_hand = resident and images.images.device == device
-        self.feed = None if at_hand else Feed(images.images, batch_size // size(), device)
+        on_device = resident and images.images.device == device
+        self.prefetcher = None if on_device else Prefetcher(images.images, batch_size // size(), device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
@@ -79,18 +80,18 @@ class Step:
         if mode != "eager":
             # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
-            torch._dynamo.config.recompile_limit = 1000  # of runs in one process; past it, an error
+            torch._dynamo.config.recompile_limit = 1000  # runs per process; beyond it, dynamo raises an error
         if mode == "compiled":
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         if mode == "captured":
             self._make_views, self._log = compiled(make_views), compiled(log)
-        self._run = self._body
+        self._run = self._train_step
         if mode != "eager" and device.type == "cuda":
             self._run = self._capture()
 
-    def __call__(self, index: Tensor, lr: float, generator: torch.Generator, coming: Tensor | None = None) -> None:
-        """`coming` are the images of the next call, if known: those that are not on the device are read ahead."""
-        self._put(index, coming)
+    def __call__(self, index: Tensor, lr: float, generator: torch.Generator, next_index: Tensor | None = None) -> None:
+        """One step. If the indices of the next call are given, images that are not on the device are read ahead."""
+        self._load(index, next_index)
         self.uniforms.uniform_(generator=generator)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(lr)
@@ -100,9 +101,9 @@ class Step:
     @torch.no_grad()
     def observe(self, index: Tensor, generator: torch.Generator) -> None:
         """Log a batch without learning from it; batch norm's running statistics do move."""
-        self._put(index)
+        self._load(index)
         self.uniforms.uniform_(generator=generator)
-        self._note(*self._loss())
+        self._accumulate(*self._loss())
         self.count += 1
 
     def means(self) -> dict[str, float]:
@@ -114,7 +115,7 @@ class Step:
         self.count = 0
 
     def restore(self, names: list[str], sums: Tensor, count: int) -> None:
-        """Go on with sums that were saved in the middle of an epoch."""
+        """Continue with sums that were saved in the middle of an epoch."""
         if not names:  # saved before the first step
             return
         if not self.names:
@@ -124,29 +125,29 @@ class Step:
         self.count = count
 
     def loss(self) -> tuple[Tensor, Aux]:
-        """From the buffers to the method's loss."""
-        images_u8 = self.images.images[scatter_batch(self.index)] if self.feed is None else self.feed.buffer
+        """The method's loss of the batch in the buffers."""
+        images_u8 = self.images.images[scatter_batch(self.index)] if self.prefetcher is None else self.prefetcher.buffer
         view_draws = [scatter_batch(draws) for draws in self.view_draws]
         views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
         views = tuple(gather_batch(view) for view in views)
         return self.method(Batch(views, self.labels[self.index], self.index, self.draws))
 
-    def _put(self, index: Tensor, coming: Tensor | None = None) -> None:
-        if self.feed is not None:
-            self.feed.put(scatter_batch(index), None if coming is None else scatter_batch(coming))
+    def _load(self, index: Tensor, next_index: Tensor | None = None) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.load(scatter_batch(index), None if next_index is None else scatter_batch(next_index))
         self.index.copy_(index)
 
-    def _body(self) -> None:
+    def _train_step(self) -> None:
         loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        sum_gradients(self.method)
+        sum_gradients(self.method, self.method.student.f)
         self.optimizer.step()
         self.method.after_step(aux)
-        self._note(loss, aux)
+        self._accumulate(loss, aux)
 
-    def _note(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss, aux.metrics, aux.seen, self.labels[self.index], self.index)
+    def _accumulate(self, loss: Tensor, aux: Aux) -> None:
+        names, values = self._log(loss, aux.metrics, aux.record, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
@@ -154,20 +155,20 @@ class Step:
 
     def _capture(self) -> Callable[[], None]:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
-        state = [*self.method.state_dict().values(), *_buffers(self.optimizer)]
+        state = [*self.method.state_dict().values(), *_momentum_buffers(self.optimizer)]
         before = [t.clone() for t in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_STEPS):
-                self._body()
+                self._train_step()
         torch.cuda.current_stream().wait_stream(stream)
         for t, saved in zip(state, before, strict=True):
             t.copy_(saved)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._body()
+            self._train_step()
         self.reset()
         return graph.replay
 
@@ -175,22 +176,22 @@ class Step:
 def make_views(
     images_u8: Tensor, draws: list[Tensor], views: list[View], mean: Tensor, std: Tensor
 ) -> tuple[Tensor, ...]:
-    """A batch's views, ready for the networks."""
+    """The augmented and normalized views of a batch."""
     return tuple(normalize(augment(images_u8, u, view), mean, std) for u, view in zip(draws, views, strict=True))
 
 
 @torch.no_grad()
 def log(
-    loss: Tensor, metrics: dict[str, Tensor], seen: Seen | None, labels_B: Tensor, index_B: Tensor
+    loss: Tensor, metrics: dict[str, Tensor], record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor
 ) -> tuple[tuple[str, ...], Tensor]:
-    """Names and numbers that a step leaves to be summed."""
-    values = {"loss": loss.detach()} | metrics | measure(seen, labels_B, index_B)
+    """Names and values of the numbers that a step logs."""
+    values = {"loss": loss.detach()} | metrics | measure(record, labels_B, index_B)
     return tuple(values), torch.stack([v.double() for v in values.values()])
 
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Once for all runs of a process that augment, or look for neighbors, alike."""
+    """torch.compile, cached so that later runs in this process reuse it."""
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
@@ -203,5 +204,5 @@ def sgd(parameters: list[torch.nn.Parameter], momentum: float, weight_decay: flo
     return optimizer
 
 
-def _buffers(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _momentum_buffers(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [state["momentum_buffer"] for state in optimizer.state.values()]

@@ -71,7 +71,7 @@ class Trainer:
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
             backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()))
             self.method = methods.build(config.method, backbone, config.options, **facts)
-        self.method.to(device, memory_format=torch.channels_last)
+        self.method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         parameters = [p for p in self.method.parameters() if p.requires_grad]

@@ -17,8 +17,8 @@ from mixnn.data.image_set import ImageSet
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.methods.siamese import Support
+from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.split_batch_norm import SplitBatchNorm
 from mixnn.training.step import Step, sgd
 
 B, SIZE, NUM_IMAGES = 8, 8, 30
@@ -145,7 +145,7 @@ def changed(method, before):
 
 
 def tensors_of(aux):
-    return [t for rows in aux.push for t in rows] + [*(aux.seen or ()), *aux.metrics.values()]
+    return [t for rows in aux.push for t in rows] + [*(aux.record or ()), *aux.metrics.values()]
 
 
 # State and gradients

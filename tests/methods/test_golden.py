@@ -77,9 +77,9 @@ def test_loss_and_gradients_equal_the_authors(case):
 @pytest.mark.parametrize("case", [c for c in CASES if c.startswith(("mnn", "msf", "cmsf", "nnclr", "snclr"))])
 def test_neighbors_and_purity_equal_the_authors(case):
     g, _, _, aux = run(case)
-    assert torch.equal(aux.seen.index_ABK[0], g["idx12"])
-    assert torch.equal(aux.seen.index_ABK[1], g["idx21"])
-    purity = measure(aux.seen, g["y"], torch.arange(len(g["y"])))["purity"]
+    assert torch.equal(aux.record.index_ABK[0], g["idx12"])
+    assert torch.equal(aux.record.index_ABK[1], g["idx21"])
+    purity = measure(aux.record, g["y"], torch.arange(len(g["y"])))["purity"]
     torch.testing.assert_close(purity.double(), g["purity"], rtol=0, atol=1e-6)
 
 
@@ -101,7 +101,7 @@ def test_every_golden_vector_is_used():
 def test_unmix_mixes_as_the_authors(case):
     g, method, _, _ = run(case)
     draws = {"coin": g["r"], "share": g["lam_draw"], "centre": (g.get("centre", torch.zeros(2)) + 0.5) / 8}
-    map_HW = method.map(Batch((g["x1"], g["x2"]), g["y"], g["y"], draws))
+    map_HW = method.mixing_map(Batch((g["x1"], g["x2"]), g["y"], g["y"], draws))
     close(map_HW * g["x2"] + (1 - map_HW) * g["x2"].flip(0), g["mixed"])
     close(map_HW.mean(), g["lam"])
 

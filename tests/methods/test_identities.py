@@ -46,7 +46,7 @@ def run_small(name, **options):
 
 
 def metrics(aux):
-    return measure(aux.seen, inputs().labels, inputs().index)
+    return measure(aux.record, inputs().labels, inputs().index)
 
 
 def close(ours, want):
@@ -228,7 +228,7 @@ def test_what_is_measured_is_of_both_clean_directions(name):
     assert ("purity" in found) == (name in NEIGHBORLY)
     if "purity" in found:
         labels = given.labels[:, None]
-        hits = [(given.rings[0].labels_Q[index] == labels).double().mean() for index in ran.aux.seen.index_ABK]
+        hits = [(given.rings[0].labels_Q[index] == labels).double().mean() for index in ran.aux.record.index_ABK]
         assert len(hits) == 2
         torch.testing.assert_close(found["purity"].double(), sum(hits) / 2, rtol=0, atol=1e-6)
         assert 0 < found["purity"] < 1
@@ -242,14 +242,14 @@ def test_random_selection_takes_the_rows_of_the_largest_draws():
     aux = run_linear("mnn", select="random").aux
     for direction in range(2):
         u = random[direction].tolist()
-        assert aux.seen.index_ABK[direction].tolist() == [sorted(range(Q), key=lambda j: -row[j])[:K] for row in u]
+        assert aux.record.index_ABK[direction].tolist() == [sorted(range(Q), key=lambda j: -row[j])[:K] for row in u]
 
 
 def test_label_selection_takes_rows_of_the_label_and_purity_is_one():
     given = inputs()
     aux = run_linear("mnn", select="labels").aux
     assert metrics(aux)["purity"] == 1
-    for index in aux.seen.index_ABK:
+    for index in aux.record.index_ABK:
         assert torch.equal(given.rings[0].labels_Q[index], given.labels[:, None].expand(B, K))
 
 
@@ -265,7 +265,7 @@ def test_where_a_label_has_too_few_rows_the_anchor_itself_stands_in(name):
     for n, label in enumerate(given.labels.tolist()):
         if label < 2:
             neighbors[n, 0] = given.rings[0].z_QD[[3, 8][label]]
-    assert torch.equal(ran.aux.seen.neighbors_ABKD[0], neighbors)
+    assert torch.equal(ran.aux.record.neighbors_ABKD[0], neighbors)
 
     def loss_of(x1, _x2, P, H):  # to which the neighbors are constants
         p = x1 @ P @ H
@@ -377,7 +377,7 @@ def test_nnclr_predicts_known_rows_without_a_gradient_through_the_look_up():
     rows = torch.cat([near, -x2, -near[: Q - 2 * B]])[order]
     given = given._replace(rings=(given.rings[0]._replace(z_QD=rows), given.rings[1]))
     ran = run_linear("nnclr", given, topk=1, symmetric=False)
-    (found,) = ran.aux.seen.index_ABK
+    (found,) = ran.aux.record.index_ABK
     assert torch.equal(order[found[:, 0]], torch.arange(B))
 
     def keys_are_constants(x1, _x2, P, H):
@@ -472,15 +472,15 @@ def test_reversed_features_are_those_of_the_reversed_batch(mixed):
     x1, x2 = (draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
     draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
     batch = Batch((x1, x2), given.labels, given.index, draws)
-    seen, map_HW = method.encode(batch), method.map(batch)
+    embeddings, map_HW = method.encode(batch), method.mixing_map(batch)
     flipped = (map_HW * x2 + (1 - map_HW) * x2.flip(0)).flip(0)
     q, p = (out.chunk(3)[2] for out in method.student(x1, x2, flipped))
-    torch.testing.assert_close(seen.q[REVERSED], q)
-    torch.testing.assert_close(seen.p[REVERSED], p)
-    assert (REVERSED in seen.z) == (mixed == "both")
+    torch.testing.assert_close(embeddings.q[REVERSED], q)
+    torch.testing.assert_close(embeddings.p[REVERSED], p)
+    assert (REVERSED in embeddings.z) == (mixed == "both")
     if mixed == "both":
         shuffle = torch.cat([draws["shuffle"][:2], draws["shuffle"][2:].flip(1)])
-        torch.testing.assert_close(seen.z[REVERSED], method.teacher(x1, x2, flipped, shuffle=shuffle).chunk(3)[2])
+        torch.testing.assert_close(embeddings.z[REVERSED], method.teacher(x1, x2, flipped, shuffle=shuffle).chunk(3)[2])
 
 
 def test_a_teacher_that_moves_with_each_call_moves_as_in_three_updates():
@@ -520,7 +520,7 @@ def own_image_rates(name, leaky):
             _, aux = method(Batch(views, index % 4, index, draws))
             before = method.support.index_Q.clone()
             method.after_step(aux)
-            for d, neighbors in enumerate(aux.seen.index_ABK):
+            for d, neighbors in enumerate(aux.record.index_ABK):
                 for when, images_Q in enumerate((before, method.support.index_Q)):
                     hits[d, when] += (images_Q[neighbors] == index[:, None]).any(1).sum()
     return hits / M

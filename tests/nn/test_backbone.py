@@ -12,7 +12,7 @@ from torch import nn
 import mixnn
 from mixnn import methods
 from mixnn.nn.backbone import BACKBONES, build_backbone, check_backbone
-from mixnn.nn.split_batch_norm import SplitBatchNorm, split_batch_norms
+from mixnn.nn.batch_norm import SplitBatchNorm, split_batch_norms
 from mixnn.progress import Reporter
 from mixnn.runs.weights import load_backbone
 
@@ -167,5 +167,5 @@ def test_a_network_of_ones_own_is_trained_evaluated_and_loaded(tmp_path, monkeyp
 
 def test_a_network_that_does_not_say_its_features_is_refused(monkeypatch):
     monkeypatch.setitem(BACKBONES, "mine", lambda *_: nn.Flatten())
-    with pytest.raises(mixnn.UserError, match="backbone mine does not say num_features"):
+    with pytest.raises(mixnn.UserError, match="backbone mine has no attribute num_features"):
         build_backbone("mine", 8, 1)

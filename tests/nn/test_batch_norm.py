@@ -1,95 +1,254 @@
-"""The CUDA kernels of batch norm against plain PyTorch; without a GPU they run in Triton's interpreter."""
+"""SplitBatchNorm against a loop of torch's own batch norm over views and strided groups."""
 
-import importlib.util
-import os
+import copy
 
 import pytest
 import torch
+from torch import nn
 
-from mixnn.nn import batch_norm_plain as plain
-from mixnn.nn.batch_norm import batch_norm
+from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, set_views
 
-if not importlib.util.find_spec("triton"):
-    pytest.skip("triton is not installed", allow_module_level=True)
-CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
-from mixnn.nn import batch_norm_kernels as kernels  # noqa: E402  (reads TRITON_INTERPRET
-
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
-DEVICE = "cuda" if CUDA else "cpu"
-EPS = 1e-5
-FORMS = [(False, False), (False, True), (True, True)]  # residual, ReLU
-LAYOUTS = [  # images, channels, side (0: vectors), views, groups; pixels that do and do not fill tiles
-    (8, 32, 3, 1, 1),
-    (16, 64, 5, 2, 4),
-    (24, 96, 4, 3, 2),
-    (12, 128, 0, 2, 1),
-    (8, 64, 16, 1, 2),
-]
+C, SIDE = 3, 5
+CASES = [(groups, views) for groups in (1, 2, 4) for views in (1, 2, 3)]  # eight images a view
 
 
-def tensors(images, channels, side, dtype=torch.float32):
-    """x, residual, dy in channels_last, weight and bias."""
+def split_bn(groups, views, affine=True, dtype=torch.float64):
+    """With weight, bias and running statistics that are not the initial ones."""
+    layer = SplitBatchNorm(C, groups, affine).to(dtype)
+    set_views(layer, views)
+    rng = torch.Generator().manual_seed(1)
+    for name, t in layer.state_dict().items():
+        if name != "num_batches_tracked":
+            t.copy_(torch.rand(C, generator=rng) + 0.5)
+    return layer
+
+
+def images(num, dtype=torch.float64, shape=(C, SIDE, SIDE)):
+    """Every image has its own mean and scale, so that it matters who shares statistics with whom."""
     rng = torch.Generator().manual_seed(0)
-    shape = (images, channels, side, side) if side else (images, channels)
-    maps = [torch.randn(shape, generator=rng) * (1 + i) + i for i in range(3)]
-    if side:
-        maps = [m.contiguous(memory_format=torch.channels_last) for m in maps]
-    vectors = [torch.rand(channels, generator=rng) - 0.5 * i for i in range(2)]
-    return [m.to(DEVICE, dtype) for m in maps] + [v.to(DEVICE) for v in vectors]
+    x = torch.randn(num, *shape, generator=rng, dtype=dtype)
+    per_image = torch.rand(2, num, *(1,) * len(shape), generator=rng, dtype=dtype)
+    return x * (0.5 + per_image[0]) + 3 * per_image[1]
 
 
-@pytest.fixture(autouse=True)
-def more_than_one_tile_a_program(monkeypatch):
-    monkeypatch.setattr(kernels, "ROWS", 16)
-    monkeypatch.setattr(kernels, "SUM_ROWS", 16)
-    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
-    monkeypatch.setattr(kernels, "TOTAL_CHUNKS", 2)
+def plain_bn(layer):
+    """torch's batch norm with this layer's parameters (shared, for gradients) and running statistics (copied)."""
+    plain = nn.BatchNorm2d(C, affine=layer.affine).to(layer.running_mean.dtype)
+    plain.running_mean.copy_(layer.running_mean)
+    plain.running_var.copy_(layer.running_var)
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain
 
 
-def close(ours, want, dtype=torch.float32):
-    tolerance = 2e-5 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(ours, want, rtol=tolerance, atol=tolerance)
+def naive(layer, x):
+    """Output, running mean and running variance by the definition; the layer itself is left as it is."""
+    layer = copy.deepcopy(layer)
+    out = []
+    for view in x.chunk(layer.views):
+        result, means, variances = torch.zeros_like(view), [], []
+        for g in range(layer.groups):
+            bn = plain_bn(layer)
+            members = [i for i in range(len(view)) if i % layer.groups == g]
+            part = view[members] if x.dim() == 4 else view[members][:, :, None, None]
+            result = result.index_put((torch.tensor(members),), bn(part).view_as(view[members]))
+            means.append(bn.running_mean)
+            variances.append(bn.running_var)
+        layer.running_mean.copy_(torch.stack(means).mean(0))
+        layer.running_var.copy_(torch.stack(variances).mean(0))
+        out.append(result)
+    return torch.cat(out), layer
 
 
-@pytest.mark.parametrize("residual, relu", FORMS)
-@pytest.mark.parametrize("images, channels, side, views, groups", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_kernels_equal_plain_torch(images, channels, side, views, groups, residual, relu, dtype):
-    x, extra, dy, weight, bias = tensors(images, channels, side, dtype)
-    args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
-    y, stats = kernels.forward(*args)
-    want_y, want_stats = plain.forward(*args)
-    close(y, want_y, dtype)
-    close(stats, want_stats)
-    assert y.stride() == x.stride()
-    saved = want_y if residual else None
-    grads = kernels.backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    wants = plain.backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    for ours, want in zip(grads[:2], wants[:2], strict=True):
-        close(ours, want, dtype)
-    torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
+def close(a, b, tolerance=1e-12):
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_operator_uses_the_kernels_on_a_gpu(dtype, monkeypatch):
-    x, extra, _, weight, bias = tensors(16, 64, 5, dtype)
-    calls = []
-    real = kernels.forward
-    monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or real(*args))
-    batch_norm(x, extra, weight, bias, 2, 4, EPS, True)
-    assert calls == [1]
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(C, SIDE, SIDE), (C,)], ids=["maps", "vectors"])
+def test_output_and_running_statistics_equal_the_loop(groups, views, affine, shape):
+    layer, x = split_bn(groups, views, affine), images(8 * views, shape=shape)
+    want, want_layer = naive(layer, x)
+    close(layer(x), want)
+    close(layer.running_mean, want_layer.running_mean, 1e-7)  # the shares of views are kept in float32
+    close(layer.running_var, want_layer.running_var, 1e-7)
 
 
-@pytest.mark.parametrize("channels, num_groups", [(32, 1), (96, 6)])
-def test_the_tracking_kernel_equals_plain_torch(channels, num_groups):
-    rng = torch.Generator().manual_seed(0)
-    stats, shares = torch.rand(2, num_groups, channels, generator=rng), torch.rand(num_groups, generator=rng)
-    running = [torch.rand(2, channels, generator=rng).to(DEVICE) for _ in range(2)]
-    running[1].copy_(running[0])
-    for module, (mean, var) in zip((kernels, plain), running, strict=True):
-        module.track(stats.to(DEVICE), shares.to(DEVICE), mean, var, 0.19, 1.1)
-    close(*running)
+@pytest.mark.parametrize("groups, views", CASES)
+def test_gradients_equal_those_of_the_loop(groups, views):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    upstream = images(8 * views).roll(1, 0)
+    out, want_layer = naive(layer, x)
+    want = torch.autograd.grad((out * upstream).sum(), [x, want_layer.weight, want_layer.bias])
+    ours = torch.autograd.grad((layer(x) * upstream).sum(), [x, layer.weight, layer.bias])
+    for a, b in zip(ours, want, strict=True):
+        close(a, b, 1e-11)
+
+
+def test_running_variance_is_the_mean_over_groups_of_unbiased_within_group_variances():
+    layer, x = split_bn(4, 1), images(8)
+    before = layer.running_var.clone()
+    layer(x)
+    within = torch.stack([x[g::4].transpose(0, 1).flatten(1).var(1, correction=1) for g in range(4)]).mean(0)
+    close(layer.running_var, 0.9 * before + 0.1 * within)
+
+
+def test_each_view_updates_the_running_statistics_once_in_order():
+    layer, x = split_bn(2, 2), images(16)
+    before = layer.running_mean.clone()
+    layer(x)
+    first, second = (view.mean((0, 2, 3)) for view in x.chunk(2))  # groups of equal size: the mean of means
+    close(layer.running_mean, 0.9 * (0.9 * before + 0.1 * first) + 0.1 * second, 1e-7)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_views_never_share_statistics(groups):
+    x = images(16)
+    other = torch.cat([x[:8], 5 * x[8:] - 3])
+    assert torch.equal(split_bn(groups, 2)(x)[:8], split_bn(groups, 2)(other)[:8])
+    assert not torch.allclose(split_bn(groups, 1)(x)[:8], split_bn(groups, 1)(other)[:8])
+
+
+def test_one_group_and_one_view_is_plain_batch_norm():
+    layer, x = split_bn(1, 1), images(8).requires_grad_()
+    plain = copy.deepcopy(plain_bn(layer))
+    want = plain(x)
+    ours = layer(x)
+    close(ours, want)
+    close(layer.running_mean, plain.running_mean)
+    close(layer.running_var, plain.running_var)
+    upstream = images(8).roll(1, 0)
+    for a, b in zip(
+        torch.autograd.grad(ours, [x, layer.weight, layer.bias], upstream),
+        torch.autograd.grad(want, [x, plain.weight, plain.bias], upstream),
+        strict=True,
+    ):
+        close(a, b)
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+def test_eval_mode_is_plain_batch_norm_whatever_groups_and_views(groups, views):
+    layer, x = split_bn(groups, views).eval(), images(7)  # seven is a multiple of neither
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    close(layer(x), plain_bn(layer).eval()(x))
+    assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("side", [1, 5])
+def test_channels_last_memory_gives_the_same_and_is_kept(groups, views, side):
+    x = images(8 * views, shape=(C, side, side))
+    plain, last = split_bn(groups, views), split_bn(groups, views)
+    want, ours = plain(x), last(x.to(memory_format=torch.channels_last))
+    close(ours, want)
+    close(last.running_var, plain.running_var)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    assert want.is_contiguous()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_reversing_each_view_reverses_the_output(groups):
+    """n -> N-1-n maps group g onto group G-1-g whole when G divides N, so encoding a reversed batch is reversing."""
+    x = images(16)
+    reverse = torch.cat([torch.arange(7, -1, -1), torch.arange(15, 7, -1)])
+    there, back = split_bn(groups, 2), split_bn(groups, 2)
+    close(back(x[reverse]), there(x)[reverse])
+    close(back.running_mean, there.running_mean)
+    close(back.running_var, there.running_var)
+
+
+def test_a_permutation_that_breaks_groups_up_changes_the_output():
+    x, swap = images(8), torch.tensor([1, 0, 2, 3, 4, 5, 6, 7])
+    assert not torch.allclose(split_bn(4, 1)(x[swap]), split_bn(4, 1)(x)[swap], atol=1e-3)
+    inside = torch.tensor([4, 1, 2, 3, 0, 5, 6, 7])  # 0 and 4 are of one group
+    close(split_bn(4, 1)(x[inside]), split_bn(4, 1)(x)[inside])
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_half_precision_comes_back_as_such_with_statistics_in_float32(groups):
+    x = (images(8, torch.float32) * 0.01 + 4).bfloat16()  # the spread is a few steps of bf16
+    layer, reference = split_bn(groups, 1, dtype=torch.float32), split_bn(groups, 1, dtype=torch.float32)
+    ours, want = layer(x), reference(x.float())
+    assert ours.dtype == torch.bfloat16
+    assert want.dtype == torch.float32
+    torch.testing.assert_close(layer.running_mean, reference.running_mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(layer.running_var, reference.running_var, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.float(), want, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_mean_of_thirty_deviations_costs_float32_no_more_than_three_digits(groups):
+    x = torch.randn(16, C, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) + 30
+    layer, exact = split_bn(groups, 1, dtype=torch.float32), split_bn(groups, 1)
+    torch.testing.assert_close(layer(x).double(), exact(x.double()), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(layer.running_var.double(), exact.running_var, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_equal_images_give_the_bias_and_finite_gradients(groups):
+    """A variance of 0 must not come out below zero, however large the values."""
+    for value in (0.3, *(100.3 + 7.3 * i for i in range(20))):
+        layer, x = split_bn(groups, 1, dtype=torch.float32), torch.full((8, C, 7, 7), value, requires_grad=True)
+        out = layer(x)
+        torch.testing.assert_close(out, layer.bias.view(-1, 1, 1).expand_as(out), rtol=0, atol=1e-3 * (1 + value))
+        out.square().sum().backward()
+        assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_untracked_layers_give_the_same_and_keep_no_statistics(groups):
+    tracked, untracked, x = split_bn(groups, 2), split_bn(groups, 2), images(16)
+    set_views(untracked, 2, tracked=False)
+    before = {name: t.clone() for name, t in untracked.state_dict().items()}
+    assert torch.equal(untracked(x), tracked(x))
+    assert all(torch.equal(t, before[name]) for name, t in untracked.state_dict().items())
+
+
+def test_set_views_reaches_every_layer_below():
+    network = nn.Sequential(SplitBatchNorm(C, 2), nn.Sequential(SplitBatchNorm(C)))
+    set_views(network, 3, tracked=False)
+    layers = [layer for layer in network.modules() if isinstance(layer, SplitBatchNorm)]
+    assert [(layer.views, layer.tracked) for layer in layers] == [(3, False)] * 2
+
+
+def test_the_state_dict_is_that_of_batch_norm():
+    assert list(split_bn(4, 3).state_dict()) == list(nn.BatchNorm2d(C).state_dict())
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_residual_and_relu_equal_the_loop(groups, views, with_residual):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    residual = images(8 * views).roll(2, 0).sub(2).requires_grad_() if with_residual else None
+    upstream = images(8 * views).roll(1, 0)
+    out, want_layer = naive(layer, x)
+    out = torch.relu(out - 1 if residual is None else out + residual)
+    with torch.no_grad():
+        layer.bias -= 0 if with_residual else 1  # so that many outputs are cut off
+    ours = layer(x, residual, relu=True)
+    close(ours, out)
+    assert 0.1 < (ours == 0).double().mean() < 0.9
+    inputs = [x, *([residual] if with_residual else [])]
+    want = torch.autograd.grad((out * upstream).sum(), [*inputs, want_layer.weight, want_layer.bias])
+    got = torch.autograd.grad((ours * upstream).sum(), [*inputs, layer.weight, layer.bias])
+    for a, b in zip(got, want, strict=True):
+        close(a, b, 1e-11)
+    layer.eval()
+    running = plain_bn(layer).eval()(x)
+    close(layer(x, residual, relu=True), torch.relu(running if residual is None else running + residual))
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_the_operator_keeps_its_promises_to_the_compiler(with_residual):
+    x = images(16).requires_grad_()
+    residual = images(16).roll(1, 0).requires_grad_() if with_residual else None
+    weight, bias = (torch.rand(C, dtype=torch.float64).requires_grad_() for _ in range(2))
+    torch.library.opcheck(batch_norm, (x, residual, weight, bias, 2, 4, 1e-5, True))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_mean_far_from_zero_costs_no_precision(groups):
+    x = images(16, torch.float32) + 1000
+    layer = split_bn(groups, 2, dtype=torch.float32)
+    want, _ = naive(copy.deepcopy(layer).double(), x.double())
+    close(layer(x), want.float(), 1e-3)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from mixnn.nn.batch_norm import set_views
 from mixnn.nn.encoder import Student, Teacher, mlp, set_compute_dtype
-from mixnn.nn.precision import through
+from mixnn.nn.precision import run_parts
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.split_batch_norm import set_views
 
 B, SIZE = 8, 8
 
@@ -116,7 +116,7 @@ def test_weights_cast_together_are_those_of_autocast_and_so_are_their_gradients(
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     student, _ = networks(dtype=torch.float32)
     plain, x = copy.deepcopy(student), torch.cat(views(dtype=torch.float32))
-    _, q, p = through([student.f, student.g, student.h], x, torch.bfloat16)
+    _, q, p = run_parts([student.f, student.g, student.h], x, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         want_q = plain.g(plain.f(x))
         want_p = plain.h(want_q)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.split_batch_norm import SplitBatchNorm
 
 WIDTHS = (64, 128, 256, 512)
 

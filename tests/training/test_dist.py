@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mixnn import dist, methods
 from mixnn.config import UserError
 from mixnn.methods.contract import Batch
-from mixnn.nn.split_batch_norm import SplitBatchNorm
+from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.runs import Run
 from mixnn.training.step import sgd
 from mixnn.training.trainer import Trainer
@@ -85,7 +85,7 @@ def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
         loss, aux = method(batch_of(method, seed, device))
         optimizer.zero_grad()
         loss.backward()
-        dist.sum_gradients(method)
+        dist.sum_gradients(method, method.student.f)
         optimizer.step()
         method.after_step(aux)
         losses.append(loss.detach())
@@ -255,7 +255,7 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     done = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_without_disk)
     assert [each.code for each in done] == [2, 2]
     assert "mixnn: the disk is full" in done[0].err
-    assert done[1].err == "mixnn: another process of this run has ended; what it said tells why\n"
+    assert done[1].err == "mixnn: another process of this run has ended; see its error message\n"
 
 
 # Mistakes
@@ -282,7 +282,7 @@ def half_told(size: str) -> None:
         os.environ.pop(name, None)
 
 
-@pytest.mark.parametrize(("size", "says"), [("2", "the other processes cannot be met"), ("two", "no number of")])
+@pytest.mark.parametrize(("size", "says"), [("2", "the process group cannot be joined"), ("two", "not a number of")])
 def test_a_number_of_processes_without_the_rest_is_refused(size: str, says: str, tmp_path: Path):
     done = command(*DIGITS, "--out", tmp_path / "run", fault=half_told, args=(size,))
     assert done.code == 2

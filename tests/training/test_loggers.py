@@ -91,10 +91,10 @@ def test_wandb_without_a_login_is_refused_before_anything_is_made(tmp_path, monk
     fake.logged_in = False
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    with pytest.raises(mixnn.UserError, match="type wandb login, or set WANDB_MODE=offline"):
+    with pytest.raises(mixnn.UserError, match="run `wandb login`, or set WANDB_MODE=offline"):
         mixnn.pretrain("digits", out=tmp_path / "run", loggers="wandb", **TINY)
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "forbidden")
-    with pytest.raises(mixnn.UserError, match="Weights & Biases refuses: no such project"):
+    with pytest.raises(mixnn.UserError, match="Weights & Biases could not start: no such project"):
         mixnn.pretrain("digits", out=tmp_path / "run", epochs=1, loggers="wandb", **TINY)

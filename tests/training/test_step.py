@@ -13,7 +13,7 @@ from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
-from mixnn.training.feed import Feed
+from mixnn.training.prefetch import Prefetcher
 from mixnn.training.step import Step, sgd
 
 B, M, SIZE, LR, MOMENTUM, DECAY = 8, 24, 8, 0.02, 0.9, 5e-3
@@ -88,7 +88,7 @@ def test_a_step_is_forward_backward_sgd_then_after_step():
             torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5, msg=f"{name} after step {i + 1}")
             ours.copy_(want)  # each step is compared by itself: rounding grows from step to step
     assert step.means()["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5)
-    assert set(step.means()) == {"loss", *measure(aux.seen, data.labels[index], index)}
+    assert set(step.means()) == {"loss", *measure(aux.record, data.labels[index], index)}
 
 
 def test_the_uniforms_of_a_call_come_from_its_generator_and_each_is_used_once():
@@ -219,15 +219,20 @@ def test_bf16_gradients_are_near_those_of_fp32_for_every_parameter(mode):
 # Images that stay on the host
 
 
-def test_a_feed_gives_the_images_asked_for_whatever_was_announced():
+def test_a_prefetcher_gives_the_images_asked_for_whatever_was_announced():
     stored = images().images
-    feed = Feed(stored, 3, torch.device("cpu"))
-    for index, coming in (([4, 0, 2], [1, 1, 5]), ([1, 1, 5], [0, 3, 6]), ([7, 8, 9], None), ([0, 3, 6], [1, 2, 3])):
-        feed.put(torch.tensor(index), None if coming is None else torch.tensor(coming))
-        assert torch.equal(feed.buffer, stored[torch.tensor(index)])
+    prefetcher = Prefetcher(stored, 3, torch.device("cpu"))
+    for index, next_index in (
+        ([4, 0, 2], [1, 1, 5]),
+        ([1, 1, 5], [0, 3, 6]),
+        ([7, 8, 9], None),
+        ([0, 3, 6], [1, 2, 3]),
+    ):
+        prefetcher.load(torch.tensor(index), None if next_index is None else torch.tensor(next_index))
+        assert torch.equal(prefetcher.buffer, stored[torch.tensor(index)])
 
 
-def test_steps_on_fed_images_equal_steps_on_resident_ones():
+def test_steps_on_prefetched_images_equal_steps_on_resident_ones():
     method = small_method("cpu")
     steps = []
     for resident in (True, False):
@@ -240,6 +245,6 @@ def test_steps_on_fed_images_equal_steps_on_resident_ones():
     for i in range(3):
         for step, rng in zip(steps, rngs, strict=True):
             step(order[i * B : (i + 1) * B], LR, rng, order[(i + 1) * B : (i + 2) * B])
-    assert (steps[0].feed, steps[1].feed is None) == (None, False)
+    assert (steps[0].prefetcher, steps[1].prefetcher is None) == (None, False)
     assert_same_state(steps[1], steps[0], 0)
     assert steps[0].means() == steps[1].means()
