@@ -210,9 +210,9 @@ def test_a_runs_limit_is_for_its_training(run, expected, tmp_path):
 @pytest.mark.parametrize(
     "source, out, says",
     [
-        ("nowhere", "x.npz", "neither a folder, an image file, nor a data set"),
+        ("nowhere", "x.npz", "is not a folder, an image file or a data set"),
         ("", "x.txt", "unknown format '.txt'"),
-        ("", "nowhere/x.npz", "is no folder"),
+        ("", "nowhere/x.npz", "is not a folder"),
         ("empty", "x.npz", "no images in"),
         ("bad", "x.npz", "none of the images in"),
     ],
@@ -229,11 +229,11 @@ def test_bad_input_is_refused_and_leaves_nothing(run, tmp_path, source, out, say
 
 def test_a_file_that_is_no_embeddings_is_refused(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(mixnn.UserError, match="holds no embeddings"):
+    with pytest.raises(mixnn.UserError, match="cannot read embeddings from"):
         store.read(tmp_path / "x.npz")
 
 
-def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_says_what_to_install(run, folder, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
 
 
 def test_an_empty_list_is_not_all_images(run, tmp_path):
-    with pytest.raises(mixnn.UserError, match="the list of them is empty"):
+    with pytest.raises(mixnn.UserError, match="the list of files is empty"):
         mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", reporter=QUIET)
     assert not (tmp_path / "x.npz").exists()
 
@@ -306,5 +306,5 @@ def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given
     encoder = mixnn.load(run, "cpu")
     with pytest.raises(mixnn.UserError, match=r"broken.jpg: not an image that Pillow can read"):
         encoder.files([folder / "3.png", folder / "broken.jpg"])
-    with pytest.raises(mixnn.UserError, match=r"got a list: of files, type encoder.files\(paths\)"):
+    with pytest.raises(mixnn.UserError, match=r"not a list: for image files, use encoder.files\(paths\)"):
         encoder(["3.png"])
