@@ -50,7 +50,7 @@ def embed(
     images = run.images(source, data_dir, split, f"use {run.typed('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
-    missing = f"; could not be read: {len(skipped)}" if skipped else ""
+    missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""
     reporter.info(f"{plural(count, 'vector')} of {encoder.num_features} numbers in {out}{missing}")
     return out
 

@@ -49,7 +49,7 @@ PROGRAM = {
 }
 WEIGHTS = {
     "names": "torchvision's ResNet, without fc",
-    "takes": "float32 RGB, (batch, 3, height, width), scaled and normalised as below",
+    "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
     "gives": "after the mean over pixels: float32 (batch, features)",
 }
 
@@ -237,7 +237,7 @@ def _architecture(c: Config) -> dict[str, Any]:
 def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
     steps = {
         "size": c.image_size,
-        "crop": "upright by EXIF, transparent parts white, then the largest square at the centre",
+        "crop": "upright by EXIF, transparent parts white, then the largest square at the center",
         "resize": "to size x size, bilinear with antialiasing (Pillow's ImageOps.fit with BILINEAR)",
         "channels": "RGB",
         "scale": 1 / 255,

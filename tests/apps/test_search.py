@@ -89,7 +89,7 @@ def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list
 
 @pytest.mark.parametrize("block", [1, 7, 64, 333, 2**22])
 @pytest.mark.parametrize("num_queries", [1, 5])
-def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num_queries):
+def test_exact_search_equals_brute_force_for_any_block_size(monkeypatch, block, num_queries):
     monkeypatch.setattr(neighbors, "BLOCK", block)
     monkeypatch.setattr(neighbors, "QUERIES", 3)
     monkeypatch.setattr(similarity, "RANKED", 100)
@@ -105,7 +105,7 @@ def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num
 
 
 @pytest.mark.parametrize("block", [1, 13, 2**22])
-def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
+def test_equal_images_keep_their_order_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
     monkeypatch.setattr(neighbors, "BLOCK", block)
     bank = random_unit(60, 16)
     bank[[7, 20, 21, 45, 59]] = bank[3]
@@ -117,7 +117,7 @@ def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own
     assert hits[0][0][1] == pytest.approx(1, abs=1e-6)
 
 
-def test_all_images_can_be_asked_for():
+def test_topk_can_be_all_other_images():
     bank = random_unit(9, 4)
     (hits,) = similarity.nearest(bank[:1], bank, 8, [[0]])
     assert sorted(i for i, _ in hits) == list(range(1, 9))
@@ -166,7 +166,7 @@ def test_groups_are_the_connected_parts_of_the_graph_of_near_pairs(monkeypatch, 
         assert cosines == sorted(cosines, reverse=True)
 
 
-def test_images_that_are_all_alike_are_one_group():
+def test_identical_images_are_one_group():
     bank = np.repeat(random_unit(1, 8), 300, axis=0)
     (group,) = similarity.near_duplicates(bank, 1.0)
     assert [i for i, _ in group] == list(range(300))
@@ -195,7 +195,7 @@ def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
 # The verb, on files
 
 
-def test_nearest_to_a_file_of_the_index_leaves_it_out_however_it_is_spelled(given):
+def test_a_query_that_is_in_the_source_is_left_out_for_any_spelling_of_its_path(given):
     link = given.root / "link.png"
     if not link.exists():
         link.symlink_to(given.folder / "4.png")
@@ -226,8 +226,8 @@ def test_the_search_agrees_with_vectors_of_the_encoder(given):
     assert [hit["similarity"] for hit in row["nearest"]] == pytest.approx(cos[best].tolist(), abs=1e-5)
 
 
-def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, capsys):
-    folder = given.root / "asked"
+def test_a_folder_of_queries_searches_for_each_image_and_reports_unreadable_ones(given, capsys):
+    folder = given.root / "queries"
     folder.mkdir(exist_ok=True)
     digit(300).save(folder / "one.png")
     shutil.copy(given.folder / "7.png", folder / "two.png")  # a copy is another file
@@ -243,7 +243,7 @@ def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, c
     assert "nowhere.png: a link that leads nowhere" in said
 
 
-def test_a_data_sets_images_are_asked_for_by_name(given):
+def test_an_image_of_a_data_set_is_a_query_by_its_name(given):
     result, printed = quietly(given.run, "digits/train/3", source="digits", topk=2)
     assert result["images"] == 1297
     assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
@@ -255,7 +255,7 @@ def test_a_data_sets_images_are_asked_for_by_name(given):
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    """40 digits; of some there is a copy, one saved as JPEG, one shifted by an eighth of the network's pixels."""
+    """40 digits, two copies of one, one saved as JPEG, and one shifted by an eighth of the network's pixels."""
     folder = tmp_path_factory.mktemp("copies")
     for i in range(40):
         digit(100 + i).save(folder / f"{i}.png")
@@ -266,7 +266,7 @@ def copies(tmp_path_factory):
     return folder
 
 
-def test_copies_are_found_and_no_different_digits(given, copies):
+def test_copies_are_found_and_different_digits_are_not(given, copies):
     result, printed = quietly(given.run, source=copies, duplicates=True)
     groups = [{image["name"] for image in group} for group in result["groups"]]
     assert groups == [{"3.png", "3 again.png", "copy of 3.png"}, {"5.png", "saved 5.jpg"}, {"8.png", "shifted 8.png"}]
@@ -284,7 +284,7 @@ def test_a_threshold_is_taken_as_given(given, copies):
     assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 44
 
 
-def test_images_that_are_all_the_same_are_a_warning(given, tmp_path, capsys):
+def test_identical_images_cause_a_warning_about_collapse(given, tmp_path, capsys):
     for i in range(14):
         digit(0).save(tmp_path / f"{i}.png")
     result, _ = quietly(given.run, source=tmp_path, duplicates=True)
@@ -293,7 +293,7 @@ def test_images_that_are_all_the_same_are_a_warning(given, tmp_path, capsys):
     assert "collapsed" in capsys.readouterr().err
 
 
-def test_who_asks_for_more_images_than_there_are_gets_all_that_can_be_read(given, tmp_path, capsys):
+def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, tmp_path, capsys):
     folder = tmp_path / "photos"
     folder.mkdir()
     for name in ("4.png", "5.png", "6.png"):
@@ -319,7 +319,7 @@ def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     assert "not copies" in output.group_titles(strict)[0], "below the threshold"
 
 
-def test_the_least_alike_of_a_group_are_two_of_its_own():
+def test_the_lowest_similarity_is_between_two_images_of_the_group():
     angles = np.deg2rad([0, 10, 40, 90])
     bank = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     assert similarity.lowest_similarity(bank, [0, 1, 2]) == pytest.approx(np.cos(np.deg2rad(40)), abs=1e-6)
@@ -336,7 +336,7 @@ def test_noise_among_digits_is_the_first_outlier(given, copies, tmp_path):
     assert "   1  " in printed
 
 
-def test_contents_are_compared_by_bytes_and_files_that_vanish_are_no_error(tmp_path):
+def test_contents_are_compared_by_bytes_and_missing_files_are_ignored(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2"), ("d", b"22"), ("e", b"1"), ("f", b"")):
         (tmp_path / name).write_bytes(content)
     names = ["a", "b", "c", "d", "e", "f"]
@@ -366,7 +366,7 @@ def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [{"query": NAMES}, {"duplicates": True, "threshold": 0.5}, {"outliers": True}])
-def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeypatch):
+def test_json_is_the_result_and_names_survive_in_every_format(given, kind, monkeypatch):
     monkeypatch.setattr(output, "MAX_IN_GROUP", 96)
     options = kind if kind.get("threshold") else {"topk": 90, **kind}
     result, printed = quietly(given.run, **options, format="json")
@@ -463,7 +463,7 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     assert "2 more images are not shown" in out.read_text()
 
 
-def test_results_go_to_the_file_asked_for_and_its_name_to_stdout(given, tmp_path, monkeypatch):
+def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
@@ -506,7 +506,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({"query": "4.png", "source": "{root}/empty"}, "no images in"),
     ],
 )
-def test_a_mistake_is_answered_in_a_line_or_two(given, options, says):
+def test_bad_input_gives_an_error_of_at_most_two_lines(given, options, says):
     for name in ("empty", "unreadable"):
         (given.root / name).mkdir(exist_ok=True)
     (given.root / "broken.png").write_text("no image")
@@ -518,7 +518,7 @@ def test_a_mistake_is_answered_in_a_line_or_two(given, options, says):
     assert len(str(error.value).splitlines()) <= 2
 
 
-def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
+def test_a_run_whose_images_are_gone_suggests_a_source(given, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(given.run.path, run)
     settings = (run / "config.yaml").read_text().replace(str(given.folder), "gone")
@@ -527,7 +527,7 @@ def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
         quietly(run, "4.png")
 
 
-def test_without_faiss_the_way_out_is_named(given, monkeypatch):
+def test_without_faiss_the_error_says_what_to_install(given, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
         quietly(given.run, "4.png", method="faiss")

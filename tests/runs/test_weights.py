@@ -36,7 +36,7 @@ WRAPPED = {
     "data parallel": lambda w: prefixed("module.", w),
     "a method's": lambda w: prefixed("module.backbone.", w) | {"module.projector.0.weight": torch.zeros(8, 512)},
     "a training script's": lambda w: {"epoch": 3, "state_dict": prefixed("backbone.", w), "args": ["--lr", 0.1]},
-    "of the days before counters": lambda w: without(w, "num_batches_tracked"),
+    "without counters, as in old files": lambda w: without(w, "num_batches_tracked"),
 }
 
 
@@ -105,7 +105,7 @@ def test_another_architecture_than_the_runs_is_refused_with_what_to_use(tmp_path
         (3, 224, r"a 3x3 conv1, but images of 224 pixels need 7x7\nuse --image-size 127 or less, or .* is 7x7"),
     ],
 )
-def test_a_stem_is_taken_where_it_fits_and_never_converted(tmp_path, stem, size, message):
+def test_a_stem_must_fit_the_image_size_and_is_never_converted(tmp_path, stem, size, message):
     torch.save(resnet18(stem), tmp_path / "weights.pth")
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         found = read_backbone(tmp_path / "weights.pth", Config(image_size=size))
@@ -113,7 +113,7 @@ def test_a_stem_is_taken_where_it_fits_and_never_converted(tmp_path, stem, size,
 
 
 class Trap:
-    """Runs code where it is unpickled without care."""
+    """Runs code if it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -136,6 +136,6 @@ def test_a_damaged_file_is_refused(tmp_path, name, data):
         read_weights(tmp_path / name)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="neither a run folder nor a file"):
         read_weights(tmp_path / "none.pth")
