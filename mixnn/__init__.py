@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mixnn.apps.demo import demo as demo
     from mixnn.apps.embed import embed as embed
     from mixnn.apps.explore.explore import explore as explore
-    from mixnn.apps.export.export import export as export
+    from mixnn.apps.export import export as export
     from mixnn.apps.report.report import report as report
     from mixnn.apps.search.search import search as search
     from mixnn.config import Config as Config
@@ -41,7 +41,7 @@ _HOMES = {
     "embed": "mixnn.apps.embed",
     "evaluate": "mixnn.evaluation.evaluate",
     "explore": "mixnn.apps.explore.explore",
-    "export": "mixnn.apps.export.export",
+    "export": "mixnn.apps.export",
     "figures": "mixnn.paper.figures",
     "load": "mixnn.runs.encoder",
     "pretrain": "mixnn.training.pretrain",

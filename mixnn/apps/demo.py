@@ -1,8 +1,7 @@
-"""demo: MNN on scikit-learn's handwritten digits, which come with the package; two CPU cores, about a minute.
+"""demo: MNN on scikit-learn's handwritten digits, without a download; about a minute on two CPU cores.
 
-It ends with a table (raw pixels, untrained network, MNN) and a picture of test images with their nearest training
-images, before and after. The table's few-label columns are means over draws of the labelled images, the same draws
-for every row.
+It prints a table (raw pixels, untrained network, MNN) and draws test images with their nearest training images, before
+and after training. The few-label columns are means over random draws of the labelled images, the same for every row.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from mixnn.runs import Run
 from mixnn.runs.weights import load_backbone, untrained
 from mixnn.training.pretrain import pretrain
 
-COMMAND = "mixnn demo"  # what marks a run folder as a demo's own, to be replaced by the next
+COMMAND = "mixnn demo"  # marks a run folder that the next demo may replace
 K = 20  # neighbors of the kNN column; the paper's 200 is for 50,000 images
-LABELS = (1, 5, None)  # a class; None: all
+LABELS = (1, 5, None)  # per class; None: all
 NUM_DRAWS = 20
-SHOWN = 8  # neighbors in the picture
+SHOWN = 8  # neighbors per test image in the picture
 
 
 def demo(
     *, seed: int = 0, out: str | Path = "runs/demo", epochs: int = 0, reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """Train, evaluate and show; returns the table as {row: {column: accuracy}} and the picture's path."""
+    """Train, evaluate and show. Returns the table as {row: {column: accuracy}}, the picture's path and the run."""
     reporter = reporter or Reporter()
-    made = Path(out) / "command.txt"
-    if Path(out).exists() and not (made.is_file() and made.read_text().strip() == COMMAND):
-        raise UserError(f"{out} exists and no demo made it: type another --out")
+    command = Path(out) / "command.txt"
+    if Path(out).exists() and not (command.is_file() and command.read_text().strip() == COMMAND):
+        raise UserError(f"{out} exists and was not made by the demo: use another --out")
     reporter.info("MNN on 1,297 handwritten digits of 8 x 8 pixels, without their labels")
     settings: dict[str, Any] = {"epochs": epochs} if epochs else {}
     start = time.perf_counter()
@@ -49,7 +48,7 @@ def demo(
             "digits", seed=seed, out=out, overwrite=True, device="cpu", command=COMMAND, reporter=reporter, **settings
         )
     except Interrupted as stop:
-        raise Interrupted("stopped: `mixnn demo` begins anew", stop.signal) from None
+        raise Interrupted("stopped: `mixnn demo` starts again from the beginning", stop.signal) from None
     seconds = time.perf_counter() - start
     train, test = load("digits", "train"), load("digits", "test")
     spaces = embeddings(run, train, test)
@@ -63,7 +62,7 @@ def demo(
 
 
 def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Tensor, Tensor]]:
-    """Training and test images as unit vectors in three spaces."""
+    """Unit vectors of training and test images: their raw pixels, and the features of two networks."""
     networks = {"untrained network": untrained(run.config), "MNN": load_backbone(run)[0]}
     spaces = {"raw pixels": tuple(images.images.flatten(1).float() for images in (train, test))}
     spaces |= {name: tuple(features(f, images) for images in (train, test)) for name, f in networks.items()}
@@ -71,7 +70,7 @@ def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Ten
 
 
 def accuracies(bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> dict[str, float]:
-    """kNN, and a linear classifier from 1, 5 and all labels a class."""
+    """Percent right of kNN, and of a linear classifier with 1, 5 and all labels per class."""
     row = {"kNN": knn(bank, labels, queries, truth, 10, K)["weighted"]}
     for count in LABELS:
         row["all" if count is None else str(count)] = linear_accuracy(
@@ -83,7 +82,7 @@ def accuracies(bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> 
 def linear_accuracy(
     bank: np.ndarray, labels: np.ndarray, queries: np.ndarray, truth: np.ndarray, count: int | None
 ) -> float:
-    """Percent right of a logistic regression, averaged over draws of `count` labelled images a class."""
+    """Percent right of a logistic regression, averaged over draws of `count` labelled images per class."""
     from sklearn.linear_model import LogisticRegression
 
     rng, scores = np.random.default_rng(0), []
@@ -95,13 +94,13 @@ def linear_accuracy(
 
 
 def false_neighbors(bank: Tensor, queries: Tensor, train: ImageSet, test: ImageSet, k: int) -> tuple[Tensor, Tensor]:
-    """The k nearest training images of each test image, and which of them are of another class; both (500, k)."""
+    """The k nearest training images of each test image, and which of them have another class; both (500, k)."""
     index = nearest(queries, bank, k)[1]
     return index, train.labels[index] != test.labels[:, None]
 
 
 def draw_neighbors(spaces: dict[str, tuple[Tensor, Tensor]], train: ImageSet, test: ImageSet, path: Path) -> Path:
-    """Of each class, the test image that raw pixels serve worst: its nearest training images before and after MNN."""
+    """Draw the worst test image per class for raw pixels, with its nearest training images before and after MNN."""
     import matplotlib.pyplot as plt
 
     wrong = false_neighbors(*spaces["raw pixels"], train, test, K)[1].sum(1)
@@ -131,7 +130,7 @@ def draw_neighbors(spaces: dict[str, tuple[Tensor, Tensor]], train: ImageSet, te
 
 
 def _tile(ax: Any, images: ImageSet, i: int, x: float, y: float, false: bool = False) -> None:
-    """One image in the unit square at (x, y); a false neighbor is framed and crossed out."""
+    """Draw one image in the unit square at (x, y); a false neighbor is framed and crossed out."""
     box = (x + 0.06, x + 0.94, y + 0.94, y + 0.06)
     ax.imshow(images.images[i, 0].numpy(), cmap="gray_r", extent=box, interpolation="nearest", vmin=0, vmax=255)
     outline = ([box[0], box[1], box[1], box[0], box[0]], [box[2], box[2], box[3], box[3], box[2]])
@@ -141,7 +140,7 @@ def _tile(ax: Any, images: ImageSet, i: int, x: float, y: float, false: bool = F
 
 
 def show(table: dict[str, dict[str, float]], seconds: float, picture: Path) -> None:
-    head = ("accuracy, %", f"kNN (k={K})", "linear, 1 label a class", "5 labels", "all labels")
+    head = ("accuracy, %", f"kNN (k={K})", "linear, 1 label per class", "5 labels", "all labels")
     print_table(head, [(name, *(f"{value:.1f}" for value in row.values())) for name, row in table.items()])
     print(
         f"\ntrained in {seconds:.0f} s; 500 test images; few-label columns are means over {NUM_DRAWS} draws of labels"

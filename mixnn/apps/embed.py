@@ -1,4 +1,4 @@
-"""embed: images to vectors, with their file names; and `load`, a run's encoder in one line."""
+"""embed: turn images into vectors, stored with their file names; and the cache of vectors that other verbs use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
@@ -22,7 +24,7 @@ from mixnn.runs.encoder import Encoder, load
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
-KEPT = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # names that `collect` gives, and nobody else
+CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
 def embed(
@@ -36,10 +38,10 @@ def embed(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path:
-    """Vectors of all images of a folder, a file, or a data set's split, into one file.
+    """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
-    Without a source, of the data that the run was trained on, whole: its `limit` is for training. Memory does not grow
-    with the number of images. Files that cannot be read are named, and left out.
+    The default source is all data the run was trained on; its `limit` is for training only. Memory does not grow with
+    the number of images. Files that cannot be read are reported and left out.
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out).expanduser()
@@ -47,10 +49,8 @@ def embed(
     check_writable(out, overwrite)
     images = run.images(source, data_dir, split, f"use {run.typed('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
-    with store.writing(out, encoder.num_features) as writer:
-        count = _fill(writer, encoder, images, reporter)
-        writer.about = _about(run, images, encoder)
-    missing = f"; could not be read: {len(writer.skipped)}" if writer.skipped else ""
+    count, skipped = _write(out, run, encoder, images, reporter)
+    missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""
     reporter.info(f"{plural(count, 'vector')} of {encoder.num_features} numbers in {out}{missing}")
     return out
 
@@ -59,31 +59,29 @@ def collect(
     run: Run, source: str | Path | Sequence[str | Path] | Images = "", *, device: str = "auto", data_dir: str = "",
     encoder: Encoder | None = None, reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
-    """The same in memory; kept in the run folder, and taken from there while neither images nor checkpoint change.
+    """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
-    One file a source is kept, and those of earlier checkpoints go. `encoder`: the run's, if it is loaded already.
+    The cache holds one file per source; files of earlier checkpoints are removed. `encoder`: the run's, if it is
+    already loaded.
     """
     reporter = reporter or Reporter()
-    if not isinstance(source, Images):
-        source = run.images(source, data_dir)
-    checkpoint, title = _digest([run.config.image_size, *_newest(run)]), _digest(source.title)
-    kept = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(source.signature())}.npz"
-    if kept.is_file():
-        return store.read(kept)
+    images = source if isinstance(source, Images) else run.images(source, data_dir)
+    checkpoint, title = _digest([run.config.image_size, *_newest_checkpoint(run)]), _digest(images.title)
+    cached = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(images.signature())}.npz"
+    if cached.is_file():
+        return store.read(cached)
     encoder = load(run, device, reporter=reporter) if encoder is None else encoder
     with tempfile.TemporaryDirectory() as elsewhere:
-        file = kept if _can_keep(kept.parent) else Path(elsewhere) / kept.name
-        with store.writing(file, encoder.num_features) as writer:
-            _fill(writer, encoder, source, reporter)
-            writer.about = _about(run, source, encoder)
-        for old in file.parent.glob(KEPT):
+        file = cached if _is_writable(cached.parent) else Path(elsewhere) / cached.name
+        _write(file, run, encoder, images, reporter)
+        for old in file.parent.glob(CACHED):
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
                 old.unlink(missing_ok=True)
         return store.read(file)
 
 
-def _can_keep(folder: Path) -> bool:
-    """Someone else's run folder may be read, and not written."""
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, created if missing; another user's run folder may be read-only."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError:
@@ -95,28 +93,31 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def _fill(writer: store.Writer, encoder: Encoder, images: Images, reporter: Reporter) -> int:
+def _newest_checkpoint(run: Run) -> list[str | int]:
+    """Name, size and time of the newest checkpoint: a run resumed from an earlier one writes the same name again."""
+    paths = list_checkpoints(run.path / "checkpoints")[:1]
+    return [fact for path in paths for fact in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]
+
+
+def _write(path: Path, run: Run, encoder: Encoder, images: Images, reporter: Reporter) -> tuple[int, store.Skipped]:
+    """Encode all images into a file; returns the number of vectors and the images that could not be read."""
+    about: dict[str, Any] = {"run": run.path.name, "checkpoint": encoder.origin}
+    about |= {"source": images.title, "image_size": run.config.image_size}
+    return store.write(path, _encode(encoder, images, reporter), encoder.num_features, about)
+
+
+def _encode(
+    encoder: Encoder, images: Images, reporter: Reporter
+) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
+    """Batches of `Encoder.encode` with a progress bar, then warnings; UserError if no image can be read."""
     skipped, count = list(images.skipped), 0
+    yield [], np.empty((0, encoder.num_features), np.float32), images.skipped
     with reporter.bar("embedding", len(images)) as advance:
         for names, vectors, unreadable in encoder.encode(images):
-            if names:
-                writer.add(names, vectors)
             skipped += unreadable
             count += len(names)
+            yield names, vectors, unreadable
             advance(count + len(skipped) - len(images.skipped))
     reporter.warn_of_skipped(skipped)
     if not count:
         raise UserError(f"none of the images in {images.title} can be read")
-    writer.skipped = skipped
-    return count
-
-
-def _about(run: Run, images: Images, encoder: Encoder) -> dict[str, Any]:
-    size = run.config.image_size
-    return {"run": run.path.name, "checkpoint": encoder.origin, "source": images.title, "image_size": size}
-
-
-def _newest(run: Run) -> list[str | int]:
-    """Name, size and time of the newest checkpoint: a run that went back to an earlier one writes its name anew."""
-    paths = list_checkpoints(run.path / "checkpoints")[:1]
-    return [fact for path in paths for fact in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]

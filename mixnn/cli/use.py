@@ -167,7 +167,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """the encoder for other programs: safetensors with torchvision's names, ONNX, torch.export"""
-    from mixnn.apps.export.export import export
+    from mixnn.apps.export import export
     from mixnn.progress import Reporter
 
     path = export(

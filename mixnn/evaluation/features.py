@@ -1,14 +1,15 @@
-"""Features of a frozen backbone."""
+"""Features of a frozen backbone, for images in memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from mixnn.augment import View, augment, normalize
+from mixnn.augment import View, augment
 from mixnn.data.image_set import ImageSet
+from mixnn.runs.encoder import image_features
 
-CHUNK = 2000  # images at a time: fills a GPU, and divides the sizes of the usual sets
+CHUNK = 2000  # images at a time: enough to fill a GPU, and it divides the sizes of the usual data sets
 
 
 @torch.no_grad()
@@ -20,10 +21,10 @@ def features(
     generator: torch.Generator | None = None,
     bf16: bool | None = None,
 ) -> Tensor:
-    """(M, F) float32 of the images as they are, or of one random view of each; `order` says which, and in what order.
+    """Features of the images, or of one random view of each: float32 (M, F) on the backbone's device.
 
-    On the backbone's device, wherever the images lie. Eval-mode batch norm; bf16 on CUDA unless told otherwise. Images
-    larger than 64 pixels go in smaller chunks, so that memory stays bounded.
+    `order` selects images by position; default: all. Batch norm is in eval mode; bf16 is used on CUDA unless switched
+    off. Chunks are smaller for images larger than 64 pixels, so that memory stays bounded.
     """
     training, device = backbone.training, next(backbone.parameters(), images.images).device
     mean, std = torch.tensor(images.mean, device=device), torch.tensor(images.std, device=device)
@@ -33,13 +34,11 @@ def features(
     parts = []
     try:
         for index in order.split(chunk):
-            u8 = images.images[index].to(device)
-            if view is None:
-                x = (u8.float() / 255).contiguous(memory_format=torch.channels_last)
-            else:
-                x = augment(u8, torch.rand(len(u8), view.num_draws, device=device, generator=generator), view)
+            x = images.images[index].to(device)
+            if view is not None:
+                x = augment(x, torch.rand(len(x), view.num_draws, device=device, generator=generator), view)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
-                parts.append(backbone(normalize(x, mean, std)).float())
-    finally:  # a trainer that runs out of memory here goes on
+                parts.append(image_features(backbone, x, mean, std))
+    finally:  # a trainer that runs out of memory here continues training
         backbone.train(training)
     return torch.cat(parts)

@@ -1,6 +1,6 @@
-"""Exact nearest neighbors by cosine, in bounded memory: a block of similarities at a time and a running top k.
+"""Exact nearest neighbors by cosine in bounded memory: one block of similarities at a time, and a running top k.
 
-M rows of a bank, R of them at a time; B queries, F features, K neighbors.
+M rows in the bank, R rows in a block; B queries, F features, K neighbors.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-QUERIES = 256  # at a time, at most
-BLOCK = 2**22  # similarities at a time: 16 MB; more is slower on a CPU, whose cache it leaves
+QUERIES = 256  # at most this many at a time
+BLOCK = 2**22  # similarities at a time: 16 MB; a larger block leaves the cache of a CPU and is slower
 
 
 @torch.no_grad()
@@ -22,10 +22,10 @@ def nearest(
     own_B: Tensor | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and positions of the k rows of the bank most like each query, nearest first, both (B, K).
+    """Cosines and positions of the k bank rows nearest to each query, nearest first, both (B, K).
 
-    Unit rows, all on one device, where the answer is too. own_B: the query's own row in the bank, which is left out.
-    K is less than k where the bank has no more rows. Of equal rows, any may come first.
+    All rows have length 1 and are on one device, as is the result. own_B is each query's own row in the bank, which is
+    left out. K is less than k if the bank has too few rows. Equal rows come in any order.
     """
     k = min(k, len(bank_MF) - (own_B is not None))
     at_once = max(1, min(QUERIES, len(queries_BF), BLOCK // max(1, k)))
@@ -41,16 +41,16 @@ def nearest(
 
 
 def _top(queries_BF: Tensor, bank_MF: Tensor, k: int, own_B: Tensor | None, block_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for a few queries, as many rows of the bank at a time as the block has room for.
+    """`nearest` for a few queries, with as many bank rows at a time as the block holds.
 
-    The block is used over and over: allocated anew each time, it left the heap in pieces, which grew to gigabytes.
+    The block is reused: allocating it for each part fragmented the heap, which grew to gigabytes.
     """
     best_BK = queries_BF.new_empty(len(queries_BF), 0)
     index_BK = best_BK.long()
     for start in range(0, len(bank_MF), block_BR.shape[1]):
         bank_RF = bank_MF[start : start + block_BR.shape[1]]
         cos_BR = block_BR[: len(queries_BF), : len(bank_RF)]
-        if len(queries_BF) == 1:  # a product with a vector is faster than one with a matrix of one row
+        if len(queries_BF) == 1:  # faster than a matrix product with one row
             torch.mv(bank_RF, queries_BF[0], out=cos_BR[0])
         else:
             torch.mm(queries_BF, bank_RF.T, out=cos_BR)

@@ -22,16 +22,23 @@ from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
 from mixnn.runs.weights import load_weights, student_backbone
 
-BATCH = 256  # files at a time
-CARD = "card"  # where an exported file's header keeps its description
+BATCH = 256  # images decoded and encoded at a time
+CARD = "card"  # key of the model card in the header of an exported file
 CARD_VERSION = 1  # changes when files written before can no longer be read
 
 
-class Encoder(nn.Module):
-    """The student's backbone in eval mode, with the normalisation it was trained with.
+def image_features(backbone: nn.Module, images_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """Features of a batch, float32 (B, F). The images are uint8, or float32 in 0..1; they are normalized here."""
+    if images_BCHW.dtype == torch.uint8:
+        images_BCHW = (images_BCHW.float() / 255).contiguous(memory_format=torch.channels_last)
+    return backbone(normalize(images_BCHW, mean_C, std_C)).float()
 
-    encoder.files(paths) gives (M, F) of image files. encoder(images) takes uint8 (B, 3, H, W), a tensor or numpy's,
-    best at `size` x `size`, and gives a tensor (B, F). `origin` is the name of the file it was read from.
+
+class Encoder(nn.Module):
+    """The student's backbone in eval mode, with the normalization it was trained with.
+
+    encoder(images) takes a uint8 tensor or array (B, 3, H, W), best at `size` x `size`, and returns a tensor (B, F).
+    encoder.files(paths) returns an array (M, F) for image files. `origin` is the name of the file with the weights.
     """
 
     mean: Tensor
@@ -51,30 +58,30 @@ class Encoder(nn.Module):
         if not isinstance(images_u8, Tensor):
             got = type(images_u8).__name__
             raise UserError(
-                f"the encoder takes a tensor of images, and got a {got}: of files, type encoder.files(paths)"
+                f"the encoder takes a tensor of images, not a {got}: for image files, use encoder.files(paths)"
             )
         if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
             got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
-            raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), and got {got}")
-        x = (images_u8.float() / 255).contiguous(memory_format=torch.channels_last)
-        return self.backbone(normalize(x, self.mean, self.std)).float()
+            raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), not {got}")
+        return image_features(self.backbone, images_u8, self.mean, self.std)
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
-        """(M, F) vectors of image files, in their order; UserError names those that cannot be read."""
-        source = open_images([paths] if isinstance(paths, str | Path) else paths)
-        found = list(self.encode(source))
-        unreadable = [f"{name}: {why}" for _, _, skipped in found for name, why in skipped]
+        """Vectors of image files, (M, F), in their order; UserError names the files that cannot be read."""
+        images = open_images([paths] if isinstance(paths, str | Path) else paths)
+        batches = list(self.encode(images))
+        unreadable = [f"{name}: {why}" for _, _, skipped in batches for name, why in skipped]
         if unreadable:
-            raise UserError("\n".join(["cannot be read:", *unreadable]))
-        return np.concatenate([vectors for _, vectors, _ in found] or [self._none()])
+            raise UserError("\n".join(["cannot read:", *unreadable]))
+        return np.concatenate([self._no_vectors(), *(vectors for _, vectors, _ in batches)])
 
     @torch.no_grad()
     def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-        """Batch by batch: names, their vectors, and the names and reasons of those that cannot be read."""
+        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
         for batch in images.batches(BATCH, self.size):
-            yield batch.names, self(batch.u8).cpu().numpy() if batch.names else self._none(), batch.skipped
+            vectors = self(batch.u8).cpu().numpy() if batch.names else self._no_vectors()
+            yield batch.names, vectors, batch.skipped
 
-    def _none(self) -> np.ndarray:
+    def _no_vectors(self) -> np.ndarray:
         return np.empty((0, self.num_features), np.float32)
 
     @property
@@ -83,40 +90,40 @@ class Encoder(nn.Module):
 
 
 def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | None = None) -> Encoder:
-    """The encoder of a run, or of its export as .safetensors, in one line: vectors = mixnn.load("runs/x")(images)."""
+    """The encoder of a run folder or of an exported .safetensors file: vectors = mixnn.load("runs/x")(images)."""
     if not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
         encoder = read_export(Path(run))
     else:
         run = run if isinstance(run, Run) else Run.open(run)
-        encoder = encoder_of(run, *run.load_checkpoint((reporter or Reporter()).warn))
+        encoder = encoder_from_checkpoint(run, *run.load_checkpoint((reporter or Reporter()).warn))
     return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def encoder_of(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
-    """The encoder of a run's checkpoint, on the CPU."""
+def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
+    """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
     return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
 
 
 def read_export(path: Path) -> Encoder:
-    """The encoder in a .safetensors file that `export` wrote, on the CPU; the file's header says all that is needed."""
+    """The encoder in a .safetensors file that `export` wrote, on the CPU. The header alone describes it."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"cannot read {path}: {error}") from None
     try:
         card = json.loads(header[CARD])
-        name, version, looks = card["architecture"]["name"], card["card_version"], card["preprocessing"]
-        size, (mean, std) = int(looks["size"]), (torch.tensor(looks[k], dtype=torch.float32) for k in ("mean", "std"))
+        name, version, inputs = card["architecture"]["name"], card["card_version"], card["preprocessing"]
+        size, (mean, std) = int(inputs["size"]), (torch.tensor(inputs[k], dtype=torch.float32) for k in ("mean", "std"))
     except (KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} was not written by `mixnn export`: give a run folder or such a file\n"
-            "to begin training with weights from elsewhere, type mixnn pretrain --init-from"
+            f"{path} was not written by `mixnn export`: give a run folder or an exported file\n"
+            "to start training from other weights, use mixnn pretrain --init-from"
         ) from None
     if version != CARD_VERSION or name not in ARCHITECTURES or not mean.shape == std.shape == (3,):
-        raise UserError(f"{path} holds a {name} that this mixnn does not know: a newer one may")
+        raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
     backbone = ResNet(name, size, bn_groups=1)
     load_weights(backbone, weights, str(path))
     return Encoder(backbone, size, mean, std, path.name)

@@ -1,4 +1,4 @@
-"""embed and load: vectors are those of the network, each under its file's name, whatever the container."""
+"""embed and load: vectors are those of the network, each under its file's name, in every file format."""
 
 import csv
 import os
@@ -62,7 +62,7 @@ def same(names, vectors, expected):
     assert vectors.dtype == np.float32
 
 
-def test_the_encoder_is_the_students_backbone_with_its_normalisation(run):
+def test_the_encoder_is_the_students_backbone_with_its_normalization(run):
     encoder = mixnn.load(run.path, device="cpu")
     images = mixnn.data.load(run.config.data, "train", size=SIZE)
     backbone, _ = load_backbone(run)
@@ -105,7 +105,7 @@ def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "skipped 5.png: empty file" in said
     assert "23 vectors" in said
-    assert "could not be read: 2" in said
+    assert "; 2 files could not be read" in said
 
 
 def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(run, folder, tmp_path, capfd):
@@ -131,8 +131,8 @@ def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_p
     assert digits.names[7] == "digits/test/7"
 
 
-def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_path):
-    """Digits have 8 x 8 pixels and this encoder 16 x 16: whichever way an image comes, it is resized alike."""
+def test_an_image_of_a_data_set_and_a_file_with_its_pixels_have_the_same_vector(run, tmp_path):
+    """Digits have 8 x 8 pixels and this encoder 16 x 16: both kinds of images are resized in the same way."""
     digits = open_images("digits")
     for i in range(3):
         to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
@@ -140,7 +140,7 @@ def test_a_data_sets_image_and_a_file_of_its_pixels_have_one_vector(run, tmp_pat
     np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
 
 
-def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
+def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
     first = collect(run, folder, device="cpu", reporter=QUIET)
     same(first.names, first.vectors, expected)
     with monkeypatch.context() as patch:
@@ -154,7 +154,7 @@ def test_collected_vectors_are_kept_until_images_or_checkpoint_change(run, folde
     assert not np.allclose(changed.vectors[at], first.vectors[at])
 
 
-def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, folder, tmp_path):
+def test_the_cache_has_one_file_per_source_and_drops_earlier_checkpoints(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
     images = shutil.copytree(folder, tmp_path / "images")
@@ -171,17 +171,17 @@ def test_one_file_a_source_is_kept_and_those_of_earlier_checkpoints_go(run, fold
     Image.new("RGB", (SIZE, SIZE), "white").save(one)
     second = kept(one)
     assert len(second) == 2
-    assert len(first & second) == 1, "the other source's"
+    assert len(first & second) == 1, "the file of the other source"
     tensors, state = copy.load_checkpoint(pytest.fail)
     copy.save_checkpoint(state["step"] + 1, tensors, state | {"step": state["step"] + 1})
     (copy.path / "embeddings" / "mine.npz").touch()
     third = kept(two)
     assert len(third) == 2
     assert not third & second
-    assert "mine.npz" in third, "what others put there stays"
+    assert "mine.npz" in third, "files of others stay"
 
 
-def test_a_run_folder_that_cannot_be_written_is_searched_all_the_same(run, folder, tmp_path):
+def test_a_run_folder_that_cannot_be_written_works_without_a_cache(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
     (copy.path / "embeddings").touch()  # no folder can be made there, whoever the user is
@@ -190,7 +190,7 @@ def test_a_run_folder_that_cannot_be_written_is_searched_all_the_same(run, folde
     assert (copy.path / "embeddings").is_file()
 
 
-def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_the_old_one(run, folder, tmp_path):
+def test_a_rewritten_checkpoint_of_the_same_name_invalidates_the_cache(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     first = collect(copy, folder, device="cpu", reporter=QUIET)
     tensors, state = copy.load_checkpoint(pytest.fail)
@@ -201,7 +201,7 @@ def test_a_checkpoint_written_anew_under_its_name_is_not_served_the_vectors_of_t
     assert not np.allclose(again.vectors, first.vectors)
 
 
-def test_a_runs_limit_is_for_its_training(run, expected, tmp_path):
+def test_the_limit_of_a_run_does_not_limit_embedding(run, expected, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     limited = Run(copy.path, replace(copy.config, limit=8))
     assert collect(limited, device="cpu", reporter=QUIET).names == list(expected)
@@ -210,9 +210,9 @@ def test_a_runs_limit_is_for_its_training(run, expected, tmp_path):
 @pytest.mark.parametrize(
     "source, out, says",
     [
-        ("nowhere", "x.npz", "neither a folder, an image file, nor a data set"),
+        ("nowhere", "x.npz", "is not a folder, an image file or a data set"),
         ("", "x.txt", "unknown format '.txt'"),
-        ("", "nowhere/x.npz", "is no folder"),
+        ("", "nowhere/x.npz", "is not a folder"),
         ("empty", "x.npz", "no images in"),
         ("bad", "x.npz", "none of the images in"),
     ],
@@ -227,13 +227,13 @@ def test_bad_input_is_refused_and_leaves_nothing(run, tmp_path, source, out, say
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
 
 
-def test_a_file_that_is_no_embeddings_is_refused(tmp_path):
+def test_a_file_without_embeddings_is_refused(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK nonsense")
-    with pytest.raises(mixnn.UserError, match="holds no embeddings"):
+    with pytest.raises(mixnn.UserError, match="cannot read embeddings from"):
         store.read(tmp_path / "x.npz")
 
 
-def test_parquet_without_pyarrow_says_what_to_type(run, folder, tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_says_what_to_install(run, folder, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -249,7 +249,7 @@ def test_an_encoder_refuses_what_would_give_wrong_vectors(run, images):
         mixnn.load(run)(images)
 
 
-def test_an_encoder_takes_files_in_one_call_and_arrays_of_numpy_too(run, folder, expected):
+def test_an_encoder_takes_files_in_one_call_and_numpy_arrays_too(run, folder, expected):
     encoder, names = mixnn.load(run, "cpu"), [*expected][:3]
     found = encoder.files([str(folder / name) for name in names])
     same(names, found, {name: expected[name] for name in names})
@@ -273,17 +273,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
     assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
     mixnn.load(other)
-    told = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
-    assert told.count(f"{bad.name}isdamaged") == 3
+    printed = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
+    assert printed.count(f"{bad.name}isdamaged") == 3
 
 
 def test_an_empty_list_is_not_all_images(run, tmp_path):
-    with pytest.raises(mixnn.UserError, match="the list of them is empty"):
+    with pytest.raises(mixnn.UserError, match="the list of files is empty"):
         mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", reporter=QUIET)
     assert not (tmp_path / "x.npz").exists()
 
 
-def test_vectors_are_made_anew_when_a_file_is_replaced_by_one_of_its_date_and_size(run, tmp_path):
+def test_a_file_replaced_by_one_of_the_same_date_and_size_invalidates_the_cache(run, tmp_path):
     def paint(color):
         Image.new("RGB", (SIZE, SIZE), color).save(tmp_path / "0.bmp")
         os.utime(tmp_path / "0.bmp", ns=(0, 0))
@@ -302,9 +302,9 @@ def test_a_tab_in_the_name_of_a_file_that_cannot_be_read_stays_there(run, tmp_pa
     assert why == "empty file"
 
 
-def test_an_encoder_names_files_that_it_cannot_read_and_says_how_files_are_given(run, folder):
+def test_an_encoder_names_unreadable_files_and_says_how_to_pass_files(run, folder):
     encoder = mixnn.load(run, "cpu")
     with pytest.raises(mixnn.UserError, match=r"broken.jpg: not an image that Pillow can read"):
         encoder.files([folder / "3.png", folder / "broken.jpg"])
-    with pytest.raises(mixnn.UserError, match=r"got a list: of files, type encoder.files\(paths\)"):
+    with pytest.raises(mixnn.UserError, match=r"not a list: for image files, use encoder.files\(paths\)"):
         encoder(["3.png"])

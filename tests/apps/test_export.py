@@ -1,4 +1,4 @@
-"""A run's encoder as a file for others: the same vectors, torchvision's names, and a card that tells the truth."""
+"""A run's encoder as a file for others: the same vectors, torchvision's names, and a correct card."""
 
 import json
 import re
@@ -12,15 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import mixnn
-from mixnn.apps.embed import load
-from mixnn.apps.export import forms
-from mixnn.apps.export.card import make_card
-from mixnn.apps.export.export import export
+from mixnn.apps.export import OPSETS, export, make_card
 from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD
+from mixnn.runs.encoder import CARD, load
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 QUIET = Reporter(quiet=True)
@@ -52,7 +49,7 @@ def card_of(path):
 
 
 class Listening(Reporter):
-    """Keeps what is said and warned of."""
+    """Collects messages and warnings."""
 
     def __init__(self):
         super().__init__()
@@ -122,12 +119,12 @@ def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
         assert torch.equal(theirs(images(*shape)), mine(images(*shape)))
 
 
-@pytest.mark.parametrize("opset", [17, *forms.OPSETS[:: len(forms.OPSETS) - 1]])
+@pytest.mark.parametrize("opset", [17, *OPSETS[:: len(OPSETS) - 1]])
 def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
     onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
     path = export(run, tmp_path / "a.onnx", format="onnx", opset=opset, reporter=QUIET)
     assert capfd.readouterr() == ("", "")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.json"]  # no weights beside it
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.json"]  # no separate file of weights
     model = onnx.load(path)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", opset)]
     assert [json.loads(p.value) for p in model.metadata_props if p.key == CARD] == [card_of(path)]
@@ -172,12 +169,12 @@ def test_the_card_says_what_is_needed_to_use_and_to_judge_the_encoder(run, tmp_p
     assert str(run.path.parent) not in json.dumps(card)
 
 
-def test_the_card_of_a_folders_run_names_the_folder_and_not_where_it_lies(tmp_path):
+def test_the_card_of_a_run_on_a_folder_has_its_name_but_not_its_path(tmp_path):
     config = {"data": "/home/me/photos", "data_dir": "/home/me/data", "labels": "/home/me/labels.csv"}
     of_folder = Run(tmp_path, mixnn.Config(**config, image_size=128))
     state = {"step": 3, "data": {"images": 512, "mean": [0.5] * 3, "std": [0.25] * 3}}
     card, reporter = make_card(of_folder, state, "onnx", "", heard := Listening()), Listening()
-    assert heard.said == ["the card states no accuracy: there are no labelled test images to measure it by"]
+    assert heard.said == ["the card states no accuracy: there are no labelled test images"]
     assert card["training"]["data"] == "photos"
     assert "/home" not in json.dumps(card)
     pool = {"kernel": 3, "stride": 2, "padding": 1}
@@ -186,10 +183,10 @@ def test_the_card_of_a_folders_run_names_the_folder_and_not_where_it_lies(tmp_pa
     assert (card["training"]["epochs"], card["licence"], card["metrics"]) == (1.5, None, {})
     (tmp_path / "results.json").write_text(json.dumps({"knn": {"weighted": 90.0, "protocol": {"checkpoint_step": 2}}}))
     assert make_card(of_folder, state, "onnx", "", reporter)["metrics"] == {}  # of other weights
-    assert reporter.warned == ["knn was measured at step 2, these are weights of step 3: the card leaves it out"]
+    assert reporter.warned == ["knn was measured at step 2, not 3: the card leaves it out"]
 
 
-def test_the_default_place_is_the_run_folder_and_a_file_is_replaced_on_demand_only(run):
+def test_the_default_place_is_the_run_folder_and_only_overwrite_replaces_a_file(run):
     path = export(run.path, licence="first", reporter=QUIET)
     assert path == run.path / "encoder.safetensors"
     with pytest.raises(UserError, match="exists"):
@@ -200,11 +197,11 @@ def test_the_default_place_is_the_run_folder_and_a_file_is_replaced_on_demand_on
     assert [file.name for file in run.path.glob(".*")] == [".lock"], "nothing half written"
 
 
-def test_the_way_to_a_card_with_an_accuracy_can_be_typed(tmp_path, capsys):
+def test_the_suggested_command_leads_to_a_card_with_an_accuracy(tmp_path, capsys):
     made = mixnn.pretrain("digits", limit=64, out=tmp_path / "my cats", **SMALL)
     assert main(["export", str(made.path)]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no accuracy" in line]
-    (evaluate,) = re.findall("type mixnn (.*), then this again with --overwrite", line)
+    (evaluate,) = re.findall("use mixnn (.*), then export again with --overwrite", line)
     assert main([*shlex.split(evaluate), "--protocol", "knn"]) == 0
     assert main(["export", str(made.path), "--overwrite"]) == 0
     assert "no accuracy" not in capsys.readouterr().err
@@ -221,7 +218,7 @@ def test_a_program_that_differs_from_the_encoder_is_not_written(run, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_without_onnxruntime_the_file_is_written_and_the_user_told(run, tmp_path, monkeypatch):
+def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     reporter = Listening()
@@ -235,11 +232,11 @@ def test_without_onnxruntime_the_file_is_written_and_the_user_told(run, tmp_path
         ({"format": "onxx"}, "unknown format 'onxx', did you mean 'onnx'"),
         ({"format": "onnx", "opset": 99}, "opset must be from 13 to 20"),
         ({"format": "onnx", "missing": "onnx"}, r'pip install "mixnn\[onnx\]"'),
-        ({"out": "a.onnx"}, r"does not end in \.safetensors: type --out .*a\.safetensors or --format onnx"),
-        ({"out": "a"}, r"does not end in \.safetensors: type --out .*a\.safetensors$"),
+        ({"out": "a.onnx"}, r"does not end in \.safetensors: use --out .*a\.safetensors or --format onnx"),
+        ({"out": "a"}, r"does not end in \.safetensors: use --out .*a\.safetensors$"),
         ({"out": "taken.safetensors"}, "exists: use another name, or --overwrite"),
         ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
-        ({"out": "nowhere/a.safetensors"}, "is no folder"),
+        ({"out": "nowhere/a.safetensors"}, "is not a folder"),
         ({"run": "empty"}, "no usable checkpoint"),
         ({"run": "nowhere"}, "no run folder called"),
     ],
@@ -265,12 +262,12 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
         (None, "was not written by `mixnn export`"),
         ("no JSON", "was not written by `mixnn export`"),
         ({"preprocessing": {}}, "was not written by `mixnn export`"),
-        ({"card_version": 2}, "a newer one may"),
-        ({"architecture": {"name": "resnet1000"}}, "resnet1000 that this mixnn does not know"),
+        ({"card_version": 2}, "use a newer one"),
+        ({"architecture": {"name": "resnet1000"}}, "resnet1000 that this version of mixnn cannot read"),
         ({"architecture": {"name": "resnet18"}}, "do not fit this network"),
     ],
 )
-def test_a_file_that_is_no_export_is_refused_in_words(run, tmp_path, card, message):
+def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):
     path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
     text = card if isinstance(card, str) else json.dumps(card_of(path) | (card or {}))
     save_file(load_file(path), path, None if card is None else {CARD: text})
@@ -278,8 +275,8 @@ def test_a_file_that_is_no_export_is_refused_in_words(run, tmp_path, card, messa
         load(path, "cpu")
 
 
-def test_a_damaged_or_missing_export_is_refused_in_words(tmp_path):
+def test_a_damaged_or_missing_export_is_refused(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(b"not such a file")
     for name in ("a.safetensors", "b.safetensors"):
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(UserError, match="cannot read"):
             load(tmp_path / name, "cpu")

@@ -1,4 +1,4 @@
-"""search: nearest images, near-duplicates and outliers, in every form, on a folder of digits."""
+"""search: nearest images, near-duplicates and outliers, in every format, on a folder of digits."""
 
 import base64
 import contextlib
@@ -6,7 +6,6 @@ import functools
 import html.parser
 import io
 import json
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,9 +18,10 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixnn
-from mixnn.apps.search import index, originals, page, similar, speed, text
-from mixnn.apps.search.search import search
+from mixnn.apps.search import output, similarity
+from mixnn.apps.search.search import first_with_same_content, search
 from mixnn.config import UserError
+from mixnn.data.images import ImageFiles
 from mixnn.evaluation import neighbors
 from mixnn.progress import Reporter, shown
 
@@ -72,7 +72,7 @@ def quietly(*args, **options) -> tuple[dict, str]:
 
 
 def random_unit(count: int, width: int, seed: int = 0) -> np.ndarray:
-    return index.to_unit(np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32))
+    return similarity.normalize_rows(np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32))
 
 
 def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list[int]]) -> list[list[int]]:
@@ -84,19 +84,19 @@ def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list
     return found
 
 
-# The index
+# Nearest neighbors of vectors
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 333, 2**22])
 @pytest.mark.parametrize("num_queries", [1, 5])
-def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num_queries):
+def test_exact_search_equals_brute_force_for_any_block_size(monkeypatch, block, num_queries):
     monkeypatch.setattr(neighbors, "BLOCK", block)
     monkeypatch.setattr(neighbors, "QUERIES", 3)
-    monkeypatch.setattr(index, "RANKED", 100)
+    monkeypatch.setattr(similarity, "RANKED", 100)
     bank = random_unit(333, 24)
     queries = random_unit(num_queries, 24, seed=1)
     own = [[] for _ in range(num_queries)]
-    hits = index.nearest(queries, bank, 12, own)
+    hits = similarity.nearest(queries, bank, 12, own)
     assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 12, own)
     for query, row in zip(queries, hits, strict=True):
         assert [cos for _, cos in row] == pytest.approx(
@@ -105,21 +105,21 @@ def test_exact_search_is_brute_force_whatever_the_chunks(monkeypatch, block, num
 
 
 @pytest.mark.parametrize("block", [1, 13, 2**22])
-def test_equal_images_come_in_the_order_of_the_index_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
+def test_equal_images_keep_their_order_and_an_image_is_not_its_own_neighbor(monkeypatch, block):
     monkeypatch.setattr(neighbors, "BLOCK", block)
     bank = random_unit(60, 16)
     bank[[7, 20, 21, 45, 59]] = bank[3]
     own = [[3], [20], [21, 45], []]
     queries = np.stack([bank[3]] * 4)
-    hits = index.nearest(queries, bank, 6, own)
+    hits = similarity.nearest(queries, bank, 6, own)
     assert [[i for i, _ in row] for row in hits] == brute_force(bank, queries, 6, own)
     assert [i for i, _ in hits[0]][:5] == [7, 20, 21, 45, 59]
     assert hits[0][0][1] == pytest.approx(1, abs=1e-6)
 
 
-def test_all_images_can_be_asked_for():
+def test_topk_can_be_all_other_images():
     bank = random_unit(9, 4)
-    (hits,) = index.nearest(bank[:1], bank, 8, [[0]])
+    (hits,) = similarity.nearest(bank[:1], bank, 8, [[0]])
     assert sorted(i for i, _ in hits) == list(range(1, 9))
 
 
@@ -128,18 +128,19 @@ def test_faiss_finds_the_same():
     bank = random_unit(500, 32)
     bank[[100, 400]] = bank[5]
     own = [[i] for i in range(10)]
-    assert index.nearest(bank[:10], bank, 15, own, "faiss") == index.nearest(bank[:10], bank, 15, own, "exact")
+    exact, faiss = (similarity.nearest(bank[:10], bank, 15, own, method) for method in ("exact", "faiss"))
+    assert faiss == exact
 
 
 def test_rows_become_unit_in_place_and_a_zero_row_stays_zero(monkeypatch):
-    monkeypatch.setattr(index, "ROWS", 4)
+    monkeypatch.setattr(similarity, "ROWS", 4)
     rows = np.random.default_rng(0).standard_normal((10, 6)).astype(np.float32)
     rows[9] = 0
-    made = index.to_unit(rows)
+    made = similarity.normalize_rows(rows)
     assert made is rows
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), [1] * 9 + [0], atol=1e-6)
-    with pytest.raises(UserError, match="not finite"):
-        index.to_unit(np.array([[np.nan, 1]], np.float32))
+    with pytest.raises(UserError, match="NaN or inf"):
+        similarity.normalize_rows(np.array([[np.nan, 1]], np.float32))
 
 
 # Near-duplicates and outliers, of vectors
@@ -147,39 +148,39 @@ def test_rows_become_unit_in_place_and_a_zero_row_stays_zero(monkeypatch):
 
 @pytest.mark.parametrize("side", [1, 5, 2048])
 def test_groups_are_the_connected_parts_of_the_graph_of_near_pairs(monkeypatch, side):
-    monkeypatch.setattr(similar, "SIDE", side)
+    monkeypatch.setattr(similarity, "BLOCK", side)
     bank = random_unit(40, 3)
     near = bank.astype(np.float64) @ bank.T >= 0.97
     reach = np.linalg.matrix_power(near.astype(float), 40) > 0
     parts = {tuple(np.flatnonzero(row)) for row in reach if row.sum() > 1}
     blocks = []
-    found = similar.near_duplicates(bank, 0.97, blocks.append)
+    found = similarity.near_duplicates(bank, 0.97, blocks.append)
     assert {tuple(sorted(i for i, _ in group)) for group in found} == parts
     assert len(found) == len(parts)
     assert [group[1][1] for group in found] == sorted((group[1][1] for group in found), reverse=True)
     assert len(parts) > 3, "an empty graph shows nothing"
-    assert blocks == list(range(1, similar.num_blocks(40) + 1))
+    assert blocks == list(range(1, similarity.num_blocks(40) + 1))
     for group in found:
         cosines = [cos for _, cos in group]
         assert group[0] == (min(i for i, _ in group), 1.0)
         assert cosines == sorted(cosines, reverse=True)
 
 
-def test_images_that_are_all_alike_are_one_group():
+def test_identical_images_are_one_group():
     bank = np.repeat(random_unit(1, 8), 300, axis=0)
-    (group,) = similar.near_duplicates(bank, 1.0)
+    (group,) = similarity.near_duplicates(bank, 1.0)
     assert [i for i, _ in group] == list(range(300))
 
 
 def test_the_threshold_is_ten_times_nearer_than_the_tenth_neighbor_and_ignores_copies():
     bank = random_unit(200, 8)
     cos = np.sort(bank.astype(np.float64) @ bank.T, axis=1)[:, ::-1]
-    threshold, why = similar.chosen_threshold(bank)
+    threshold, why = similarity.default_threshold(bank)
     assert threshold == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 10, abs=2e-3)
     assert why.startswith("10 times nearer")
-    doubled = similar.chosen_threshold(np.concatenate([bank, bank]))[0]
+    doubled = similarity.default_threshold(np.concatenate([bank, bank]))[0]
     assert doubled == pytest.approx(threshold, abs=0.02)
-    assert similar.chosen_threshold(bank[:2])[0] < 1
+    assert similarity.default_threshold(bank[:2])[0] < 1
 
 
 def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
@@ -188,13 +189,13 @@ def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
     cos = bank.astype(np.float64) @ bank.T
     np.fill_diagonal(cos, -2)
     naive = np.sort(cos, axis=1)[:, -3:].mean(axis=1)
-    np.testing.assert_allclose(similar.unusual(bank, 3), naive, atol=1e-6)
+    np.testing.assert_allclose(similarity.mean_similarity(bank, 3), naive, atol=1e-6)
 
 
 # The verb, on files
 
 
-def test_nearest_to_a_file_of_the_index_leaves_it_out_however_it_is_spelled(given):
+def test_a_query_that_is_in_the_source_is_left_out_for_any_spelling_of_its_path(given):
     link = given.root / "link.png"
     if not link.exists():
         link.symlink_to(given.folder / "4.png")
@@ -225,8 +226,8 @@ def test_the_search_agrees_with_vectors_of_the_encoder(given):
     assert [hit["similarity"] for hit in row["nearest"]] == pytest.approx(cos[best].tolist(), abs=1e-5)
 
 
-def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, capsys):
-    folder = given.root / "asked"
+def test_a_folder_of_queries_searches_for_each_image_and_reports_unreadable_ones(given, capsys):
+    folder = given.root / "queries"
     folder.mkdir(exist_ok=True)
     digit(300).save(folder / "one.png")
     shutil.copy(given.folder / "7.png", folder / "two.png")  # a copy is another file
@@ -242,7 +243,7 @@ def test_a_folder_of_queries_answers_each_and_names_what_it_cannot_read(given, c
     assert "nowhere.png: a link that leads nowhere" in said
 
 
-def test_a_data_sets_images_are_asked_for_by_name(given):
+def test_an_image_of_a_data_set_is_a_query_by_its_name(given):
     result, printed = quietly(given.run, "digits/train/3", source="digits", topk=2)
     assert result["images"] == 1297
     assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
@@ -254,7 +255,7 @@ def test_a_data_sets_images_are_asked_for_by_name(given):
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    """40 digits; of some there is a copy, one saved as JPEG, one shifted by an eighth of the network's pixels."""
+    """40 digits, two copies of one, one saved as JPEG, and one shifted by an eighth of the network's pixels."""
     folder = tmp_path_factory.mktemp("copies")
     for i in range(40):
         digit(100 + i).save(folder / f"{i}.png")
@@ -265,7 +266,7 @@ def copies(tmp_path_factory):
     return folder
 
 
-def test_copies_are_found_and_no_different_digits(given, copies):
+def test_copies_are_found_and_different_digits_are_not(given, copies):
     result, printed = quietly(given.run, source=copies, duplicates=True)
     groups = [{image["name"] for image in group} for group in result["groups"]]
     assert groups == [{"3.png", "3 again.png", "copy of 3.png"}, {"5.png", "saved 5.jpg"}, {"8.png", "shifted 8.png"}]
@@ -283,16 +284,16 @@ def test_a_threshold_is_taken_as_given(given, copies):
     assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 44
 
 
-def test_images_that_are_all_the_same_are_a_warning(given, tmp_path, capsys):
+def test_identical_images_cause_a_warning_about_collapse(given, tmp_path, capsys):
     for i in range(14):
         digit(0).save(tmp_path / f"{i}.png")
     result, _ = quietly(given.run, source=tmp_path, duplicates=True)
     assert [len(group) for group in result["groups"]] == [14]
-    assert "kind" not in text.titles(result)[0]
+    assert "not copies" not in output.group_titles(result)[0]
     assert "collapsed" in capsys.readouterr().err
 
 
-def test_who_asks_for_more_images_than_there_are_gets_all_that_can_be_read(given, tmp_path, capsys):
+def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, tmp_path, capsys):
     folder = tmp_path / "photos"
     folder.mkdir()
     for name in ("4.png", "5.png", "6.png"):
@@ -301,26 +302,27 @@ def test_who_asks_for_more_images_than_there_are_gets_all_that_can_be_read(given
     capsys.readouterr()
     found = search(given.run, folder / "4.png", source=folder, topk=50)
     assert found["topk"] == len(found["queries"][0]["nearest"]) == 2
-    assert "there are 2 images beside the one asked for, and not 50" in capsys.readouterr().err
+    assert "there are only 2 images other than the query, not 50" in capsys.readouterr().err
     assert len(search(given.run, source=folder, outliers=True, topk=50)["outliers"]) == 3
 
 
-def test_a_large_group_whose_images_are_not_all_alike_is_called_a_kind():
+def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     def group(count):
         return [{"name": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
 
     result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.91, 0.995, 0.5]}
-    kind, copies, few = text.titles(result)
-    assert kind == "group 1, 6 images; two of them reach 0.9100 only: probably images of one kind, not copies"
+    varied, copies, few = output.group_titles(result)
+    assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity is 0.9100"
     assert copies == "group 2, 6 images"
     assert few == "group 3, 4 images"
-    assert "kind" in text.titles(result | {"threshold": 0.999, "lowest": [0.995] * 3})[0], "and not by the threshold"
+    strict = result | {"threshold": 0.999, "lowest": [0.995] * 3}
+    assert "not copies" in output.group_titles(strict)[0], "below the threshold"
 
 
-def test_the_least_alike_of_a_group_are_two_of_its_own():
+def test_the_lowest_similarity_is_between_two_images_of_the_group():
     angles = np.deg2rad([0, 10, 40, 90])
     bank = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    assert similar.least_alike(bank, [0, 1, 2]) == pytest.approx(np.cos(np.deg2rad(40)), abs=1e-6)
+    assert similarity.lowest_similarity(bank, [0, 1, 2]) == pytest.approx(np.cos(np.deg2rad(40)), abs=1e-6)
 
 
 def test_noise_among_digits_is_the_first_outlier(given, copies, tmp_path):
@@ -334,33 +336,38 @@ def test_noise_among_digits_is_the_first_outlier(given, copies, tmp_path):
     assert "   1  " in printed
 
 
-def test_contents_are_compared_by_bytes_and_files_that_vanish_are_no_error(tmp_path):
+def test_contents_are_compared_by_bytes_and_missing_files_are_ignored(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2"), ("d", b"22"), ("e", b"1"), ("f", b"")):
         (tmp_path / name).write_bytes(content)
     names = ["a", "b", "c", "d", "e", "f"]
-    source = originals.Source("", names, [tmp_path / name for name in names])
+    images = ImageFiles("", names, paths=[tmp_path / name for name in names])
     (tmp_path / "e").unlink()
-    found = originals.Originals(source)
-    assert found.first_with_same_content(names) == {"b": "a"}
-    assert found.thumbnail("e") == ("", False)
+    assert first_with_same_content(images, names) == {"b": "a"}
+    assert output.thumbnail(images, "e") == ("", False)
 
 
 def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
     noise(0).resize((900, 300)).save(tmp_path / "large.png")
     digit(0).resize((8, 8)).save(tmp_path / "tiny.png")
-    for name, size, kind, tiny in (("large.png", (192, 64), "JPEG", False), ("tiny.png", (8, 8), "PNG", True)):
-        uri, is_tiny = originals.small_file(tmp_path / name)
+    noise(0).resize((4000, 2000)).save(tmp_path / "huge.jpg")
+    names = {"large.png": ((192, 64), "JPEG", False), "huge.jpg": ((192, 96), "JPEG", False)}
+    names |= {"tiny.png": ((8, 8), "PNG", True)}
+    images = ImageFiles("", [*names, "absent.png"], paths=[tmp_path / name for name in (*names, "absent.png")])
+    assert images.open(1).size == (4000, 2000)
+    assert max(images.open(1, 384).size) < 4000, "decoded at a smaller size"
+    for name, (size, kind, tiny) in names.items():
+        uri, is_tiny = output.thumbnail(images, name)
         with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
             assert (image.size, image.format, is_tiny) == (size, kind, tiny)
-    assert originals.small_file(tmp_path / "absent.png") == ("", False)
+    assert output.thumbnail(images, "absent.png") == ("", False)
 
 
 # Forms
 
 
 @pytest.mark.parametrize("kind", [{"query": NAMES}, {"duplicates": True, "threshold": 0.5}, {"outliers": True}])
-def test_json_is_the_result_and_names_survive_in_every_form(given, kind, monkeypatch):
-    monkeypatch.setattr(page, "MAX_IN_GROUP", 96)
+def test_json_is_the_result_and_names_survive_in_every_format(given, kind, monkeypatch):
+    monkeypatch.setattr(output, "MAX_IN_GROUP", 96)
     options = kind if kind.get("threshold") else {"topk": 90, **kind}
     result, printed = quietly(given.run, **options, format="json")
     assert json.loads(printed) == result
@@ -441,8 +448,8 @@ def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
 
 
 def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
-    monkeypatch.setattr(page, "MAX_TILES", 8)
-    monkeypatch.setattr(page, "MAX_IN_GROUP", 5)
+    monkeypatch.setattr(output, "MAX_TILES", 8)
+    monkeypatch.setattr(output, "MAX_IN_GROUP", 5)
     out = given.root / "long.html"
     quietly(given.run, given.folder, topk=3, format="html", out=out)
     assert _Page.of(out).tags.count("img") == 8
@@ -456,7 +463,7 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     assert "2 more images are not shown" in out.read_text()
 
 
-def test_results_go_to_the_file_asked_for_and_its_name_to_stdout(given, tmp_path, monkeypatch):
+def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
@@ -475,31 +482,31 @@ def test_a_name_cannot_steer_the_terminal():
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({}, "search for what"),
-        ({"query": "4.png", "outliers": True}, "one of the three"),
+        ({}, "give exactly one of"),
+        ({"query": "4.png", "outliers": True}, "give exactly one of"),
         ({"query": "absent.png"}, "no such image: absent.png"),
         ({"query": ["4.png", "x" * 5000]}, "File name too long"),
         ({"query": "{root}/broken.png"}, "cannot read .*broken.png: not an image"),
         ({"query": "{root}/empty"}, "no images in .*empty"),
-        ({"query": "{root}/unreadable"}, "of 1 image asked for, none"),
+        ({"query": "{root}/unreadable"}, "none of the 1 query images can be read"),
         ({"query": "4.png", "topk": 0}, "topk must be at least 1"),
-        ({"query": "{folder}/4.png", "source": "{folder}/4.png"}, "no images beside the one asked for to be found"),
-        ({"outliers": True, "topk": 1, "source": "{folder}/4.png"}, "outliers need at least two images"),
-        ({"duplicates": True, "source": "{folder}/4.png"}, "duplicates need at least two images"),
+        ({"query": "{folder}/4.png", "source": "{folder}/4.png"}, "there are no images other than the query"),
+        ({"outliers": True, "topk": 1, "source": "{folder}/4.png"}, "--outliers needs at least two images"),
+        ({"duplicates": True, "source": "{folder}/4.png"}, "--duplicates needs at least two images"),
         ({"duplicates": True, "threshold": 1.5}, "threshold=1.5"),
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
-        ({"query": "4.png", "threshold": 0.9}, "--threshold is for --duplicates"),
+        ({"query": "4.png", "threshold": 0.9}, "--threshold works only with --duplicates"),
         ({"query": "4.png", "format": "htm"}, "did you mean 'html'"),
         ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
-        ({"outliers": True, "method": "faiss"}, "not for --outliers"),
-        ({"query": "4.png", "out": "{root}/no/where.json"}, "is no folder"),
+        ({"outliers": True, "method": "faiss"}, "not with --outliers"),
+        ({"query": "4.png", "out": "{root}/no/where.json"}, "is not a folder"),
         ({"query": "4.png", "out": "{root}"}, "is a folder"),
-        ({"query": "4.png", "source": "{root}/nowhere"}, "neither a folder"),
+        ({"query": "4.png", "source": "{root}/nowhere"}, "is not a folder, an image file or a data set"),
         ({"query": "4.png", "source": "{root}/empty"}, "no images in"),
     ],
 )
-def test_a_mistake_is_answered_in_a_line_or_two(given, options, says):
+def test_bad_input_gives_an_error_of_at_most_two_lines(given, options, says):
     for name in ("empty", "unreadable"):
         (given.root / name).mkdir(exist_ok=True)
     (given.root / "broken.png").write_text("no image")
@@ -511,7 +518,7 @@ def test_a_mistake_is_answered_in_a_line_or_two(given, options, says):
     assert len(str(error.value).splitlines()) <= 2
 
 
-def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
+def test_a_run_whose_images_are_gone_suggests_a_source(given, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(given.run.path, run)
     settings = (run / "config.yaml").read_text().replace(str(given.folder), "gone")
@@ -520,16 +527,7 @@ def test_a_run_whose_images_are_gone_asks_for_a_source(given, tmp_path):
         quietly(run, "4.png")
 
 
-def test_without_faiss_the_way_out_is_named(given, monkeypatch):
+def test_without_faiss_the_error_says_what_to_install(given, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match="pip install faiss-cpu"):
         quietly(given.run, "4.png", method="faiss")
-
-
-def test_the_speed_of_a_query_can_be_measured(capsys, monkeypatch):
-    monkeypatch.setattr(speed, "REPEATS", 1)
-    speed.measure([150])
-    printed = capsys.readouterr().out
-    assert re.search(r"150 +1 +exact +[\d.]+ +[\d.]+", printed)
-    assert re.search(r"150 +100 +exact", printed)
-    assert "512 numbers a vector" in printed

@@ -20,7 +20,7 @@ def image_set(count: int = 11, size: int = 8) -> ImageSet:
 
 
 class Watcher(nn.Module):
-    """Features are the pixels; keeps what it was given."""
+    """Features are the pixels; remembers its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def backbone() -> ResNet:
     return network
 
 
-def test_features_are_those_of_normalised_images_under_running_statistics(backbone: ResNet):
+def test_features_use_normalized_images_and_running_statistics(backbone: ResNet):
     images = image_set()
     x = (images.images / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     found = features(backbone, images)
@@ -51,7 +51,7 @@ def test_features_are_those_of_normalised_images_under_running_statistics(backbo
     assert (found.dtype, found.shape, found.requires_grad) == (torch.float32, (11, 128), False)
 
 
-def test_the_backbone_trains_on_where_its_features_could_not_be_had():
+def test_the_backbone_returns_to_training_mode_after_an_error():
     class Fails(nn.Module):
         def forward(self, _: Tensor) -> Tensor:
             raise RuntimeError("out of memory")
@@ -72,7 +72,7 @@ def test_the_backbone_is_left_as_it_was(backbone: ResNet, training: bool):
     assert all(p.grad is None for p in backbone.parameters())
 
 
-def test_the_backbone_is_asked_in_eval_mode():
+def test_the_backbone_runs_in_eval_mode():
     watcher = Watcher().train()
     features(watcher, image_set())
     assert watcher.modes == [False]
@@ -87,7 +87,7 @@ def test_the_size_of_the_chunks_does_not_change_the_features(
     torch.testing.assert_close(features(backbone, image_set()), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_order_says_which_images_and_in_what_order(monkeypatch: pytest.MonkeyPatch):
+def test_order_selects_images_and_their_order(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(MODULE, "CHUNK", 2)
     order = torch.tensor([3, 0, 3, 10, 7])
     assert torch.equal(features(Watcher(), image_set(), order), features(Watcher(), image_set())[order])
@@ -106,7 +106,7 @@ def test_a_view_of_the_whole_image_is_the_image():
     torch.testing.assert_close(whole, features(Watcher(), image_set()), rtol=1e-4, atol=1e-4)
 
 
-def test_views_are_drawn_from_the_generator_alone_and_anew_for_every_image():
+def test_views_depend_on_the_generator_alone_and_differ_between_images():
     images, view = image_set(), View(8, area=(0.08, 1.0), flip=0.5)
     images.images[:] = images.images[:1].clone()
     first, second, other = (

@@ -1,4 +1,4 @@
-"""The one search for nearest neighbors: brute force's answer, whatever the blocks, within their memory."""
+"""Nearest neighbors: the same as brute force for any block size, in bounded memory."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def brute_force(queries: Tensor, bank: Tensor, k: int, own: list[int | None]) ->
 @pytest.mark.parametrize("block", [1, 40, 700, 2**22])
 @pytest.mark.parametrize("at_once", [1, 16, 256])
 @pytest.mark.parametrize("own", [[], list(range(70)), [99, *range(69)]])
-def test_neighbors_are_those_of_brute_force_whatever_the_blocks(monkeypatch, block, at_once, own):
+def test_neighbors_equal_brute_force_for_any_block_size(monkeypatch, block, at_once, own):
     monkeypatch.setattr(neighbors, "BLOCK", block)
     monkeypatch.setattr(neighbors, "QUERIES", at_once)
     bank = rows(100)
@@ -67,7 +67,7 @@ def test_memory_stays_within_a_block_of_similarities(monkeypatch, num_queries, k
     assert max(seen) <= 2 * 1000  # a block's nearest are added to those found so far
 
 
-def test_progress_is_told_in_queries(monkeypatch):
+def test_progress_counts_queries(monkeypatch):
     monkeypatch.setattr(neighbors, "QUERIES", 4)
     done: list[int] = []
     nearest(rows(10), rows(20), 3, advance=done.append)

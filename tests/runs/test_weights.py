@@ -1,4 +1,4 @@
-"""Weights from elsewhere: what fits is read whatever it is wrapped in, and what does not is refused with the reason."""
+"""Weights trained elsewhere: those that fit are read from any wrapper, the others are refused with the reason."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ WRAPPED = {
     "data parallel": lambda w: prefixed("module.", w),
     "a method's": lambda w: prefixed("module.backbone.", w) | {"module.projector.0.weight": torch.zeros(8, 512)},
     "a training script's": lambda w: {"epoch": 3, "state_dict": prefixed("backbone.", w), "args": ["--lr", 0.1]},
-    "of the days before counters": lambda w: without(w, "num_batches_tracked"),
+    "without counters, as in old files": lambda w: without(w, "num_batches_tracked"),
 }
 
 
@@ -58,16 +58,19 @@ SMALL = ResNet("resnet8", 8, 1).state_dict()
 ODD = {
     "a layer less": (
         lambda: without(resnet18(), "layer4.1.conv1.weight"),
-        r"does not fit: layer4.1.conv1.weight is missing\nwhat fits: resnet18, ",
+        r"does not fit: layer4.1.conv1.weight is missing\nsupported: resnet18, ",
     ),
-    "a layer more": (lambda: resnet18() | {"layer4.1.se.weight": torch.zeros(2)}, "se.weight belongs to no resnet18"),
+    "a layer more": (
+        lambda: resnet18() | {"layer4.1.se.weight": torch.zeros(2)},
+        "se.weight is not part of a resnet18",
+    ),
     "gray images": (lambda: SMALL | {"conv1.weight": torch.zeros(32, 1, 3, 3)}, "is 32x1x3x3, not 32x3x3x3"),
     "a stem of no kind": (lambda: resnet18(stem=5), "conv1.weight is 64x3x5x5, not 64x3x3x3"),
     "a stem of three": (
         lambda: {
             k.replace("conv1.weight", "conv1.0.weight") if k == "conv1.weight" else k: t for k, t in SMALL.items()
         },
-        "conv1.weight is missing; conv1.0.weight belongs to no resnet8",
+        "conv1.weight is missing; conv1.0.weight is not part of a resnet8",
     ),
     "no ResNet": (lambda: {"patch_embed.weight": torch.zeros(2)}, "holds no ResNet"),
     "no dict": (lambda: [torch.zeros(2)], "holds no ResNet"),
@@ -85,10 +88,10 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, make, message):
         read_weights(tmp_path / "weights.pth")
 
 
-def test_another_architecture_than_the_runs_is_refused_with_what_to_type(tmp_path):
+def test_another_architecture_than_the_runs_is_refused_with_what_to_use(tmp_path):
     torch.save(SMALL, tmp_path / "weights.pth")
     read_backbone(tmp_path / "weights.pth", Config(backbone="resnet8", image_size=8))
-    with pytest.raises(UserError, match="holds a resnet8, this run has a resnet18: type --backbone resnet8"):
+    with pytest.raises(UserError, match="holds a resnet8, this run uses a resnet18: use --backbone resnet8"):
         read_backbone(tmp_path / "weights.pth", Config(image_size=32))
 
 
@@ -98,19 +101,11 @@ def test_another_architecture_than_the_runs_is_refused_with_what_to_type(tmp_pat
         (3, 32, ""),
         (3, 64, ""),
         (7, 128, ""),
-        (
-            7,
-            32,
-            r"7x7 pixels, and for images of 32 it is 3x3 here.*\nwhat fits: --image-size 128 or more, or .* is 3x3",
-        ),
-        (
-            3,
-            224,
-            r"3x3 pixels, and for images of 224 it is 7x7 here.*\nwhat fits: --image-size 127 or less, or .* is 7x7",
-        ),
+        (7, 32, r"a 7x7 conv1, but images of 32 pixels need 3x3\nuse --image-size 128 or more, or .* is 3x3"),
+        (3, 224, r"a 3x3 conv1, but images of 224 pixels need 7x7\nuse --image-size 127 or less, or .* is 7x7"),
     ],
 )
-def test_a_stem_is_taken_where_it_fits_and_never_converted(tmp_path, stem, size, message):
+def test_a_stem_must_fit_the_image_size_and_is_never_converted(tmp_path, stem, size, message):
     torch.save(resnet18(stem), tmp_path / "weights.pth")
     with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
         found = read_backbone(tmp_path / "weights.pth", Config(image_size=size))
@@ -118,7 +113,7 @@ def test_a_stem_is_taken_where_it_fits_and_never_converted(tmp_path, stem, size,
 
 
 class Trap:
-    """Runs code where it is unpickled without care."""
+    """Runs code if it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -129,7 +124,7 @@ class Trap:
 
 def test_code_in_a_file_is_never_run(tmp_path):
     torch.save(resnet18() | {"hook": Trap(tmp_path / "sprung")}, tmp_path / "weights.pth")
-    with pytest.raises(UserError, match="objects beside tensors, whose code is never run"):
+    with pytest.raises(UserError, match="objects other than tensors, which mixnn never unpickles"):
         read_weights(tmp_path / "weights.pth")
     assert not (tmp_path / "sprung").exists()
 
@@ -137,10 +132,10 @@ def test_code_in_a_file_is_never_run(tmp_path):
 @pytest.mark.parametrize("name, data", [("a.pth", b""), ("b.pt", b"garbage"), ("c.safetensors", b"garbage")])
 def test_a_damaged_file_is_refused(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot read"):
         read_weights(tmp_path / name)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="neither a run folder nor a file"):
         read_weights(tmp_path / "none.pth")

@@ -1,31 +1,45 @@
-"""search: the images most like a given one, near-duplicates, and outliers, by the vectors of a run's encoder."""
+"""search: the images most similar to a query, near-duplicates, and outliers, by the vectors of a run's encoder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mixnn.apps.embed import collect
-from mixnn.apps.search import page, queries, similar, text
-from mixnn.apps.search.index import METHODS, check_faiss, nearest, to_unit
-from mixnn.apps.search.originals import Originals
-from mixnn.apps.search.queries import Asked, Query
+from mixnn.apps.embed import collect, load
+from mixnn.apps.search import output, similarity
+from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
 from mixnn.config import UserError, unknown
-from mixnn.data.folder import printable
-from mixnn.data.images import Images
+from mixnn.data.folder import EXTENSIONS, list_images, printable
+from mixnn.data.images import ImageFiles, Images
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 __all__ = ["search"]
 
-FORMS = ("terminal", "json", "html")
-DIGITS = 6  # of similarities: float32 holds no more
-COLLAPSED = 0.9999  # a threshold beyond this finds little but identical images
+Query = str | Path | Sequence[str | Path]
+
+FORMATS = ("terminal", "json", "html")
+DIGITS = 6  # decimal places of similarities: float32 has no more
+COLLAPSED = 0.9999  # a default threshold above this finds little but identical images
+
+
+@dataclass(frozen=True)
+class QueryImage:
+    """One image to search for."""
+
+    name: str  # as the user gave it
+    path: Path | None  # None for an image of a named data set
+    rows: list[int]  # its own positions among the vectors searched; empty if it is not there
+    from_folder: bool = False  # found in a folder that was given, so it may be left out if it cannot be read
 
 
 def search(
@@ -45,136 +59,208 @@ def search(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
+    """The `topk` images of `source` most similar to each query, by cosine. Default source: the run's training data.
 
-    A query is an image file, several, a folder, or the name of an image in the source; it is not among its own results.
-    Instead of a query, `duplicates` finds groups of images alike by `threshold` or more, `outliers` the `topk` images
-    least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
+    A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
+    image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
+    `outliers` the `topk` images least similar to their neighbors. Prints the result as terminal text, JSON or HTML, or
+    writes it to `out`; returns it as plain values.
     """
     kind = _kind(query, duplicates, outliers)
-    _check(kind, topk, threshold, method, format)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if format == "html" else ""  # a page is a file
+    _check_options(kind, topk, threshold, method, format)
+    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if format == "html" else ""
     if out:
         check_writable(out, overwrite)
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
     images = run.images(source, data_dir)
     if kind == "nearest":
-        queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
+        check_query(query, images.position)  # find a typo before an hour of embedding
     embeddings = collect(run, images, device=device, reporter=reporter)
-    names, bank = embeddings.names, to_unit(embeddings.vectors)
+    names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
-        raise UserError(f"{kind} need at least two images, and {images.title} has one that can be read")
-    asked: list[Asked] = []
+        raise UserError(f"--{kind} needs at least two images, but only one in {images.title} can be read")
+    queries: list[QueryImage] = []
     if kind == "nearest":
-        asked, vectors = queries.encode(queries.find(query, images, embeddings), bank, run, device, reporter)
-        found = _nearest(names, bank, asked, vectors, topk, "exact" if method == "auto" else method, reporter)
+        queries, vectors = encode_queries(find_queries(query, images, names), bank, run, device, reporter)
+        found = _nearest(names, bank, queries, vectors, topk, "exact" if method == "auto" else method, reporter)
     elif kind == "duplicates":
-        found = _duplicates(names, bank, threshold, Originals(images), reporter)
+        found = _duplicates(names, bank, threshold, images, reporter)
     else:
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
-    _deliver(result, format, out, images, asked)
+    if format == "html":
+        text = output.page(result, images, [query.path for query in queries])
+    else:
+        text = json.dumps(result, indent=1) if format == "json" else output.terminal(result)
+    if out:
+        write_atomically(Path(out), (text + "\n").encode())
+    print(out or text)
     return result
 
 
 def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
-    given = isinstance(query, Path) or len(query) > 0
-    kinds = [k for k, on in (("nearest", given), ("duplicates", duplicates), ("outliers", outliers)) if on]
+    has_query = isinstance(query, Path) or len(query) > 0
+    kinds = [k for k, on in (("nearest", has_query), ("duplicates", duplicates), ("outliers", outliers)) if on]
     if len(kinds) != 1:
-        raise UserError("search for what? give an image or a folder, or --duplicates, or --outliers: one of the three")
+        raise UserError("give exactly one of: an image or a folder to search for, --duplicates, --outliers")
     return kinds[0]
 
 
-def _check(kind: str, topk: int, threshold: float | None, method: str, format: str) -> None:
-    if format not in FORMS:
-        raise unknown("format", format, FORMS)
+def _check_options(kind: str, topk: int, threshold: float | None, method: str, form: str) -> None:
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
     if method not in ("auto", *METHODS):
         raise unknown("method", method, ("auto", *METHODS))
     if method == "faiss":
         if kind != "nearest":
-            raise UserError(f"--method faiss is for the images nearest to a query, not for --{kind}")
+            raise UserError(f"--method faiss works with a query, not with --{kind}")
         check_faiss()
     if topk < 1:
         raise UserError(f"topk={topk}: topk must be at least 1")
     if threshold is not None and kind != "duplicates":
-        raise UserError("--threshold is for --duplicates")
+        raise UserError("--threshold works only with --duplicates")
     if threshold is not None and not 0 < threshold <= 1:
-        raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
+        raise UserError(f"threshold={threshold:g}: use a cosine above 0 and at most 1, such as 0.99")
+
+
+def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
+    """The parts of a query; UserError unless each is a file, a folder, or one of the names."""
+    parts = [query] if isinstance(query, str | Path) else list(query)
+    for part in parts:
+        try:
+            known = str(part) in names or Path(part).expanduser().exists()
+        except (OSError, RuntimeError) as error:  # a name too long, a folder without permission, an unknown ~user
+            raise UserError(f"{printable(str(part))}: {getattr(error, 'strerror', None) or error}") from None
+        if not known:
+            raise UserError(
+                f"no such image: {printable(str(part))} is not a file, a folder or the name of an image in the source"
+            )
+    return parts
+
+
+def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryImage]:
+    """All images that a query means. `names` are those of the vectors searched, in order."""
+    row_of = {name: i for i, name in enumerate(names)}
+    path_of = dict(zip(images.names, images.paths, strict=False))  # empty for a named data set
+    rows_of = defaultdict(list)
+    for i, name in enumerate(names if path_of else []):
+        with suppress(OSError):  # the file is gone since it was listed
+            rows_of[_file_id(path_of[name])].append(i)
+    found = []
+    for part in check_query(query, row_of):
+        path = Path(part).expanduser()
+        if path.is_dir():
+            inside = [path / name for name in list_images(path)[0]]
+            if not inside:
+                raise UserError(
+                    f"no images in {path}\ngive a folder with files that end in {' '.join(sorted(EXTENSIONS))}"
+                )
+            found += [QueryImage(printable(str(f)), f, rows_of.get(_file_id(f), []), from_folder=True) for f in inside]
+        elif path.exists():
+            found.append(QueryImage(printable(str(part)), path, rows_of.get(_file_id(path), [])))
+        else:
+            found.append(QueryImage(str(part), path_of.get(str(part)), [row_of[str(part)]]))
+    return found
+
+
+def _file_id(path: Path) -> tuple[int, int]:
+    """The same for all spellings of a path and for links to it; a broken link has its own."""
+    status = os.stat(path, follow_symlinks=path.exists())
+    return status.st_dev, status.st_ino
+
+
+def encode_queries(
+    queries: list[QueryImage], bank_MF: np.ndarray, run: Run, device: str, reporter: Reporter
+) -> tuple[list[QueryImage], np.ndarray]:
+    """The queries that can be read, and their unit vectors. The encoder is loaded only for images not in the bank.
+
+    A file that cannot be read is an error if the user gave it, and skipped with a warning if it was in a folder.
+    """
+    vectors = {i: bank_MF[query.rows[0]] for i, query in enumerate(queries) if query.rows}
+    paths = {i: query.path for i, query in enumerate(queries) if query.path and not query.rows}
+    if paths:
+        files = ImageFiles("", [str(i) for i in paths], paths=list(paths.values()))
+        for numbers, found, skipped in load(run, device, reporter=reporter).encode(files):
+            vectors |= zip(map(int, numbers), normalize_rows(found), strict=True)
+            for query, why in ((queries[int(i)], why) for i, why in skipped):
+                if not query.from_folder:
+                    raise UserError(f"cannot read {query.name}: {why}")
+                reporter.warn(f"skipped {query.name}: {why}")
+    if not vectors:
+        raise UserError(f"none of the {len(queries):,} query images can be read")
+    readable = sorted(vectors)
+    return [queries[i] for i in readable], np.stack([vectors[i] for i in readable])
 
 
 def _at_most(topk: int, available: int, what: str, reporter: Reporter) -> int:
-    """All that there are, where more are asked for."""
+    """`topk`, or the number available if that is lower."""
     if not available:
-        raise UserError(f"there are no {what} to be found")
+        raise UserError(f"there are no {what}")
     if topk > available:
-        reporter.info(f"there are {available:,} {what}, and not {topk:,}")
+        reporter.info(f"there are only {available:,} {what}, not {topk:,}")
     return min(topk, available)
 
 
 def _nearest(
     names: list[str],
     bank: np.ndarray,
-    asked: list[Asked],
+    queries: list[QueryImage],
     vectors: np.ndarray,
     topk: int,
     method: str,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    own = [query.own for query in asked]
-    what = "images beside the one asked for" if any(own) else "images"
+    own = [query.rows for query in queries]
+    what = "images other than the query" if any(own) else "images"
     topk = _at_most(topk, len(names) - max(map(len, own)), what, reporter)
-    hits = nearest(vectors, bank, topk, own, method)
+    hits = similarity.nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
-        for query, found in zip(asked, hits, strict=True)
+        for query, found in zip(queries, hits, strict=True)
     ]
     return {"topk": topk, "method": method, "queries": rows}
 
 
-def _ranked(pairs: list[tuple[str, float]], what: str) -> list[dict[str, Any]]:
-    return [{"rank": rank, "name": name, what: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
+def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
+    return [{"rank": rank, "name": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
 
 
 def _duplicates(
-    names: list[str], bank: np.ndarray, threshold: float | None, originals: Originals, reporter: Reporter
+    names: list[str], bank: np.ndarray, threshold: float | None, images: Images, reporter: Reporter
 ) -> dict[str, Any]:
-    why = "as asked for"
+    why = "as given"
     if threshold is None:
-        threshold, why = similar.chosen_threshold(bank)
+        threshold, why = similarity.default_threshold(bank)
         if threshold > COLLAPSED:
             reporter.warn(
-                "half of the images are all but the same as ten others: copies, or an encoder that has collapsed"
+                "half of the images are nearly identical to ten others: they are copies, or the encoder has collapsed"
             )
-    with reporter.bar("comparing", similar.num_blocks(len(bank))) as advance:
-        found = similar.near_duplicates(bank, threshold, advance)
-    same = originals.first_with_same_content([names[i] for group in found for i, _ in group])
+    with reporter.bar("comparing", similarity.num_blocks(len(bank))) as advance:
+        found = similarity.near_duplicates(bank, threshold, advance)
+    first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
     groups = [
         [
-            {"name": names[i], "similarity": round(cos, DIGITS), "same_content_as": same.get(names[i])}
+            {"name": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
             for i, cos in group
         ]
         for group in found
     ]
-    lowest = [round(similar.least_alike(bank, [i for i, _ in group]), DIGITS) for group in found]
+    lowest = [round(similarity.lowest_similarity(bank, [i for i, _ in group]), DIGITS) for group in found]
     return {"threshold": threshold, "threshold_is": why, "groups": groups, "lowest": lowest}
 
 
+def first_with_same_content(images: Images, names: list[str]) -> dict[str, str]:
+    """Name -> the first of the names with identical content, for every name after that first one."""
+    first: dict[bytes, str] = {}
+    digests = {name: digest for name in names if (digest := images.digest(images.position[name]))}
+    return {name: first[digest] for name, digest in digests.items() if first.setdefault(digest, name) != name}
+
+
 def _outliers(names: list[str], bank: np.ndarray, topk: int, reporter: Reporter) -> dict[str, Any]:
-    k = min(similar.NEIGHBORS, len(names) - 1)
+    k = min(similarity.NEIGHBORS, len(names) - 1)
     topk = _at_most(topk, len(names), "images", reporter)
     with reporter.bar("comparing", len(bank)) as advance:
-        score = similar.unusual(bank, k, advance)
-    least = np.argsort(score, kind="stable")[:topk]
-    return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in least], "score")}
-
-
-def _deliver(result: dict[str, Any], format: str, out: str | Path, images: Images, asked: list[Asked]) -> None:
-    """To stdout, or to a file whose name then goes there."""
-    if format == "html":
-        made = page.render(result, images, asked)
-    else:
-        made = json.dumps(result, indent=1) if format == "json" else text.render(result)
-    if out:
-        write_atomically(Path(out), (made + "\n").encode())
-    print(out or made)
+        score = similarity.mean_similarity(bank, k, advance)
+    lowest = np.argsort(score, kind="stable")[:topk]
+    return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in lowest], "score")}

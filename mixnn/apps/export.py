@@ -1,0 +1,267 @@
+"""export: a run's encoder as one file for others, with a model card that says what it is and how to prepare images.
+
+safetensors  the weights alone, with torchvision's names; read by `mixnn.load`, torchvision and timm
+onnx, pt2    programs (ONNX, torch.export) from uint8 images to features; each is run and compared before it is written
+
+To add a format: a function of an encoder, a card and an opset that returns the bytes of a file, and its row in WRITERS.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialize
+from torch import Tensor
+
+from mixnn import methods
+from mixnn.config import Config, UserError, unknown
+from mixnn.data import configured_dataset
+from mixnn.files import check_writable, write_atomically
+from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
+from mixnn.runs.folder import environment
+from mixnn.runs.weights import make_backbone
+
+__all__ = ["export"]
+
+OPSET = 17  # every recent runtime reads it; later ones add nothing that these networks use
+OPSETS = range(13, 21)  # those that torch's exporter writes and the tests cover
+TOLERANCE = 1e-4  # relative to the largest feature, if that is above 1; other kernels round differently
+BATCHES = (1, 3)  # batch sizes that a program is tested with; it is traced with 2
+# Settings on the card. A card is published, so each is listed here: none may reveal a folder of the user's machine.
+SETTINGS = (
+    *("batch_size", "lr", "warmup_epochs", "sgd_momentum", "weight_decay", "bn_groups", "crop_area", "weak_flip"),
+    *("mirror", "precision", "seed"),
+)
+PROGRAM = {
+    "takes": "images: uint8 RGB, (batch, 3, height, width), any batch; best at the size below",
+    "gives": "features: float32 (batch, features)",
+    "normalisation": "inside: scale, mean and std below are applied already",
+}
+WEIGHTS = {
+    "names": "torchvision's ResNet, without fc",
+    "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
+    "gives": "after the mean over pixels: float32 (batch, features)",
+}
+
+
+def export(
+    run: str | Path | Run,
+    out: str | Path = "",
+    *,
+    format: str = "safetensors",
+    licence: str = "",
+    opset: int = OPSET,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Path:
+    """Write the encoder of a run's last checkpoint to one file (default: encoder.FORMAT in the run folder).
+
+    The card is stored inside the file, and next to it as FILE.json.
+    """
+    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    if format not in WRITERS:
+        raise unknown("format", format, WRITERS)
+    if opset not in OPSETS:
+        raise UserError(f"opset={opset}: opset must be from {OPSETS[0]} to {OPSETS[-1]}")
+    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{format}"
+    card_file = out.with_name(f"{out.name}.json")
+    _check_name(out, format)
+    for path in (out, card_file):
+        check_writable(path, overwrite)
+    if format == "onnx":
+        _check_onnx()
+    tensors, state = run.load_checkpoint(reporter.warn)
+    encoder = encoder_from_checkpoint(run, tensors, state)
+    card = json.dumps(make_card(run, state, format, licence, reporter), indent=1)
+    content = WRITERS[format](encoder, card, opset, reporter)
+    write_atomically(out, content)
+    write_atomically(card_file, (card + "\n").encode())
+    reporter.info(
+        f"{run.config.backbone} of step {state['step']:,} in {out} ({len(content) / 1e6:.1f} MB), card in {card_file}"
+    )
+    return out
+
+
+def _check_name(out: Path, form: str) -> None:
+    if out.suffix == f".{form}":
+        return
+    other = f" or --format {out.suffix[1:]}" if out.suffix[1:] in WRITERS else ""
+    raise UserError(f"{out} does not end in .{form}: use --out {out.with_suffix(f'.{form}')}{other}")
+
+
+def _check_onnx() -> None:
+    try:
+        importlib.import_module("onnx")
+    except ImportError:
+        raise UserError('--format onnx needs the onnx package: use pip install "mixnn[onnx]"') from None
+
+
+def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
+    weights = {name: t.contiguous() for name, t in encoder.backbone.state_dict().items()}
+    return serialize(weights, {"format": "pt", CARD: card})  # other readers look for "format"
+
+
+def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> bytes:
+    """A model with input `images` and output `features`.
+
+    From the TorchScript exporter: the newer one also needs onnxscript, and its graph would be the same.
+    """
+    import onnx
+
+    sides = {0: "batch", 2: "height", 3: "width"}
+    buffer: Any = io.BytesIO()  # accepted, though the annotations do not say so
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this exporter is the older one
+        torch.onnx.export(
+            encoder, (_noise(encoder, 2),), buffer, dynamo=False, opset_version=opset,
+            input_names=["images"], output_names=["features"], dynamic_axes={"images": sides, "features": {0: "batch"}},
+        )  # fmt: skip
+    model = onnx.load_from_string(buffer.getvalue())
+    onnx.helper.set_model_props(model, {CARD: card})
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    try:
+        import onnxruntime
+    except ImportError:
+        reporter.warn("the ONNX file was not compared with the encoder: use pip install onnxruntime for that")
+        return content
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    _compare(encoder, lambda u8: torch.from_numpy(session.run(None, {"images": u8.numpy()})[0]), "ONNX file", reporter)
+    return content
+
+
+def to_pt2(encoder: Encoder, card: str, _opset: int, reporter: Reporter) -> bytes:
+    dim: Any = torch.export.Dim
+    sides = {0: dim("batch", min=1), 2: dim.AUTO, 3: dim.AUTO}
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, which a user can do nothing about
+        program = torch.export.export(encoder, (_noise(encoder, 2),), dynamic_shapes=(sides,))
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it names folders of this machine
+        torch.export.save(program, buffer, extra_files={f"{CARD}.json": card})
+        buffer.seek(0)
+        reloaded = torch.export.load(buffer).module()
+    _compare(encoder, reloaded, "torch.export program", reporter)
+    return buffer.getvalue()
+
+
+WRITERS: dict[str, Callable[[Encoder, str, int, Reporter], bytes]] = {
+    "safetensors": to_safetensors,
+    "onnx": to_onnx,
+    "pt2": to_pt2,
+}
+
+
+def _noise(encoder: Encoder, count: int) -> Tensor:
+    """Images of noise, the same in every export."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, 256, (count, 3, encoder.size, encoder.size), dtype=torch.uint8, generator=generator)
+
+
+@torch.no_grad()
+def _compare(encoder: Encoder, program: Callable[[Tensor], Tensor], what: str, reporter: Reporter) -> None:
+    """UserError if the features of a program differ from those of the encoder."""
+    found, expected = (torch.cat([f(_noise(encoder, count)) for count in BATCHES]) for f in (program, encoder))
+    error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+    if not error <= TOLERANCE:  # true for NaN too
+        raise UserError(f"the {what} differs from the encoder by {error:.1g} and was not written: try another format")
+    reporter.info(f"the {what} was run and differs from the encoder by at most {error:.1g}")
+
+
+def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter: Reporter) -> dict[str, Any]:
+    """All that someone needs who has the file but neither the run nor mixnn."""
+    c, step = run.config, state["step"]
+    environment_file = run.path / "environment.json"
+    trained_with = json.loads(environment_file.read_text()) if environment_file.exists() else {}
+    here = environment(torch.device("cpu"))
+    steps_per_epoch = state["data"]["images"] // c.batch_size
+    return {
+        "card_version": CARD_VERSION,
+        "file": {"form": form, **(WEIGHTS if form == "safetensors" else PROGRAM)},
+        "architecture": _architecture(c),
+        "preprocessing": _preprocessing(c, state["data"]),
+        "method": {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper},
+        "training": {
+            "data": configured_dataset(c).title,
+            "images": state["data"]["images"],
+            "epochs": round(step / steps_per_epoch, 2),
+            "epochs_planned": c.epochs,
+            "steps": step,
+            **{name: getattr(c, name) for name in SETTINGS},
+        },
+        "metrics": _metrics(run, step, reporter),
+        "versions": {
+            "trained_with": {k: v for k, v in trained_with.items() if k != "startup_s"},
+            "exported_with": {k: here[k] for k in ("mixnn", "git", "python", "torch")},
+        },
+        "licence": licence or None,
+    }
+
+
+def _architecture(c: Config) -> dict[str, Any]:
+    with torch.device("meta"):  # counts parameters without memory for them
+        backbone = make_backbone(c)
+    if not isinstance(backbone, ResNet):
+        return {"name": c.backbone, "features": backbone.num_features}
+    block, widths, depths = ARCHITECTURES[c.backbone]
+    stem, pooled = backbone.conv1, isinstance(backbone.maxpool, torch.nn.MaxPool2d)
+    return {
+        "name": c.backbone,
+        "block": "bottleneck: 1x1, 3x3, 1x1" if block is Bottleneck else "basic: 3x3, 3x3",
+        "blocks": list(depths),
+        "widths": list(widths),
+        "stem": {
+            "kernel": stem.kernel_size[0],
+            "stride": stem.stride[0],
+            "padding": stem.padding[0],
+            "max_pool": {"kernel": 3, "stride": 2, "padding": 1} if pooled else None,
+        },
+        "features": backbone.num_features,
+        "parameters": sum(p.numel() for p in backbone.parameters()),
+    }
+
+
+def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
+    steps = {
+        "size": c.image_size,
+        "crop": "upright by EXIF, transparent parts white, then the largest square at the center",
+        "resize": "to size x size, bilinear with antialiasing (Pillow's ImageOps.fit with BILINEAR)",
+        "channels": "RGB",
+        "scale": 1 / 255,
+        "mean": list(data["mean"]),
+        "std": list(data["std"]),
+        "formula": "(x * scale - mean) / std, by channel",
+    }
+    # Named data sets are evaluated at their stored size, and STL-10's is larger than its training crops.
+    size = configured_dataset(c).stored_size
+    return steps | ({"size_when_measured": size} if size else {})
+
+
+def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
+    """The results that belong to these weights, each with its protocol."""
+    kept = {}
+    for name, found in run.results().items():
+        measured = found.get("protocol", {}).get("checkpoint_step") if isinstance(found, dict) else None
+        if measured == step:
+            kept[name] = found
+        elif measured is not None:
+            reporter.warn(f"{name} was measured at step {measured}, not {step}: the card leaves it out")
+    if not kept:
+        reason = "there are no labelled test images"
+        if run.dataset().has_test:
+            reason = f"use {run.typed('evaluate')}, then export again with --overwrite"
+        reporter.info(f"the card states no accuracy: {reason}")
+    return kept
