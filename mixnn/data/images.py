@@ -76,8 +76,11 @@ class Images(ABC):
         """The images at these positions, in this order."""
 
     @abstractmethod
-    def open(self, i: int) -> Image.Image:
-        """One image in its full size, upright, RGB; raises if it cannot be read."""
+    def open(self, i: int, min_side: int = 0) -> Image.Image:
+        """One image in its full size, upright, RGB; raises if it cannot be read.
+
+        min_side: a JPEG may be decoded at a smaller size, at least this large, which is faster.
+        """
 
     @abstractmethod
     def square(self, i: int, side: int) -> np.ndarray:
@@ -112,10 +115,12 @@ class ImageFiles(Images):
     def rows(self, index: Sequence[int]) -> Self:
         return replace(self, names=[self.names[i] for i in index], paths=[self.paths[i] for i in index])
 
-    def open(self, i: int) -> Image.Image:
+    def open(self, i: int, min_side: int = 0) -> Image.Image:
         with Image.open(self.paths[i]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError("too large")
+            if min_side:
+                image.draft(None, (min_side, min_side))
             return to_rgb(upright(image))
 
     def square(self, i: int, side: int) -> np.ndarray:
@@ -158,7 +163,7 @@ class ImageArrays(Images):
     def rows(self, index: Sequence[int]) -> Self:
         return replace(self, names=[self.names[i] for i in index], arrays=self.arrays[list(index)])
 
-    def open(self, i: int) -> Image.Image:
+    def open(self, i: int, min_side: int = 0) -> Image.Image:  # noqa: ARG002  (nothing to decode)
         return to_image(self.arrays[i])
 
     def square(self, i: int, side: int) -> np.ndarray:
