@@ -76,7 +76,7 @@ def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "",
 
     diverged: why training stopped, if loss or weights became NaN or inf. init_from: where the encoder came from.
     """
-    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'epoch')} are logged"
+    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'planned epoch')} logged"
     if diverged:
         return Verdict("diverged", [f"Training stopped: {diverged}.", f"{logged}."])
     if not records:
@@ -102,9 +102,9 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     if reason := collapse(last, bool(improved)):
         return "collapsed", [reason, *evidence]
     if last["epoch"] < MIN_EPOCHS:
-        return "short", [f"After {plural(last['epoch'], 'epoch')}, learning cannot be told from chance.", *evidence]
+        return "short", [f"{plural(last['epoch'], 'epoch')} logged: too few to show a trend.", *evidence]
     if logged and not curves:
-        return "short", ["A single value does not show whether it improves.", *evidence]
+        return "short", ["A single value does not show a trend.", *evidence]
     if reason := shrinkage(points(records, "spread")):
         return "shrunk", [reason, *evidence]
     if not curves:
@@ -121,7 +121,7 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
         text = f"{LABELS[name]} was best at epoch {best_epoch}, {_number(name, best)}, and is lower now."
         return "worse", [text, *evidence]
     if not improved:
-        return "flat", [f"{' and '.join(LABELS[name] for name in curves)} did not improve clearly.", *evidence]
+        return "flat", ["No clear improvement since the first value.", *evidence]
     name, window, rise = last_rise({name: curve for name, curve in curves.items() if name != "accuracy"})
     if rise >= MIN_RISE:
         points_gained = f"{100 * rise:.1f} percentage points"
