@@ -179,7 +179,7 @@ def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, show: b
     size = f"{len(text) / 1e6:.1f} MB"
     if len(text) > page.MAX_BYTES * 1.05:
         reporter.warn(f"{out} has {size}, which may be slow in a browser: leave thumb out, or use --serve")
-    reporter.info(f"wrote {out} with {plural(len(data), 'image')}, {size}: open it in a browser")
+    reporter.info(f"{plural(len(data), 'image')} in {out}, {size}: open it in a browser")
     if show:
         webbrowser.open(out.resolve().as_uri())
     return out

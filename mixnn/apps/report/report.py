@@ -63,7 +63,7 @@ def report(
         "galleries": galleries,
     }
     write_atomically(out, render(values))
-    reporter.info(f"wrote {out} about {plural(len(loaded), 'run')}: open it in a browser")
+    reporter.info(f"{plural(len(loaded), 'run')} in {out}: open it in a browser")
     return out
 
 

@@ -102,7 +102,7 @@ def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     if reason := collapse(last, bool(improved)):
         return "collapsed", [reason, *evidence]
     if last["epoch"] < MIN_EPOCHS:
-        return "short", [f"{plural(last['epoch'], 'epoch')} logged: too few to show a trend.", *evidence]
+        return "short", [f"{plural(last['epoch'], 'epoch')} logged: too short to show a trend.", *evidence]
     if logged and not curves:
         return "short", ["A single value does not show a trend.", *evidence]
     if reason := shrinkage(points(records, "spread")):
