@@ -10,7 +10,6 @@ with Browser() as browser:
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import shutil
@@ -20,14 +19,13 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-WAIT = 60.0  # seconds that anything may take on a busy machine
+WAIT = 60.0  # seconds; enough for anything on a busy machine
 
 
 def find_browser() -> str | None:
@@ -36,7 +34,7 @@ def find_browser() -> str | None:
 
 
 class WebSocket:
-    """Text messages of one connection, as RFC 6455 has them; no extensions."""
+    """Text messages over one connection (RFC 6455, no extensions)."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -95,7 +93,7 @@ class WebSocket:
 
 
 class Page:
-    """One tab. `problems` collects errors of the console and exceptions, `requests` every address asked for."""
+    """One tab. `problems` collects console errors and exceptions, `requests` every URL that was requested."""
 
     def __init__(self, url: str) -> None:
         self.socket, self.number = WebSocket(url), 0
@@ -127,7 +125,7 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.problems.append(str([argument.get("value") for argument in params["args"]]))
         elif method == "Log.entryAdded" and params["entry"]["text"].startswith("Canvas2D: Multiple readback"):
-            pass  # advice about the tests' own reading of pixels
+            pass  # advice caused by the tests, which read pixels
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.problems.append(params["entry"]["text"])
         elif method == "Page.javascriptDialogOpening":
@@ -138,7 +136,7 @@ class Page:
             )
 
     def goto(self, url: str) -> None:
-        """Opens an address and waits until all of it is loaded."""
+        """Opens a URL and waits until the page is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=url)
         end = time.monotonic() + WAIT
@@ -224,11 +222,11 @@ class Page:
 
 
 class Browser:
-    """A fresh profile in a temporary folder, gone at the end."""
+    """A browser with a fresh profile in a temporary folder, removed at the end."""
 
     def __init__(self, width: int = 1280, height: int = 800) -> None:
         program = find_browser()
-        assert program, "no browser: ask find_browser first"
+        assert program, "no browser: check find_browser first"
         self.folder = tempfile.TemporaryDirectory(prefix="mixnn-browser-", ignore_cleanup_errors=True)
         words = ["--headless=new", "--remote-debugging-port=0", f"--user-data-dir={self.folder.name}", "--no-first-run"]
         words += ["--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--mute-audio"]
@@ -247,18 +245,18 @@ class Browser:
             raise
 
     def _address(self) -> str:
-        """Chromium writes the port that it chose into its profile."""
-        told, end = Path(self.folder.name, "DevToolsActivePort"), time.monotonic() + WAIT
+        """The address of DevTools, from the file in the profile into which Chromium writes its port."""
+        port_file, end = Path(self.folder.name, "DevToolsActivePort"), time.monotonic() + WAIT
         while time.monotonic() < end:
             assert self.process.poll() is None, f"the browser ended with {self.process.returncode}"
-            port, line_ended, _ = (told.read_text() if told.exists() else "").partition("\n")
+            port, line_ended, _ = (port_file.read_text() if port_file.exists() else "").partition("\n")
             if line_ended:
                 return f"http://127.0.0.1:{port}"
             time.sleep(0.05)
         raise TimeoutError("the browser does not start")
 
     def open(self, url: str = "about:blank") -> Page:
-        """A new tab at this address, loaded."""
+        """A new tab with this URL, loaded."""
         request = urllib.request.Request(f"{self.address}/json/new?about:blank", method="PUT")
         with urllib.request.urlopen(request, timeout=WAIT) as answer:
             page = Page(json.load(answer)["webSocketDebuggerUrl"])
@@ -283,10 +281,3 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def a_page(url: str, width: int = 1280, height: int = 800) -> Iterator[Page]:
-    """One tab of a browser of its own."""
-    with Browser(width, height) as browser:
-        yield browser.open(url)

@@ -1,4 +1,4 @@
-"""Vectors in the plane: principal components and t-SNE, the same at every call."""
+"""Vectors projected to a few dimensions by PCA or t-SNE; the same input always gives the same output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COMPONENTS = 50  # principal components that t-SNE works on
 
 
 def principal(vectors: np.ndarray, count: int) -> np.ndarray:
-    """The first principal components (N, count); where there are fewer, zeros. Signs are fixed."""
+    """Scores on the first `count` principal components, (N, count), with fixed signs; zeros if there are fewer."""
     mean = vectors.mean(0, dtype=np.float64).astype(np.float32)
     square = sum((part - mean).T @ (part - mean) for part in np.array_split(vectors, -(-len(vectors) // 4096)))
     axes = np.linalg.eigh(np.asarray(square, np.float64))[1][:, ::-1][:, :count].astype(np.float32)
@@ -18,12 +18,12 @@ def principal(vectors: np.ndarray, count: int) -> np.ndarray:
 
 
 def perplexity(num_images: int) -> float:
-    """Of t-SNE: about how many neighbors count."""
+    """Perplexity for t-SNE, roughly the number of neighbors that count; smaller for few images."""
     return min(30.0, (num_images - 1) / 3)
 
 
 def tsne(vectors: np.ndarray, seed: int) -> np.ndarray:
-    """(N, 2) of vectors (N, F), begun from their first two principal components."""
+    """t-SNE of vectors (N, F) in two dimensions, (N, 2), initialized with their first two principal components."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 

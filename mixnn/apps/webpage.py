@@ -1,7 +1,7 @@
-"""What the pages of report, search and explore share: each is one HTML file that asks the network for nothing.
+"""Shared by the pages of report, search and explore: each is one HTML file that needs nothing from the network.
 
-A content security policy names the page's own style and script by their hashes and allows nothing else but embedded
-images, so that no text of the data can become code.
+A content security policy allows the page's own style and script, by hash, and embedded images; nothing else. So no text
+in the data can become code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def read(package: str, name: str) -> str:
-    """A file that lies beside a package's modules."""
+    """Text of a file in a package, such as its HTML template."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -35,27 +35,28 @@ HEAD = """<!doctype html>
 
 
 def head(title: str, style: str, script: str = "", served: bool = False) -> str:
-    """Of a page with this style and script alone, up to its body. served: it may ask its own server for images."""
+    """HTML up to the body of a page with this style and script. served: it may load images from its own server."""
     return fill(HEAD, policy=policy(style, script, served), title=html.escape(title), style=style)
 
 
 def policy(style: str, script: str = "", served: bool = False) -> str:
-    """For a page with this style and script alone. served: it may ask its own server for images."""
+    """Content security policy that allows only this style and script, and images (see `head` for `served`)."""
     allowed = [f"script-src {digest(script)}"] if script else []
     allowed += [f"style-src {digest(style)}", "img-src data:" + " 'self'" * served]
     return "; ".join(["default-src 'none'", "base-uri 'none'", "form-action 'none'", *allowed])
 
 
 def digest(text: str) -> str:
+    """Hash of a script or style, as a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def fill(template: str, **values: str) -> str:
-    """{{name}} -> its value, in one pass: what is put in is not looked at again."""
+    """Replaces each {{name}} by its value in one pass, so that no {{name}} inside a value is replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no tag, comment or entity can begin in it."""
+    """JSON that is safe inside a script element: no tag, comment or entity can start in it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -44,6 +44,7 @@ class Dataset(ABC):
     recipe: Mapping[str, Any] | None = field(default=None, init=False)
     train_size: int = field(default=0, init=False)  # side of the training crops; 0: choose it from the images
     stored_size: int = field(default=0, init=False)  # side of the stored images; 0: they differ
+    description: str = field(default="", init=False)  # a few words about a named data set; "" for a folder
 
     @property
     @abstractmethod
@@ -88,6 +89,10 @@ class Dataset(ABC):
     def shares_train(self) -> bool:
         """The pre-training images are the training images of the probes."""
 
+    def num_images(self, split: str) -> int | None:  # noqa: ARG002
+        """Number of images of a split, at most `limit`; None if only listing the files would tell."""
+        return None
+
     def load(self, split: str, size: int = 0) -> ImageSet:
         """One split in memory. `size` is the side to decode a folder's images to; named data sets have their own."""
         if split not in SPLITS:
@@ -120,6 +125,7 @@ class NamedDataset(Dataset):
 
     def __post_init__(self) -> None:
         self.recipe, self.train_size, self.stored_size = self.spec.recipe, self.spec.train_size, self.spec.size
+        self.description = self.spec.title
 
     @property
     def name(self) -> str:
@@ -148,6 +154,9 @@ class NamedDataset(Dataset):
     @property
     def has_unlabelled(self) -> bool:
         return not self.shares_train
+
+    def num_images(self, split: str) -> int:
+        return min(self.spec.splits[split], self.limit or self.spec.splits[split])
 
     def check(self) -> None:
         self.spec.locate(self.root)

@@ -76,11 +76,10 @@ class Images(ABC):
         """The images at these positions, in this order."""
 
     @abstractmethod
-    def open(self, i: int, enough: int = 0) -> Image.Image:
-        """One whole image, upright, RGB; raises if it cannot be read.
+    def open(self, i: int, min_side: int = 0) -> Image.Image:
+        """One image in its full size, upright, RGB; raises if it cannot be read.
 
-        It has its full size, unless `enough` is given: then decoding may stop at a smaller size whose sides are still
-        at least that long, which makes thumbnails of large JPEGs much faster.
+        With `min_side`, a large JPEG may be decoded to a smaller size with sides at least that long, which is faster.
         """
 
     @abstractmethod
@@ -116,12 +115,12 @@ class ImageFiles(Images):
     def rows(self, index: Sequence[int]) -> Self:
         return replace(self, names=[self.names[i] for i in index], paths=[self.paths[i] for i in index])
 
-    def open(self, i: int, enough: int = 0) -> Image.Image:
+    def open(self, i: int, min_side: int = 0) -> Image.Image:
         with Image.open(self.paths[i]) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError("too large")
-            if enough:
-                image.draft(None, (enough, enough))
+            if min_side:
+                image.draft(None, (min_side, min_side))
             return to_rgb(upright(image))
 
     def square(self, i: int, side: int) -> np.ndarray:
@@ -164,7 +163,7 @@ class ImageArrays(Images):
     def rows(self, index: Sequence[int]) -> Self:
         return replace(self, names=[self.names[i] for i in index], arrays=self.arrays[list(index)])
 
-    def open(self, i: int, enough: int = 0) -> Image.Image:  # noqa: ARG002  (nothing to decode)
+    def open(self, i: int, min_side: int = 0) -> Image.Image:  # noqa: ARG002  (nothing to decode)
         return to_image(self.arrays[i])
 
     def square(self, i: int, side: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
-from mixnn.evaluation.protocol import Protocol, Subject
+from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.functional import unit
 
 
@@ -61,6 +61,14 @@ def _summary(result: Mapping[str, Any]) -> str:
     return f"k={result['protocol']['k']}, weighted vote; majority {result['majority']:.2f}"
 
 
+def _settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:
+    settings = recorded_settings(result, number)
+    if number == "majority":
+        settings.pop("temperature", None)
+        return settings | {"vote": "majority"}
+    return settings | {"vote": "weighted by exp(cos / temperature)"}
+
+
 KNN = Protocol(
     name="knn",
     label="kNN",
@@ -68,4 +76,5 @@ KNN = Protocol(
     numbers={"weighted": "kNN, weighted vote", "majority": "kNN, majority vote"},
     run=_run,
     summary=_summary,
+    settings=_settings,
 )

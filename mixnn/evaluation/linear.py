@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mixnn.augment import View
 from mixnn.data.image_set import ImageSet
 from mixnn.evaluation.features import features
-from mixnn.evaluation.protocol import Protocol, Subject
+from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
 
 FEW_IMAGES = 5_000  # with fewer, the probe at its rate of 30 has too few steps to settle
@@ -115,6 +115,11 @@ def _summary(result: Mapping[str, Any]) -> str:
     return f"last of {plural(result['protocol']['epochs'], 'epoch')}; best {result['best']:.2f}"
 
 
+def _settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:
+    epoch = "last epoch" if number == "last" else f"best epoch, {result.get('best_epoch', 'not recorded')}"
+    return recorded_settings(result, number) | {"report": epoch}
+
+
 LINEAR = Protocol(
     name="linear",
     label="linear",
@@ -122,4 +127,5 @@ LINEAR = Protocol(
     numbers={"last": "Linear probe, last epoch", "best": "Linear probe, best epoch, chosen by the test images"},
     run=_run,
     summary=_summary,
+    settings=_settings,
 )

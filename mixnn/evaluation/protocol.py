@@ -26,6 +26,11 @@ class Subject:
     reporter: Reporter
 
 
+def recorded_settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:  # noqa: ARG001
+    """The settings of a result as `evaluate` wrote them, the same for all its numbers."""
+    return dict(result.get("protocol", {}))
+
+
 @dataclass(frozen=True)
 class Protocol:
     """A way to turn features into an accuracy in percent."""
@@ -36,6 +41,7 @@ class Protocol:
     numbers: Mapping[str, str]  # every number it reports, and what that number is
     run: Callable[[Subject], tuple[dict[str, Any], dict[str, Any]]]  # -> numbers, and the settings that made them
     summary: Callable[[Mapping[str, Any]], str]  # a result in a few words, for the terminal
+    settings: Callable[[Mapping[str, Any], str], dict[str, Any]] = recorded_settings  # those behind one of the numbers
 
     def accuracy(self, results: Mapping[str, Any]) -> float | None:
         """The headline number out of a results.json; None if it is missing."""

@@ -24,20 +24,20 @@ from sklearn.datasets import load_digits
 
 import mixnn
 from mixnn.apps import webpage
-from mixnn.apps.explore import layout, page, pictures
+from mixnn.apps.explore import layout, page
 from mixnn.apps.explore.explore import explore, purity
-from mixnn.apps.explore.page import Atlas
-from mixnn.apps.explore.pictures import Pictures
+from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import Server
 from mixnn.apps.projection import principal
+from mixnn.apps.thumbnails import Thumbnails
 from mixnn.config import UserError
 from mixnn.data import open_images
-from mixnn.data.images import ImageArrays
 from mixnn.data.labels import from_csv
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from tests.apps.test_thumbnails import noise
 from tests.browser import Browser, Page, find_browser
 
 CPU = torch.device("cpu")
@@ -47,22 +47,22 @@ QUOTED_NAME = 'a, "b".png'
 
 
 class Quiet(Reporter):
-    """Keeps what is said."""
+    """Keeps all messages."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def info(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def warn(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """150 digits in class folders, three of them with names that no page should trust, and a file that is no image."""
+    """150 digits in class folders, three with names that no page should trust, and a file that is not an image."""
     root, digits = tmp_path_factory.mktemp("digits"), load_digits()
     for i in range(150):
         name = {0: SCRIPT_NAME, 1: QUOTED_NAME}.get(i, f"{i:03d}.png")
@@ -133,41 +133,41 @@ def numbers(found: dict[str, str], name: str, kind: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(found[f"data-{name}"]), kind)
 
 
-def toy(count: int = 30, k: int = 4, **changes: Any) -> Atlas:
+def toy(count: int = 30, k: int = 4, **changes: Any) -> MapData:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(count, 6)).astype(np.float32)
     bank = unit(torch.from_numpy(vectors))
     cosine, index = (t.numpy() for t in nearest(bank, bank, k, torch.arange(count)))
     values: dict[str, Any] = {
         "names": [f"{i}.png" for i in range(count)],
-        "points": layout.framed(vectors[:, :2]),
+        "points": layout.fit_to_frame(vectors[:, :2]),
         "neighbors": index,
         "cosines": cosine,
         "labels": np.arange(count) % 3 - 1,
         "classes": ["a", "b"],
         "clusters": np.arange(count) % 2,
     }
-    return Atlas(**values | changes)
+    return MapData(**values | changes)
 
 
 def test_what_is_put_into_the_page_comes_out_of_it(tmp_path: Path):
-    atlas, path = toy(), tmp_path / "x.html"
-    path.write_bytes(page.write(atlas))
+    data, path = toy(), tmp_path / "x.html"
+    path.write_bytes(page.render(data))
     found = blocks(path)
-    assert json.loads(found["data-names"]) == atlas.names
-    np.testing.assert_array_equal(numbers(found, "points", "<f4").reshape(-1, 2), atlas.points)
-    np.testing.assert_array_equal(numbers(found, "neighbors", "<u2").reshape(-1, 4), atlas.neighbors)
+    assert json.loads(found["data-names"]) == data.names
+    np.testing.assert_array_equal(numbers(found, "points", "<f4").reshape(-1, 2), data.points)
+    np.testing.assert_array_equal(numbers(found, "neighbors", "<u2").reshape(-1, 4), data.neighbors)
     cosines = numbers(found, "cosines", "<u2").reshape(-1, 4) / 65535 * 2 - 1
-    np.testing.assert_allclose(cosines, atlas.cosines, atol=2e-5)
+    np.testing.assert_allclose(cosines, data.cosines, atol=2e-5)
     labels = numbers(found, "labels", "<u2").astype(int)
-    np.testing.assert_array_equal(np.where(labels == page.NO_LABEL, -1, labels), atlas.labels)
-    np.testing.assert_array_equal(numbers(found, "clusters", "<u2"), atlas.clusters)
+    np.testing.assert_array_equal(np.where(labels == page.NO_LABEL, -1, labels), data.labels)
+    np.testing.assert_array_equal(numbers(found, "clusters", "<u2"), data.clusters)
 
 
 def test_a_page_of_many_images_numbers_them_with_four_bytes():
     count = 2**16 + 1
-    atlas = toy(8, 2, names=[str(i) for i in range(count)])
-    assert b'id="data-neighbors" data-type="u4"' in page.write(atlas)
+    data = toy(8, 2, names=[str(i) for i in range(count)])
+    assert b'id="data-neighbors" data-type="u4"' in page.render(data)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_page_of_many_images_numbers_them_with_four_bytes():
 )
 def test_no_name_can_end_the_element_it_stands_in(name: str, tmp_path: Path):
     path = tmp_path / "x.html"
-    atlas = toy(3, 1, names=[name, "b", "c"], classes=[name, "x"], title=name, notes=[name], skipped=[(name, name)])
-    path.write_bytes(page.write(atlas))
-    plain = Blocks(page.write(toy(3, 1)).decode())
+    data = toy(3, 1, names=[name, "b", "c"], classes=[name, "x"], title=name, notes=[name], skipped=[(name, name)])
+    path.write_bytes(page.render(data))
+    plain = Blocks(page.render(toy(3, 1)).decode())
     found = Blocks(path.read_text(encoding="utf-8"))
     assert json.loads(found.found["data-names"]) == [name, "b", "c"]
     assert json.loads(found.found["data-meta"])["classes"][0] == name
@@ -187,7 +187,7 @@ def test_no_name_can_end_the_element_it_stands_in(name: str, tmp_path: Path):
 
 
 def test_the_policy_names_the_only_script_and_style_and_allows_no_connection():
-    text = page.write(toy(3, 1)).decode()
+    text = page.render(toy(3, 1)).decode()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy
     assert policy[1].startswith("default-src 'none'; base-uri 'none'; form-action 'none'; script-src 'sha256-")
@@ -218,29 +218,29 @@ def blobs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_a_layout_keeps_classes_apart_and_is_the_same_at_every_call(how: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layout, "MAX_TSNE", 40)  # auto lays out 40, and places 50
     x, labels = blobs(90)
-    points, words = layout.lay_out(x, how, 0, CPU)
+    points, name = layout.lay_out(x, how, 0, CPU)
     assert points.dtype == np.float32
     assert np.abs(points).max() == pytest.approx(1)
     near = np.argsort(np.square(points[:, None] - points[None]).sum(2), axis=1)[:, 1:6]
     assert (labels[near] == labels[:, None]).mean() > 0.9
     np.testing.assert_array_equal(points, layout.lay_out(x, how, 0, CPU).points)
     assert (
-        words
+        name
         == {
-            "auto": "t-SNE of 40 images, and every other image beside those of them that it is most like",
+            "auto": "t-SNE of 40 images, every other image next to its nearest neighbors among them",
             "tsne": "t-SNE",
             "pca": "the first two principal components",
         }[how]
     )
-    assert len(np.unique(points, axis=0)) == 90, "two images on one spot cannot both be clicked"
+    assert len(np.unique(points, axis=0)) == 90, "two images at one point cannot both be clicked"
 
 
-def test_an_image_is_placed_beside_those_it_is_most_like_and_on_no_other_spot():
+def test_an_image_is_placed_near_its_nearest_neighbors_and_on_no_other_point():
     x = np.eye(12, 14, dtype=np.float32)
     laid_out = np.stack([np.arange(12) % 4, np.arange(12) // 4], 1).astype(np.float32) * 10
     vectors = np.concatenate([x, x[[5, 5]] + 0.1 * x[[6, 6]] + 0.05 * x[[0, 0]]])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    points = layout.placed(vectors, np.arange(12), laid_out, 0, CPU)
+    points = layout.place_others(vectors, np.arange(12), laid_out, 0, CPU)
     np.testing.assert_array_equal(points[:12], laid_out)
     assert np.linalg.norm(points[12:] - laid_out[5], axis=1).max() < 10
     assert not np.array_equal(points[12], points[13])
@@ -254,11 +254,12 @@ def test_few_or_equal_vectors_have_a_layout_too():
     assert layout.cluster(same, 5, 0).tolist() == [0] * 40
 
 
-def test_principal_components_are_those_of_a_singular_value_decomposition():
+def test_principal_components_are_those_of_an_svd_with_fixed_signs():
     x = blobs(50)[0]
     centred = x - x.mean(0)
-    scores = np.abs(centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T)
-    np.testing.assert_allclose(np.abs(principal(x, 2)), scores, atol=1e-5)
+    axes = np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    axes *= np.sign(axes[np.abs(axes).argmax(0), [0, 1]])  # the largest coefficient of each axis is positive
+    np.testing.assert_allclose(principal(x, 2), centred @ axes, atol=1e-5)
 
 
 def test_clusters_are_the_separated_classes_largest_first():
@@ -272,62 +273,21 @@ def test_clusters_are_the_separated_classes_largest_first():
     assert layout.num_clusters(5, 12) == 5
 
 
-# Pictures
-
-
-def noise(count: int, side: int, seed: int = 0) -> Pictures:
-    arrays = np.random.default_rng(seed).integers(0, 256, (count, 3, side, side), dtype=np.uint8)
-    return Pictures(ImageArrays("noise", [str(i) for i in range(count)], arrays=arrays))
-
-
-@pytest.mark.parametrize("side, loss", [(8, 0), (16, 0), (32, 25)])
-def test_a_thumbnail_lies_in_its_slot_of_the_sheets(side: int, loss: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pictures, "SHEET", 4 * side)
-    some = noise(37, side)
-    smooth = np.broadcast_to(np.arange(37, dtype=np.uint8)[:, None, None, None] * 6, some.source.arrays.shape)  # type: ignore[union-attr]
-    some = Pictures(ImageArrays("smooth", some.source.names, arrays=smooth if loss else some.source.arrays))
-    order = np.random.default_rng(1).permutation(37)
-    sheets = [np.asarray(Image.open(io.BytesIO(data))) for data, _ in some.sheets(order, side)]
-    assert len(sheets) == 3
-    assert some.source.arrays is not None
-    for slot, i in enumerate(order):
-        sheet, at = divmod(slot, 16)
-        top, left = at // 4 * side, at % 4 * side
-        tile = sheets[sheet][top : top + side, left : left + side]
-        assert np.abs(tile.astype(int) - some.source.arrays[i].transpose(1, 2, 0)).max() <= loss
-
-
-def test_an_image_that_is_gone_leaves_a_gray_thumbnail(tmp_path: Path):
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (12, 12), "red").save(tmp_path / name)
-    some = Pictures(open_images(tmp_path))
-    (tmp_path / "a.png").unlink()
-    sheet = np.asarray(Image.open(io.BytesIO(next(iter(some.sheets(np.arange(2), 16)))[0])))
-    assert sheet[0, 0].tolist() == [128, 128, 128]
-    assert sheet[0, 16].tolist() == [255, 0, 0]
-
-
-def test_the_side_of_thumbnails_is_the_largest_that_fits():
-    some = noise(200, 32)
-    assert some.fitting_side(1e9) == 32, "not larger than the images"
-    assert some.fitting_side(some.bytes_an_image(32) * 200 - 1) == 16
-    assert some.fitting_side(1000) == 0
-    assert noise(10, 8).fitting_side(1e9) == 8
-    assert noise(3, 200).fitting_side(1e9) == 128
+# Thumbnails on the page
 
 
 def test_the_page_says_when_thumbnails_are_shrunk_or_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     images = noise(1200, 32)
     vectors = blobs(1200)[0]
-    atlas = toy(1200, names=images.source.names, points=vectors[:, :2])
-    room = 1200 * images.bytes_an_image(16) * 4 / 3
+    data = toy(1200, names=images.images.names, points=vectors[:, :2])
+    room = 1200 * images.bytes_per_image(16) * 4 / 3
     for share, note, side in (
-        (1.1, "Thumbnails are shrunk to 16 x 16 pixels", 16),
-        (0.5, "Thumbnails are left out", 0),
+        (1.1, "Thumbnails are 16 x 16 pixels", 16),
+        (0.5, "There are no thumbnails", 0),
     ):
-        monkeypatch.setattr(page, "LIMIT", len(page.write(atlas)) + share * room)
-        atlas.notes.clear()
-        path = mixnn.apps.explore.explore._write(atlas, images, tmp_path / "x.html", 0, False, Quiet())
+        monkeypatch.setattr(page, "MAX_BYTES", len(page.render(data)) + share * room)
+        data.notes.clear()
+        path = mixnn.apps.explore.explore._write(data, images, tmp_path / "x.html", 0, False, Quiet())
         meta = json.loads(blocks(path)["data-meta"])
         assert [words[: len(note)] for words in meta["notes"]] == [note]
         assert meta["side"] == side
@@ -336,7 +296,7 @@ def test_the_page_says_when_thumbnails_are_shrunk_or_left_out(tmp_path: Path, mo
 
 def test_images_near_on_the_map_are_near_on_the_sheets():
     grid = np.stack(np.meshgrid(np.linspace(-1, 1, 32), np.linspace(-1, 1, 32)), -1).reshape(-1, 2)
-    order = pictures.along_the_map(grid)
+    order = layout.morton_order(grid)
     assert sorted(order) == list(range(1024))
     steps = np.linalg.norm(np.diff(grid[order], axis=0), axis=1)
     assert np.median(steps) < 0.1
@@ -378,7 +338,7 @@ def test_labels_are_the_runs_own_however_its_folder_is_spelled(run: Run, tmp_pat
         assert json.loads(blocks(path)["data-meta"])["classes"] == [*"0123456789", "<"]
 
 
-def test_a_data_set_has_its_own_labels_and_more_images_than_asked_for_are_drawn_from(run: Run, tmp_path: Path):
+def test_a_data_set_has_its_own_labels_and_max_images_are_chosen_at_random(run: Run, tmp_path: Path):
     path = explore(
         run, "digits", out=tmp_path / "x.html", layout="pca", max_images=60, neighbors=3, device="cpu", reporter=Quiet()
     )
@@ -386,31 +346,31 @@ def test_a_data_set_has_its_own_labels_and_more_images_than_asked_for_are_drawn_
     found = blocks(path)
     meta = json.loads(found["data-meta"])
     assert meta["classes"] == list("0123456789")
-    assert "60 of 1,297 images, drawn at random, are on this map." in meta["notes"]
+    assert "The map shows 60 of 1,297 images, chosen at random." in meta["notes"]
     truth = load_digits().target[np.random.RandomState(0).permutation(1797)[:1297]]
     for name, label in zip(json.loads(found["data-names"]), numbers(found, "labels", "<u2"), strict=True):
         assert truth[int(name.removeprefix("digits/train/"))] == label
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         ({"layout": "umap"}, "unknown layout 'umap'"),
-        ({"out": "x.png"}, "end in .html"),
-        ({"out": "x.html", "serve": True}, "leave one of them out"),
+        ({"out": "x.png"}, "ends in .html"),
+        ({"out": "x.html", "serve": True}, "use only one of them"),
         ({"neighbors": 0}, "at least 1"),
         ({"max_images": 1}, "at least 2"),
         ({"thumb": 1000}, "from 8 to 256"),
         ({"port": 70000, "serve": True}, "from 1 to 65535"),
-        ({"source": "nowhere"}, "neither a folder"),
+        ({"source": "nowhere"}, "is not a folder"),
         ({"source": "digits", "labels": "folders"}, "its own labels"),
         ({"labels": "none.csv"}, "cannot read the labels"),
         ({"seed": 2**32}, "seed must be from 0 to"),
         ({"seed": -1}, "seed must be from 0 to"),
     ],
 )
-def test_mistakes_are_told_in_a_line(options: dict[str, Any], told: str, run: Run):
-    with pytest.raises(UserError, match=re.escape(told)):
+def test_wrong_options_are_refused_with_what_to_do(options: dict[str, Any], message: str, run: Run):
+    with pytest.raises(UserError, match=re.escape(message)):
         explore(run, reporter=Quiet(), **options)
 
 
@@ -419,7 +379,7 @@ def test_mistakes_are_told_in_a_line(options: dict[str, Any], told: str, run: Ru
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    with Server(b"<title>map</title>", Pictures(open_images(folder)), side=32) as found:
+    with Server(b"<title>map</title>", Thumbnails(open_images(folder)), side=32) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield found
@@ -470,7 +430,7 @@ def test_the_server_knows_no_other_address(server: Server, path: str):
         assert ask(server, path)[:2] == (404, b"")
 
 
-def test_a_file_that_is_no_image_is_not_found(server: Server, folder: Path):
+def test_a_file_that_is_not_an_image_is_not_found(server: Server, folder: Path):
     number = open_images(folder).names.index("0/broken.png")
     assert ask(server, f"/image/{number}")[0] == ask(server, f"/thumb/{number}")[0] == 404
 
@@ -498,14 +458,14 @@ def test_the_server_listens_on_the_loopback_address_only(server: Server):
     assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_port_in_use_is_told(server: Server, folder: Path):
+def test_a_port_in_use_is_an_error(server: Server, folder: Path):
     with pytest.raises(UserError, match=f"cannot listen on port {server.server_port}"):
-        Server(b"", Pictures(open_images(folder)), server.server_port)
+        Server(b"", Thumbnails(open_images(folder)), server.server_port)
 
 
 def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
     class Stop(Quiet):
-        """Asks for the page as soon as it is told where, then presses Ctrl-C."""
+        """Requests the page as soon as its address is known, then presses Ctrl-C."""
 
         def info(self, text: str) -> None:
             super().info(text)
@@ -523,8 +483,8 @@ def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
     reporter = Stop()
     assert explore(run, serve=True, layout="pca", device="cpu", reporter=reporter) is None
     assert b'"served":true' in reporter.page
-    assert capsys.readouterr().out == f"http://127.0.0.1:{reporter.port}/\n"  # even when nothing else is said
-    assert reporter.said[-1] == "stopped"
+    assert capsys.readouterr().out == f"http://127.0.0.1:{reporter.port}/\n"  # even when quiet
+    assert reporter.messages[-1] == "stopped"
     with pytest.raises(ConnectionRefusedError):
         http.client.HTTPConnection("127.0.0.1", reporter.port, timeout=5).request("GET", "/")
 
@@ -535,7 +495,7 @@ def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if not find_browser():
-        pytest.skip("no Chromium or Chrome on the path, nor in $MIXNN_BROWSER: the page itself is not tried")
+        pytest.skip("no Chromium or Chrome on the path, nor in $MIXNN_BROWSER: the page itself is not tested")
     with Browser() as found:
         yield found
 
@@ -599,15 +559,15 @@ def catch_export(tab: Page) -> str:
     return tab.run("window.caught.text()")
 
 
-def test_the_page_and_the_command_tell_the_same_purity(browser: Browser, made: Path, run: Run, tmp_path: Path):
+def test_the_page_and_the_command_report_the_same_purity(browser: Browser, made: Path, run: Run, tmp_path: Path):
     names, reporter = json.loads(blocks(made)["data-names"]), Quiet()
     rows = [f"{name},{name[0]}" for i, name in enumerate(names) if i % 3 and "," not in name and '"' not in name]
     (tmp_path / "some.csv").write_text("\n".join(["file,label", *rows]) + "\n")
     path = explore(run, out=tmp_path / "some.html", labels=tmp_path / "some.csv", layout="pca", reporter=reporter)
     assert path
-    (told,) = (found[1] for line in reporter.said if (found := re.match(r"([\d.]+)% of the 10 nearest", line)))
+    (told,) = (found[1] for line in reporter.messages if (found := re.match(r"([\d.]+)% of the 10 nearest", line)))
     tab = browser.open(path.as_uri())
-    assert text(tab, "#summary").endswith(f"purity of 10 neighbors {told}%")
+    assert text(tab, "#summary").endswith(f"neighbor purity {told}% (10 nearest)")
     tab.close()
 
 
@@ -792,7 +752,9 @@ def test_the_map_can_be_used_with_the_keyboard_alone(tab: Page):
     tab.key("+")
     tab.key("ArrowDown", modifiers=8)
     marked = tab.run("explore.marks.hovered")
-    assert tab.run("document.getElementById('said').textContent").startswith(tab.run(f"explore.names[{marked}]"))
+    assert tab.run("document.getElementById('announcement').textContent").startswith(
+        tab.run(f"explore.names[{marked}]")
+    )
     tab.key("s")
     assert tab.run("explore.selection()") == [marked]
     tab.key("Enter")
@@ -852,7 +814,7 @@ def test_on_a_phone_all_is_within_reach_and_a_tap_picks(tab: Page, made: Path):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_map_of_one_or_two_images_works(browser: Browser, tmp_path: Path, count: int):
     path = tmp_path / "few.html"
-    path.write_bytes(page.write(toy(count)))
+    path.write_bytes(page.render(toy(count)))
     tab = browser.open(path.as_uri())
     tab.click(*place(tab, 0))
     assert text(tab, "#picked-name") == "0.png"
@@ -863,9 +825,9 @@ def test_a_map_of_one_or_two_images_works(browser: Browser, tmp_path: Path, coun
 
 def test_a_served_page_fetches_images_by_number_and_nothing_else(browser: Browser, folder: Path, run: Run):
     shown = mixnn.apps.embed.collect(run, folder, device="cpu", reporter=Reporter(quiet=True))
-    atlas = mixnn.apps.explore.explore.chart(shown, {}, layout="pca", device="cpu", reporter=Quiet())
-    some = Pictures.of(open_images(folder), shown.names)
-    with Server(page.write(atlas, 32, served=True), some, side=32) as server:
+    data = mixnn.apps.explore.explore.build_map(shown, {}, layout="pca", device="cpu", reporter=Quiet())
+    some = Thumbnails(open_images(folder).named(shown.names))
+    with Server(page.render(data, 32, served=True), some, side=32) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:

@@ -17,12 +17,13 @@ from PIL import Image
 
 import mixnn
 from mixnn import diagnostics
-from mixnn.apps.report import pictures
-from mixnn.apps.report.facts import read
+from mixnn.apps.report import gallery
 from mixnn.apps.report.report import report
-from mixnn.apps.report.verdict import RULES, TITLES, judge, slope
+from mixnn.apps.report.run_data import read
+from mixnn.apps.report.verdict import RULES, TITLES, judge, points, slope
 from mixnn.cli import main
 from mixnn.config import UserError
+from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import TABLES
 from mixnn.progress import Reporter
@@ -41,7 +42,7 @@ RESULTS += sorted(ROOT.glob("results/miniature/*-seed0.json"))
 
 
 def made(epochs: int, **curves) -> list[dict]:
-    """Records of so many epochs; a curve is a function of the epoch's share, or a constant; None: not logged."""
+    """Records of a run; a curve is a constant, or a function of epoch / epochs; None: not logged."""
     records = []
     for epoch in range(1, epochs + 1):
         values = {name: curve(epoch / epochs) if callable(curve) else curve for name, curve in curves.items()}
@@ -96,7 +97,8 @@ def test_the_verdict_on_runs_of_the_main_table_and_on_two_that_half_collapsed(pa
     verdict = judge(run["metrics"], run["config"]["epochs"])
     bad = path.stem in HALF_COLLAPSED
     assert verdict.state in (["shrunk"] if bad else ["learning", "rising"])
-    assert ("embeddings have moved together" in verdict.sentences[0]) == bad
+    reason = diagnostics.shrinkage(points(run["metrics"], "spread"))
+    assert (verdict.sentences[0] == reason) == bad
 
 
 def test_a_run_of_no_epochs_says_whose_encoder_it_has(place, tmp_path):
@@ -106,20 +108,20 @@ def test_a_run_of_no_epochs_says_whose_encoder_it_has(place, tmp_path):
         (run / "command.txt").write_text(command)
         assert read(run).init_from == said
     (said,) = judge([], 0, init_from="runs/a").sentences
-    assert said == "The run was made with 0 epochs; its encoder is that of runs/a."
+    assert said == "The run was made with 0 epochs; its encoder comes from runs/a."
 
 
 def test_a_verdict_names_the_numbers_it_rests_on():
     text = " ".join(judge(made(40, **SATURATING), 40).sentences)
-    assert "kNN accuracy from 51.5% (epoch 1) to 90.0% (epoch 40)." in text
-    assert "Purity of the neighbors from 0.22 (epoch 1) to 0.80 (epoch 40)." in text
+    assert "kNN accuracy: 51.5% at epoch 1, 90.0% at epoch 40." in text
+    assert "Neighbor purity: 0.22 at epoch 1, 0.80 at epoch 40." in text
     text = " ".join(judge(made(30, **SATURATING), 40).sentences)
-    assert "30 of 40 epochs logged: interrupted, or still running" in text
+    assert "30 of 40 planned epochs logged: the run was interrupted or is still training." in text
     text = " ".join(judge(made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8).sentences)
-    assert "One reading cannot tell whether it rises. kNN accuracy 85.6% (epoch 8, the only reading)." in text
+    assert "A single value does not show a trend. kNN accuracy: 85.6% at epoch 8, measured once." in text
 
 
-def test_noise_is_no_rise():
+def test_noise_is_not_a_rise():
     rng = np.random.default_rng(0)
     assert slope([(x, 90 + 0.01 * x + rng.normal()) for x in range(6)]) == 0
     assert slope([(x, 3.0 * x) for x in range(5)]) == pytest.approx(3)
@@ -128,7 +130,7 @@ def test_noise_is_no_rise():
     assert judge(noisy, 40).state == "learning"
 
 
-def test_sparse_readings_leave_the_end_to_the_dense_curve():
+def test_a_curve_with_few_values_at_the_end_gives_way_to_a_dense_one():
     records = made(40, **{**SATURATING, "knn": lambda t: 50 + 40 * t if round(40 * t) % 10 == 0 else None})
     assert judge(records, 40).state == "learning"
 
@@ -184,13 +186,13 @@ def values(page: Path) -> dict:
 def test_a_report_says_what_was_run_and_what_came_out(pages, place):
     run = values(pages["one"])["runs"][0]
     assert run["name"] == EVIL
-    assert run["card"]["data"] == "digits (handwritten digits, embedded), 256 images"
-    assert "arXiv 2311.00562" in run["card"]["method"]
-    assert run["card"]["progress"].startswith("2 of 2 epochs")
+    assert run["overview"]["data"] == "digits (handwritten digits, embedded), 256 images"
+    assert "arXiv 2311.00562" in run["overview"]["method"]
+    assert run["overview"]["progress"].startswith("2 of 2 epochs")
     last = Run.open(place / EVIL).metrics()[-1]
     batch = Run.open(place / EVIL).config.batch_size
-    assert run["card"]["progress"].endswith(f", {last['step'] * batch / last['seconds']:,.0f} images/s")
-    assert run["card"]["command"].startswith("mixnn pretrain digits")
+    assert run["overview"]["progress"].endswith(f", {last['step'] * batch / last['seconds']:,.0f} images/s")
+    assert run["overview"]["command"].startswith("mixnn pretrain digits")
     assert {row["name"]: (row["value"], row["default"]) for row in run["changed"]} == {
         "epochs": ("2", "60"),
         "limit": ("256", "0"),
@@ -206,7 +208,11 @@ def test_a_report_says_what_was_run_and_what_came_out(pages, place):
     assert results["knn.weighted"]["protocol"]["k"] == "12"
     assert results["knn.majority"]["protocol"]["vote"] == "majority"
     assert "temperature" not in results["knn.majority"]["protocol"]
-    assert results["reading.last"]["protocol"]["report"] == "last of 2 readings, epoch 2"
+    assert results["training.last"]["protocol"]["report"] == "last of 2 evaluations, epoch 2"
+    headlines = {one["label"]: one["value"] for one in run["headlines"]}
+    assert headlines == {
+        protocol.numbers[protocol.headline]: known[name][protocol.headline] for name, protocol in PROTOCOLS.items()
+    }
     assert run["verdict"]["state"] == "short"
 
 
@@ -235,7 +241,7 @@ def test_two_runs_list_what_differs_and_nothing_else(pages):
     assert rows["topk"] == ["5", "2"]
     assert rows["mixer"][1] is None
     assert not {"data", "lr", "batch_size", "views", "limit"} & rows.keys()
-    assert "kNN was measured for A only." in shown["warnings"]
+    assert "kNN: evaluated for A only." in shown["warnings"]
     assert values(pages["one"])["differences"] == []
 
 
@@ -244,32 +250,32 @@ def test_results_of_different_protocols_warn(place, tmp_path):
         shutil.copytree(place / "mnn", tmp_path / name)
     known = json.loads((tmp_path / "b/results.json").read_text())
     known["knn"]["protocol"]["k"] = 200
-    known["linear"]["protocol"]["trained_epochs"] = 7  # the run's own, not the way it was measured
+    known["linear"]["protocol"]["trained_epochs"] = 7  # about the run, not the measurement
     (tmp_path / "b/results.json").write_text(json.dumps(known))
     page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "x.html", images=0, reporter=QUIET)
-    assert values(page)["warnings"] == ["kNN was measured by different protocols: k (A: 12; B: 200)."]
+    assert values(page)["warnings"] == ["kNN: the runs were evaluated with different settings: k (A: 12; B: 200)."]
 
 
 def test_images_are_test_images_with_their_nearest_training_images(pages):
     shown = values(pages["one"])
-    gallery, look = shown["galleries"][0], shown["runs"][0]["look"]
-    assert (gallery["split"], gallery["count"], gallery["total"], gallery["bank"]) == ("test", 60, 256, 256)
-    assert len(look["xy"]) == len(look["near"]) == 60
-    assert np.ptp(np.array(look["xy"]), axis=0).max() == 1000
-    assert [row["why"] for row in gallery["rows"][:10]] == ["Drawn at random"] * 10
-    assert sorted(gallery["labels"][row["query"]] for row in gallery["rows"][:10]) == list(range(10))
-    for row, neighbors in zip(gallery["rows"], look["grid"], strict=True):
+    about, embedding = shown["galleries"][0], shown["runs"][0]["embedding"]
+    assert (about["split"], about["count"], about["total"], about["bank"]) == ("test", 60, 256, 256)
+    assert len(embedding["xy"]) == len(embedding["near"]) == 60
+    assert np.ptp(np.array(embedding["xy"]), axis=0).max() == 1000
+    assert [row["title"] for row in about["rows"][:10]] == ["Random images"] * 10
+    assert sorted(about["labels"][row["query"]] for row in about["rows"][:10]) == list(range(10))
+    for row, neighbors in zip(about["rows"], embedding["grid"], strict=True):
         cosines = [one["cos"] for one in neighbors]
         assert cosines == sorted(cosines, reverse=True)
         for one in neighbors:
             assert one["tile"] >= 60
-            assert one["false"] == (gallery["labels"][one["tile"]] != gallery["labels"][row["query"]])
-    sprite = Image.open(io.BytesIO(base64.b64decode(gallery["sprite"].removeprefix("data:image/png;base64,"))))
+            assert one["false"] == (about["labels"][one["tile"]] != about["labels"][row["query"]])
+    sprite = Image.open(io.BytesIO(base64.b64decode(about["sprite"].removeprefix("data:image/png;base64,"))))
     train, test = (mixnn.data.load("digits", split).limit(256) for split in ("train", "test"))
-    side, columns = gallery["side"], gallery["columns"]
-    first = sprite.crop((0, 0, side, side)), test.limit(60, pictures.SEED).images[0]
+    side, columns = about["side"], about["columns"]
+    first = sprite.crop((0, 0, side, side)), test.limit(60, gallery.SEED).images[0]
     assert np.array_equal(np.asarray(first[0]).transpose(2, 0, 1), first[1].numpy())
-    tile = look["grid"][0][0]["tile"]
+    tile = embedding["grid"][0][0]["tile"]
     box = (tile % columns * side, tile // columns * side)
     pixels = np.asarray(sprite.crop((*box, box[0] + side, box[1] + side))).transpose(2, 0, 1)
     assert (train.images == torch.from_numpy(pixels.copy())).flatten(1).all(1).any(), "a training image"
@@ -277,24 +283,24 @@ def test_images_are_test_images_with_their_nearest_training_images(pages):
 
 def test_without_test_images_training_images_are_shown_and_not_their_own_neighbors(pages):
     shown = values(pages["own"])
-    gallery, look = shown["galleries"][0], shown["runs"][0]["look"]
-    assert (gallery["split"], gallery["count"]) == ("training", 24)
-    assert set(gallery["classes"]) == set(CLASSES)
-    for row, neighbors in zip(gallery["rows"], look["grid"], strict=True):
-        query = gallery["names"][row["query"]]
-        assert query not in [gallery["names"][one["tile"]] for one in neighbors]
-        assert len(neighbors) == pictures.NEIGHBORS
+    about, embedding = shown["galleries"][0], shown["runs"][0]["embedding"]
+    assert (about["split"], about["count"]) == ("training", 24)
+    assert set(about["classes"]) == set(CLASSES)
+    for row, neighbors in zip(about["rows"], embedding["grid"], strict=True):
+        query = about["names"][row["query"]]
+        assert query not in [about["names"][one["tile"]] for one in neighbors]
+        assert len(neighbors) == gallery.NEIGHBORS
 
 
-def test_maps_are_turned_to_lie_alike():
+def test_maps_are_rotated_and_mirrored_to_match():
     xy = np.random.default_rng(0).normal(size=(50, 2))
     turned = xy @ np.array([[0.0, 1.0], [1.0, 0.0]]) * 3 + 7
-    assert np.allclose(pictures.aligned(turned, xy), pictures._fitted(xy))
+    assert np.allclose(gallery.align(turned, xy), gallery.fit_to_square(xy))
 
 
 def test_there_is_no_map_of_images_that_are_all_alike():
-    assert pictures.mapped(np.ones((20, 4), np.float32)) is None
-    assert pictures.mapped(np.eye(4, dtype=np.float32)) is None
+    assert gallery.layout(np.ones((20, 4), np.float32)) is None
+    assert gallery.layout(np.eye(4, dtype=np.float32)) is None
 
 
 def test_a_report_is_the_same_every_time(pages, place):
@@ -315,10 +321,13 @@ def test_a_report_is_the_same_every_time(pages, place):
         (lambda run: (run / "metrics.jsonl").unlink(), "No epoch is logged, so there are no curves."),
         (lambda run: (run / "metrics.jsonl").write_text("{\n"), "metrics.jsonl cannot be read"),
         (lambda run: (run / "results.json").write_text("{"), "results.json"),
-        (lambda run: (run / "results.json").write_text("[]"), "results.json is not what a run writes."),
-        (lambda run: (run / "results.json").write_text('{"knn": 3}'), "Linear probe and kNN are not both evaluated"),
+        (lambda run: (run / "results.json").write_text("[]"), "results.json does not have the expected format."),
+        (lambda run: (run / "results.json").write_text('{"knn": 3}'), "Not evaluated: kNN, linear (run `mixnn"),
         (lambda run: (run / "environment.json").write_text("{"), "environment.json cannot be read"),
-        (lambda run: _edit(run / "results.json", '"checkpoint_step": 8', '"checkpoint_step": 4'), "is of step 4"),
+        (
+            lambda run: _edit(run / "results.json", '"checkpoint_step": 8', '"checkpoint_step": 4'),
+            "evaluated at step 4, but training went on to step 8",
+        ),
     ],
 )
 def test_a_run_with_parts_missing_is_still_reported_and_says_so(break_it, said, place, tmp_path):
@@ -328,7 +337,7 @@ def test_a_run_with_parts_missing_is_still_reported_and_says_so(break_it, said, 
     page = report([run], tmp_path / "x.html", images=10, data_dir=tmp_path, device="cpu", reporter=QUIET)
     shown = values(page)["runs"][0]
     assert any(said in text for text in shown["missing"]), shown["missing"]
-    assert shown["card"]["method"].startswith("mnn")
+    assert shown["overview"]["method"].startswith("mnn")
 
 
 def _damage_all(folder: Path, count: int = 9) -> None:
@@ -341,19 +350,19 @@ def _edit(file: Path, old: str, new: str) -> None:
     file.write_text(file.read_text().replace(old, new))
 
 
-def test_a_run_that_lacks_nothing_says_nothing(pages):
+def test_a_complete_run_has_nothing_missing(pages):
     assert values(pages["one"])["runs"][0]["missing"] == []
 
 
-def test_a_run_that_diverged_is_called_so_and_nobody_is_sent_to_evaluate_it(tmp_path):
+def test_a_run_that_diverged_is_called_so_and_has_no_advice_to_evaluate_it(tmp_path):
     run, settings = tmp_path / "run", {"epochs": 3, "limit": 128, "lr": 1e30, "warmup_epochs": 0}
     with pytest.raises(UserError, match="the loss is nan"):
         mixnn.pretrain("digits", out=run, knn_every=0, reporter=QUIET, **settings)
     shown = values(report([run], tmp_path / "x.html", images=10, reporter=QUIET))["runs"][0]
     assert shown["verdict"]["state"] == "diverged"
-    assert shown["verdict"]["sentences"][0].startswith("Training ended: the loss is nan at step ")
-    assert shown["verdict"]["sentences"][1] == "0 of 3 epochs logged."
-    assert "Linear probe and kNN are not both evaluated, for the run has no checkpoint." in shown["missing"]
+    assert shown["verdict"]["sentences"][0].startswith("Training stopped: the loss is nan at step ")
+    assert shown["verdict"]["sentences"][1] == "0 of 3 planned epochs logged."
+    assert "Not evaluated: kNN, linear (the run has no checkpoint)." in shown["missing"]
     assert "mixnn evaluate" not in " ".join(shown["missing"])
 
 
@@ -361,20 +370,28 @@ def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_pat
     shutil.copytree(place / "mnn", tmp_path / "run")
     (tmp_path / "run/diverged.txt").write_text("the loss is nan at step 9\n")
     page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
-    assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training ended: the loss is nan at step 9."
+    assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training stopped: the loss is nan at step 9."
     mixnn.pretrain(resume=tmp_path / "run", reporter=QUIET)
     page = report([tmp_path / "run"], tmp_path / "y.html", images=0, reporter=QUIET)
     assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
 
 
-def test_images_that_are_query_and_bank_at_once_are_counted_once(place):
-    configs = [Run.open(place / name).config for name in ("mnn", "own")]
-    divided, alone = (pictures.load_shown(config, 10, torch.device("cpu")) for config in configs)
-    assert divided.num_images == len(divided.queries) + len(divided.bank)
-    assert alone.num_images == len(alone.bank) > len(alone.queries)
+def test_images_that_are_both_query_and_bank_are_counted_once(place):
+    datasets = [Run.open(place / name).dataset() for name in ("mnn", "own")]
+    disjoint, shared = (gallery.load_sample(dataset, 8, 10, torch.device("cpu")) for dataset in datasets)
+    assert disjoint.num_images == len(disjoint.queries) + len(disjoint.bank)
+    assert shared.num_images == len(shared.bank) > len(shared.queries)
 
 
-def test_a_log_that_is_no_longer_a_number_is_reported(place, tmp_path):
+def test_results_of_an_unknown_protocol_are_shown_as_they_are(place, tmp_path):
+    run = shutil.copytree(place / "mnn", tmp_path / "run")
+    _edit(run / "results.json", '"knn"', '"future"')
+    shown = values(report([run], tmp_path / "x.html", images=0, reporter=QUIET))["runs"][0]
+    assert json.loads(shown["otherResults"]["future"]) == json.loads((place / "mnn/results.json").read_text())["knn"]
+    assert not any(row["key"].startswith("knn.") for row in shown["results"])
+
+
+def test_a_log_with_nan_and_inf_is_reported_as_diverged(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "run")
     with open(tmp_path / "run/metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "step": 12, "loss": NaN, "purity": Infinity}\n')
@@ -383,14 +400,14 @@ def test_a_log_that_is_no_longer_a_number_is_reported(place, tmp_path):
     assert shown["curves"]["values"]["loss"][2] is None
 
 
-def test_what_is_no_run_folder_is_refused(tmp_path):
+def test_what_is_not_a_run_folder_is_refused(tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/config.yaml").write_text("data: digits\n")
     (tmp_path / "page").mkdir()
     for runs, out, said in [
-        ([], "x.html", "report needs a run folder"),
-        ([tmp_path / "absent"], "x.html", "no run folder called .*absent"),
-        ([tmp_path], "x.html", "not a run folder"),
+        ([], "x.html", "report needs at least one run folder"),
+        ([tmp_path / "absent"], "x.html", "run folder"),
+        ([tmp_path], "x.html", "run folder"),
         (str(tmp_path / "foreign"), "x.html", "though it has a config.yaml"),
         ([tmp_path / "absent"], "page", "page is a folder: give the name of a file"),
     ]:
@@ -403,7 +420,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
 
 def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=r"is no folder, so .* cannot be written there"):
+    with pytest.raises(UserError, match=r"is not a folder, so .* cannot be written there"):
         report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -562,9 +579,9 @@ def test_pointing_at_the_map_shows_the_image_and_a_click_its_nearest(tab, pages)
     for number, run in enumerate(shown["runs"]):
         strip = f"[...document.querySelectorAll('.strip')[{number}].querySelectorAll('figure')]"
         cosines = tab.run(f"{strip}.map((f) => f.querySelector('figcaption').textContent)")
-        assert cosines == [f"{cos:.2f}" for cos in run["look"]["nearCos"][7]]
+        assert cosines == [f"{cos:.2f}" for cos in run["embedding"]["nearCos"][7]]
         false = tab.run(f"{strip}.map((f) => f.classList.contains('false'))")
-        assert false == [labels[j] != labels[7] for j in run["look"]["near"][7]]
+        assert false == [labels[j] != labels[7] for j in run["embedding"]["near"][7]]
     point(tab, 5, 5)
     assert tab.run("document.getElementById('tip').hidden")
     clean(tab, pages["two"])
@@ -591,7 +608,7 @@ def test_the_map_is_reached_by_keys_and_shows_images_and_single_classes(tab, pag
 def test_false_neighbors_are_marked_not_by_color_alone(tab, pages):
     show(tab, pages["own"])
     shown = values(pages["own"])
-    false = sum(one["false"] for row in shown["runs"][0]["look"]["grid"] for one in row)
+    false = sum(one["false"] for row in shown["runs"][0]["embedding"]["grid"] for one in row)
     assert false > 0
     assert tab.run("document.querySelectorAll('.eight .false .tile svg line').length") == false
     texts = tab.run("[...document.querySelectorAll('.eight .false')].map((f) => f.textContent)")
@@ -615,7 +632,7 @@ def test_two_runs_stand_side_by_side_with_their_differences(tab, pages):
     assert "Note: " in tab.run("getComputedStyle(document.querySelector('#results .warning'), '::before').content")
 
 
-def test_a_reading_in_training_is_not_passed_off_as_an_evaluation(tab, place, tmp_path):
+def test_knn_during_training_is_not_presented_as_an_evaluation(tab, place, tmp_path):
     run = shutil.copytree(place / "mnn", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "results.json"))
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made(40, **SATURATING)))
 
@@ -623,9 +640,9 @@ def test_a_reading_in_training_is_not_passed_off_as_an_evaluation(tab, place, tm
         show(tab, report([run], tmp_path / "x.html", overwrite=True, reporter=QUIET))
         return tab.run("[...document.querySelectorAll('.figures div')].map((d) => d.innerText.split('\\n'))")
 
-    assert figures() == [["kNN read at epoch 40", "90.0%"]]
+    assert figures() == [["kNN during training, epoch 40", "90.0%"]]
     (run / "results.json").write_text(json.dumps({"knn": {"weighted": 80.5}}))
-    assert figures() == [["kNN, weighted", "80.5%"]]
+    assert figures() == [["kNN, weighted vote", "80.5%"]]
 
 
 def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path):
@@ -634,6 +651,6 @@ def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path
     page = report([run], tmp_path / "x.html", reporter=QUIET)
     show(tab, page)
     assert tab.run("[...document.querySelectorAll('section')].map((s) => s.id)") == ["verdict", "protocol"]
-    assert "Nothing was trained" in tab.run("document.querySelector('#verdict').textContent")
+    assert "Not trained" in tab.run("document.querySelector('#verdict').textContent")
     assert tab.run("document.querySelectorAll('#contents a').length") == 2
     clean(tab, page)

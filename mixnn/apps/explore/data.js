@@ -1,11 +1,11 @@
-// What the page carries: a JSON block for facts and names, and blocks of base64 for numbers.
+// The data in the page: JSON blocks for facts and names, base64 blocks for numbers.
 
 const byId = (id) => document.getElementById(id);
 const meta = JSON.parse(byId("data-meta").textContent);
 const names = JSON.parse(byId("data-names").textContent);
 const N = meta.count, K = meta.neighbors;
 const TYPES = { f4: Float32Array, u2: Uint16Array, u4: Uint32Array };
-const NONE = 65535; // the label of an image that has none
+const NONE = 65535; // label number of an image without a label
 
 function bytesOf(text) {
   const raw = atob(text), bytes = new Uint8Array(raw.length);
@@ -26,7 +26,7 @@ const labelOf = (i) => labels[i] === NONE ? "" : meta.classes[labels[i]];
 const isFalse = (i, j) => labels[i] !== NONE && labels[j] !== NONE && labels[i] !== labels[j];
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** Share of an image's labelled neighbors that have its own label; -1 where it cannot be said. */
+/** Share of an image's labelled neighbors with its own label; -1 if unknown. */
 const purity = new Float32Array(N);
 let pairs = 0, alike = 0; // of all images
 for (let i = 0; i < N; i++) {
@@ -39,7 +39,7 @@ for (let i = 0; i < N; i++) {
   pairs += known; alike += same;
 }
 
-/** The images in an order that favors none: what is drawn last lies on top. */
+/** The images in random order, since what is drawn last is on top. */
 const shuffled = new Uint32Array(N).map((_, i) => i);
 for (let i = N - 1, state = 1; i > 0; i--) {
   state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
@@ -48,7 +48,7 @@ for (let i = N - 1, state = 1; i > 0; i--) {
   shuffled[j] = kept;
 }
 
-/** Cells of a grid over the map, each with its points: the nearest to a place is found without looking at all. */
+/** A grid over the map with the points of each cell, to find the nearest point without comparing all. */
 const grid = (() => {
   const side = Math.max(1, Math.ceil(Math.sqrt(N / 4))), cell = new Uint32Array(N);
   const at = (v) => Math.min(side - 1, Math.max(0, Math.floor((v + 1) / 2 * side)));
@@ -67,7 +67,7 @@ const grid = (() => {
     }
   }
 
-  /** The point nearest to a place, not farther than radius; -1 if there is none. */
+  /** The point nearest to (x, y) within a radius; -1 if there is none. */
   function nearest(x, y, radius) {
     let best = -1, least = radius * radius;
     within(x - radius, y - radius, x + radius, y + radius, (i) => {

@@ -13,13 +13,13 @@ import torch
 from mixnn.apps.embed import Embeddings, collect
 from mixnn.apps.explore import layout as layouts
 from mixnn.apps.explore import page
-from mixnn.apps.explore.page import Atlas
-from mixnn.apps.explore.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
-from mixnn.apps.explore.server import Server
+from mixnn.apps.explore.page import MapData
+from mixnn.apps.explore.server import SERVED_SIDE, Server
+from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
 from mixnn.config import UserError, check_int
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
-from mixnn.data.labels import read_labels
+from mixnn.data.labels import FOLDERS, read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
 from mixnn.files import check_writable, write_atomically
@@ -28,7 +28,7 @@ from mixnn.runs import Run
 
 __all__ = ["explore"]
 
-WHOLE = "mixnn explore with --serve shows the images themselves."
+USE_SERVE = "Use mixnn explore --serve to see the images themselves."
 
 
 def explore(
@@ -50,83 +50,84 @@ def explore(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path | None:
-    """One HTML file with a map of all images (default: RUN/explore.html), or the same on a local address until Ctrl-C.
+    """Writes one HTML file with a map of all images (default: RUN/explore.html), or serves it until Ctrl-C.
 
-    labels: "folders", a CSV of file,label, "none", or empty for those the run was given (a data set has its own).
-    layout: auto (t-SNE; above 4,000 images, of as many, and the others by their neighbors), tsne (of all) or pca.
-    thumb: side of the thumbnails in the file; 0 is the largest with which it stays under 60 MB.
+    labels: "folders", a CSV of file,label, "none", or empty for the labels the run was trained with (a named data set
+    has its own).
+    layout: auto (t-SNE; above 4,000 images, t-SNE of 4,000 and the others next to their neighbors), tsne (of all
+    images) or pca.
+    thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out).expanduser() if str(out) else None
-    _check(target, serve, port, layout, neighbors, max_images, thumb, seed)
+    _check_options(target, serve, port, layout, neighbors, max_images, thumb, seed)
     if target:
         check_writable(target, overwrite)
     images = run.images(source, data_dir, hint=f"use {run.typed('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
-    found = collect(run, images, device=device, reporter=reporter)
-    shown = _shown(found, max_images, seed)
-    atlas = chart(shown, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, reporter=reporter)
-    atlas.title = f"{run.path.resolve().name}: {images.short_title}"
-    if len(shown) < len(found):
-        atlas.notes.append(f"{len(shown):,} of {plural(len(found), 'image')}, drawn at random, are on this map.")
-    pictures = Pictures.of(images, shown.names)
+    embedded = collect(run, images, device=device, reporter=reporter)
+    sample = _sample(embedded, max_images, seed)
+    data = build_map(sample, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, reporter=reporter)
+    data.title = f"{run.path.resolve().name}: {images.short_title}"
+    if len(sample) < len(embedded):
+        data.notes.append(f"The map shows {len(sample):,} of {plural(len(embedded), 'image')}, chosen at random.")
+    thumbnails = Thumbnails(images.rows([images.position[name] for name in sample.names]))
     if serve:
-        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open, reporter)
+        _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), open, reporter)
         return None
-    return _write(atlas, pictures, target or run.path / "explore.html", thumb, open, reporter)
+    return _write(data, thumbnails, target or run.path / "explore.html", thumb, open, reporter)
 
 
-def _check(
+def _check_options(
     out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int, seed: int
 ) -> None:
-    """Before anything is read."""
     check_int("seed", seed, 0, 2**32 - 1)
     layouts.check(layout)
     if out and serve:
-        raise UserError("--out writes a file and --serve needs none: leave one of them out")
+        raise UserError("--out writes a file and --serve writes none: use only one of them")
     if out and out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"{out} would be a web page: let its name end in .html")
+        raise UserError(f"{out} would be a web page: use a name that ends in .html")
     if neighbors < 1 or max_images < 2:
         raise UserError("neighbors must be at least 1, and max_images at least 2")
-    if thumb and not SMALLEST <= thumb <= LARGEST:
-        raise UserError(f"thumb={thumb}: a thumbnail has from {SMALLEST} to {LARGEST} pixels a side, or 0 to choose")
+    if thumb and not MIN_SIDE <= thumb <= MAX_SIDE:
+        raise UserError(f"thumb={thumb}: use a side from {MIN_SIDE} to {MAX_SIDE} pixels, or 0 to choose it")
     if not 0 <= port < 2**16:
-        raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
+        raise UserError(f"port={port}: use a number from 1 to 65535, or 0 for any free port")
 
 
 def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Images) -> dict[str, str]:
-    """Name -> label, of those images that have one."""
-    given = source or run.config.data
-    own = not source or (isinstance(source, str | Path) and _same(source, run.config.data))
-    labels = str(labels) or (run.config.labels if own else "")
+    """Name -> label, for the images that have one."""
+    data = source or run.config.data
+    is_training_data = not source or (isinstance(source, str | Path) and _same_path(source, run.config.data))
+    labels = str(labels) or (run.config.labels if is_training_data else "")
     if labels == "none":
         return {}
     if not labels:
         return images.labels
-    if labels == "folders" and images.labels:
-        raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
-    if labels == "folders" and (not isinstance(given, str | Path) or not Path(given).expanduser().is_dir()):
-        raise UserError("labels from folders need a folder of images: give a CSV of file,label")
+    if labels == FOLDERS and images.labels:
+        raise UserError(f"{data} has its own labels: leave --labels out, or give a CSV of file,label")
+    if labels == FOLDERS and (not isinstance(data, str | Path) or not Path(data).expanduser().is_dir()):
+        raise UserError("--labels folders needs a folder of images: give a CSV of file,label instead")
     return read_labels(labels, images.names, images.has_splits)
 
 
-def _same(source: str | Path, other: str) -> bool:
-    """Whether two spellings are of one folder, or one data set."""
+def _same_path(source: str | Path, other: str) -> bool:
     return Path(source).expanduser().absolute() == Path(other).expanduser().absolute()
 
 
-def _shown(found: Embeddings, max_images: int, seed: int) -> Embeddings:
-    """At most so many images, drawn at random and kept in their order."""
-    if not np.isfinite(found.vectors).all():
-        raise UserError("this encoder's vectors are not all finite numbers: its training has failed")
-    if len(found) <= max_images:
-        return found
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(found))[:max_images])
-    return Embeddings([found.names[i] for i in chosen], found.vectors[chosen], found.skipped, found.about)
+def _sample(embedded: Embeddings, max_images: int, seed: int) -> Embeddings:
+    """At most `max_images` images, chosen at random, in their old order."""
+    if not np.isfinite(embedded.vectors).all():
+        raise UserError("this encoder gives NaN or inf: its training has failed")
+    if len(embedded) <= max_images:
+        return embedded
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(embedded))[:max_images])
+    names = [embedded.names[i] for i in chosen]
+    return Embeddings(names, embedded.vectors[chosen], embedded.skipped, embedded.about)
 
 
-def chart(
-    shown: Embeddings,
+def build_map(
+    embedded: Embeddings,
     label_of: dict[str, str],
     *,
     layout: str = "auto",
@@ -134,64 +135,66 @@ def chart(
     seed: int = 0,
     device: str = "auto",
     reporter: Reporter | None = None,
-) -> Atlas:
+) -> MapData:
     """Neighbors, layout, clusters and labels of embedded images."""
     reporter, where = reporter or Reporter(), pick_device(device)
-    vectors = shown.unit()
+    vectors, names = embedded.unit(), embedded.names
     bank = torch.from_numpy(vectors).to(where)
-    with reporter.bar("neighbors", len(shown)) as advance:
-        found = nearest(bank, bank, neighbors, torch.arange(len(bank)), advance)
-    cosine, index = (t.cpu().numpy() for t in found)
-    reporter.info("laying out the map")
-    points, words = layouts.lay_out(vectors, layout, seed, where)
-    classes = sorted({label_of[name] for name in shown.names if name in label_of}, key=natural_key)
-    rank = {label: i for i, label in enumerate(classes)}
-    numbered = np.array([rank[label_of[name]] if name in label_of else -1 for name in shown.names])
-    clusters = layouts.cluster(vectors, layouts.num_clusters(len(shown), len(classes)), seed)
+    with reporter.bar("neighbors", len(names)) as advance:
+        cosines, index = (t.cpu().numpy() for t in nearest(bank, bank, neighbors, torch.arange(len(bank)), advance))
+    reporter.info("computing the layout of the map")
+    points, layout_name = layouts.lay_out(vectors, layout, seed, where)
+    classes = sorted({label_of[name] for name in names if name in label_of}, key=natural_key)
+    number = {label: i for i, label in enumerate(classes)}
+    labels = np.array([number[label_of[name]] if name in label_of else -1 for name in names])
+    clusters = layouts.cluster(vectors, layouts.num_clusters(len(names), len(classes)), seed)
     if classes:
         reporter.info(
-            f"{purity(index, numbered):.1f}% of the {index.shape[1]} nearest neighbors have the image's own label"
+            f"{purity(index, labels):.1f}% of the {index.shape[1]} nearest neighbors have the same label as the image"
         )
-    return Atlas(shown.names, points, index, cosine, numbered, classes, clusters, layout=words, skipped=shown.skipped)
+    skipped = embedded.skipped
+    return MapData(names, points, index, cosines, labels, classes, clusters, layout=layout_name, skipped=skipped)
 
 
 def purity(index: np.ndarray, labels: np.ndarray) -> float:
-    """Percent of all neighbors whose label is that of the image; pairs with an unlabelled image (-1) do not count."""
+    """Percentage of neighbors with the image's own label; pairs with an unlabelled image (-1) do not count."""
     pairs = (labels[:, None] >= 0) & (labels[index] >= 0)
     same = pairs & (labels[index] == labels[:, None])
     return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
-def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open: bool, reporter: Reporter) -> Path:
-    room = (page.LIMIT - len(page.write(atlas))) * 3 / 4  # base64 takes four letters for three bytes
-    side = thumb or pictures.fitting_side(room)
+def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, show: bool, reporter: Reporter) -> Path:
+    """The page as one file, opened in the browser if `show`."""
+    room = (page.MAX_BYTES - len(page.render(data))) * 3 / 4  # base64 takes four letters for three bytes
+    side = thumb or thumbnails.largest_side(room)
     if not side:
-        atlas.notes.append(f"Thumbnails are left out, as they would make this page too large for a browser. {WHOLE}")
-    elif not thumb and side < min(pictures.native_side, SIDES[0]):
-        atlas.notes.append(f"Thumbnails are shrunk to {side} x {side} pixels, to keep this page under 60 MB. {WHOLE}")
-    order = along_the_map(atlas.points)
-    with reporter.bar("thumbnails", len(atlas)) as advance:
-        sheets = pictures.sheets(order, side, advance) if side else ()
-        text = page.write(atlas, side, order, sheets)
+        data.notes.append(f"There are no thumbnails: they would make this page too large for a browser. {USE_SERVE}")
+    elif not thumb and side < min(thumbnails.native_side, SIDES[0]):
+        data.notes.append(f"Thumbnails are {side} x {side} pixels, to keep this page under 60 MB. {USE_SERVE}")
+    order = layouts.morton_order(data.points)
+    with reporter.bar("thumbnails", len(data)) as advance:
+        sheets = thumbnails.sheets(order, side, advance) if side else ()
+        text = page.render(data, side, order, sheets)
     write_atomically(out, text)
     size = f"{len(text) / 1e6:.1f} MB"
-    if len(text) > page.LIMIT * 1.05:
-        reporter.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
-    reporter.info(f"{plural(len(atlas), 'image')} in {out}, {size}: open it in a browser")
-    if open:
+    if len(text) > page.MAX_BYTES * 1.05:
+        reporter.warn(f"{out} has {size}, which may be slow in a browser: leave thumb out, or use --serve")
+    reporter.info(f"{plural(len(data), 'image')} in {out}, {size}: open it in a browser")
+    if show:
         webbrowser.open(out.resolve().as_uri())
     return out
 
 
-def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open: bool, reporter: Reporter) -> None:
-    with Server(page.write(atlas, side, served=True), pictures, port, side) as server:
-        reporter.info(f"{plural(len(atlas), 'image')} at {server.url} on this machine only; Ctrl-C ends it")
+def _serve(data: MapData, thumbnails: Thumbnails, port: int, side: int, show: bool, reporter: Reporter) -> None:
+    """The page on a local address until Ctrl-C, opened in the browser if `show`."""
+    with Server(page.render(data, side, served=True), thumbnails, port, side) as server:
+        reporter.info(f"{plural(len(data), 'image')} at {server.url}, on this machine only; press Ctrl-C to stop")
         if reporter.quiet:
-            print(server.url, flush=True)  # as the name of a file is printed
-        if open:
+            print(server.url, flush=True)  # the result, like the name of a file
+        if show:
             webbrowser.open(server.url)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, of odd metadata: the images were embedded in spite of it
+            warnings.simplefilter("ignore")  # Pillow's, about odd metadata of images that could be embedded
             try:
                 server.serve_forever()
             except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-// Groups of images with names: made from a selection, undone, kept over a reload, and written as a CSV of file,label.
+// Named groups of images: made from a selection, with undo, kept in local storage, saved as a CSV of file,label.
 
 const groups = (() => {
   let titles = [], of = new Uint16Array(N), past = [], unsaved = false, kept = true;
@@ -8,7 +8,7 @@ const groups = (() => {
     try {
       const text = JSON.stringify(titles.map((title, g) => [title, members(g)]));
       if (titles.length) localStorage.setItem(place, text); else localStorage.removeItem(place);
-      kept = !meta.served; // a server has another address next time
+      kept = !meta.served; // the server will have another port next time
     } catch { kept = false; }
     for (const listener of listeners) listener();
   }
@@ -34,7 +34,7 @@ const groups = (() => {
     titles = left;
   }
 
-  /** Images get this name and lose any other; the name "" takes them out of all groups. */
+  /** Puts images into the group of this title, and out of any other; the title "" removes them from their groups. */
   function assign(images, title) {
     const name = title.trim();
     if (!images.length) return;

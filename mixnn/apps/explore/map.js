@@ -1,12 +1,12 @@
-// The map: points painted into pixels on one canvas; marks, thumbnails and the lasso on another above it.
+// The map: points on one canvas; highlights, thumbnails and the lasso on a second one above it.
 
 const map = (() => {
   const box = byId("map"), base = byId("points"), over = byId("overlay");
   const paper = base.getContext("2d", { alpha: false, willReadFrequently: true }), pen = over.getContext("2d");
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  const MOST_PIXELS = 3e6; // painted anew in every frame: a large screen gets coarser points, not a slower map
+  const MOST_PIXELS = 3e6; // repainted in every frame: a large screen gets coarser points, not a slower map
   const MOST_PICTURED = 600; // points in view up to which thumbnails are drawn
-  const marks = { hovered: -1, picked: -1, lasso: null, tags: [], pictured: true }; // what is drawn above the points
+  const marks = { hovered: -1, picked: -1, lasso: null, tags: [], pictured: true }; // drawn above the points
   const selected = new Uint8Array(N);
   let colors = new Uint32Array(N), faded = new Uint32Array(N), background = 0xffffffff, theme = {};
   const framed = new Map(); // image -> half the side of its thumbnail on the map
@@ -42,7 +42,7 @@ const map = (() => {
     paint();
   }
 
-  // Drawing happens once a frame, however many things ask for it; moving a mark does not repaint the points.
+  // Drawing happens once per frame, however often it is scheduled; highlights do not repaint the points.
 
   function schedule(all = true) {
     dirty ||= all;
@@ -60,7 +60,7 @@ const map = (() => {
   const zoomed = () => view.scale / whole.scale;
   const radius = () => Math.min(4, Math.max(1.3, 0.16 * Math.sqrt(width * height / N))) * Math.min(2.2, Math.max(1, zoomed() ** 0.35));
 
-  /** A disc as pixel offsets with their coverage, 0 to 256. */
+  /** A disc as pixel offsets, with the coverage of each pixel (0 to 256). */
   function stamp(r, stride) {
     const reach = Math.ceil(r + 0.5), offsets = [], covers = [];
     for (let y = -reach; y <= reach; y++) {
@@ -102,7 +102,7 @@ const map = (() => {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     framed.clear();
-    if (lost()) note("no images here: the button with the frame shows the whole map");
+    if (lost()) note("no images here; press 0 to show the whole map");
     if (marks.picked >= 0) paintLines(marks.picked);
     if (marks.pictured && thumbs.there) paintThumbs();
     if (marks.picked >= 0) paintNeighbors(marks.picked);
@@ -127,7 +127,7 @@ const map = (() => {
     pen.fillText(text, width / 2, height / 2, width - 20);
   }
 
-  /** Thumbnails at their points where there is room; the same ones stay while the map moves. */
+  /** Thumbnails at their points where there is room; the choice stays the same while the map moves. */
   function paintThumbs() {
     const [x0, y0] = toMap(0, 0), [x1, y1] = toMap(width, height), shown = [];
     let count = 0;
@@ -174,7 +174,7 @@ const map = (() => {
     pen.setLineDash([]);
   }
 
-  /** A ring around each neighbor, a cross on false ones; at the corner where there is a thumbnail to be seen. */
+  /** A ring around each neighbor and a cross on false ones, in the corner of the thumbnail if there is one. */
   function paintNeighbors(i) {
     for (let k = 0; k < K; k++) {
       const j = neighbors[i * K + k], wrong = isFalse(i, j), half = framed.get(j) || 0;
@@ -208,7 +208,7 @@ const map = (() => {
     pen.stroke();
   }
 
-  /** Names of classes where most of their images lie, so that colors need not be told apart. */
+  /** Class names in the middle of their images, so that nobody has to rely on colors. */
   function paintTags() {
     pen.font = "600 13px system-ui, sans-serif";
     pen.textAlign = "center";
@@ -260,7 +260,7 @@ const map = (() => {
     move(mx - (x - width / 2) / scale, my - (y - height / 2) / scale, scale);
   }
 
-  /** Glides to a view, or jumps where the reader wants no motion. */
+  /** Animates to a view, or jumps if the user prefers reduced motion. */
   function fly(goal) {
     land();
     const from = view, start = performance.now();
@@ -275,7 +275,7 @@ const map = (() => {
     if (calm.matches) step(start); else flight = requestAnimationFrame(step);
   }
 
-  /** Brings an image into view if it is not well inside it. */
+  /** Moves the map if an image is outside the view or near its edge. */
   function reveal(i) {
     const [x, y] = where(i), edge = Math.min(70, width / 6, height / 6);
     if (x < edge || y < edge + 40 || x > width - edge || y > height - edge) {
@@ -285,8 +285,8 @@ const map = (() => {
 
   const hit = (x, y, reach) => grid.nearest(...toMap(x, y), reach / view.scale);
 
-  /** The nearest image in a direction, within a right angle of it; -1 at the edge. */
-  function beside(i, dx, dy) {
+  /** The nearest image within 45 degrees of a direction; -1 if there is none. */
+  function nextTo(i, dx, dy) {
     let best = -1, least = Infinity;
     for (let j = 0; j < N; j++) {
       const x = points[2 * j] - points[2 * i], y = points[2 * j + 1] - points[2 * i + 1];
@@ -310,7 +310,7 @@ const map = (() => {
     return found;
   }
 
-  // What others set
+  // Setters
 
   const css = (c) => `rgb(${c & 255} ${(c >> 8) & 255} ${(c >> 16) & 255})`;
 
@@ -337,7 +337,7 @@ const map = (() => {
   thumbs.onLoad(() => schedule(false));
   new ResizeObserver(() => { dirty = true; resize(); }).observe(box);
   return {
-    over, marks, schedule, paint, pan, zoom, land, reveal, hit, beside, inside, where, toMap, setColors, setSelected, css,
+    over, marks, schedule, paint, pan, zoom, land, reveal, hit, nextTo, inside, where, toMap, setColors, setSelected, css,
     resize: () => { dirty = true; resize(); }, home: () => fly(whole), size: () => [width, height],
   };
 })();

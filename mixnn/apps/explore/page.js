@@ -1,6 +1,6 @@
-// What the reader does: colors, finding, picking, selecting, naming. All text enters the page as text, never as HTML.
+// The side panel: colors, search by name, neighbors, selections, groups. Text enters the page as text, never as HTML.
 
-const say = (text) => { byId("said").textContent = text; };
+const announce = (text) => { byId("announcement").textContent = text; }; // for screen readers
 const make = (tag, className, text = "") => {
   const element = document.createElement(tag);
   element.className = className;
@@ -20,7 +20,7 @@ const pack = ([r, g, b]) => (0xff000000 | b << 16 | g << 8 | r) >>> 0;
 const theme = {};
 let mode = hasLabels ? "label" : "cluster", modeChosen = false;
 
-/** Ten well-known colors; more are taken from around the color circle, and told apart by name. */
+/** Ten distinct colors; with more classes, hues from around the color circle, which names must tell apart. */
 function colorOf(n, count) {
   if (count <= TEN.length) return lit(TEN[n]);
   const hue = n * 137.508 % 360, light = [0.5, 0.62, 0.4][n % 3], a = 0.7 * Math.min(light, 1 - light);
@@ -30,7 +30,7 @@ function colorOf(n, count) {
   }));
 }
 
-/** From orange (no neighbor of the same label) over gray to blue (all of them). */
+/** Orange (no neighbor has the same label) through gray to blue (all have it). */
 function ramp(t) {
   const stops = [[224, 106, 16], dark.matches ? [120, 118, 116] : [190, 188, 184], dark.matches ? [84, 160, 255] : [24, 92, 190]];
   const [from, to, u] = t < 0.5 ? [stops[0], stops[1], 2 * t] : [stops[1], stops[2], 2 * t - 1];
@@ -44,8 +44,8 @@ const MODES = {
     title: "Cluster (k-means)", classes: () => Array.from({ length: numClusters }, (_, c) => `cluster ${c + 1}`),
     of: (i) => clusters[i], none: "",
   },
-  purity: { title: "Purity of neighbors" },
-  group: { title: "Group", classes: () => groups.titles(), of: (i) => groups.of(i) - 1, none: "in no group" },
+  purity: { title: "Neighbor purity" },
+  group: { title: "Group", classes: () => groups.titles(), of: (i) => groups.of(i) - 1, none: "no group" },
 };
 if (!hasLabels) { delete MODES.label; delete MODES.purity; }
 
@@ -64,7 +64,7 @@ function recolor() {
   drawLegend(palette, none);
 }
 
-/** Each class on the point next to the median of its own; none where there are too many to be read. */
+/** The name of each class, at its image nearest to the median; none if there are too many to read. */
 function tags(classes, of) {
   if (classes.length > 40) return [];
   const of_class = classes.map(() => []);
@@ -82,8 +82,8 @@ function tags(classes, of) {
 function drawLegend(palette, none) {
   const legend = byId("legend"), help = byId("legend-help"), { classes, of, none: unnamed } = MODES[mode];
   legend.replaceChildren();
-  help.textContent = mode === "purity" ? `How many of an image's ${K} nearest neighbors have its label.`
-    : mode === "group" && !classes().length ? "There are no groups yet." : "Click one to select its images.";
+  help.textContent = mode === "purity" ? `Share of an image's ${K} nearest neighbors with the same label.`
+    : mode === "group" && !classes().length ? "There are no groups yet." : "Click an entry to select its images.";
   if (mode === "purity") return drawRamp(legend);
   const counts = new Uint32Array(palette.length + 1);
   for (let i = 0; i < N; i++) counts[of(i) + 1]++;
@@ -134,8 +134,8 @@ function select(images, toName = true) {
   byId("groups-help").hidden = some || groups.titles().length > 0;
   byId("ungroup").hidden = !selection.some((i) => groups.of(i));
   byId("selected").textContent = `${counted(selection.length, "image")} selected`;
-  say(some ? `${counted(selection.length, "image")} selected` : "selection cleared");
-  if (some && toName && !narrow.matches) byId("name").focus({ preventScroll: true }); // a phone's keyboard hides the map
+  announce(some ? `${counted(selection.length, "image")} selected` : "selection cleared");
+  if (some && toName && !narrow.matches) byId("name").focus({ preventScroll: true }); // on a phone the keyboard would hide the map
 }
 
 // Groups
@@ -175,13 +175,13 @@ byId("name-form").addEventListener("submit", (event) => {
   groups.assign(selection, title);
   byId("name").value = "";
   select([]);
-  say(`${counted(count, "image")} named ${title}`);
+  announce(`${counted(count, "image")} named ${title}`);
   if (!narrow.matches) map.over.focus({ preventScroll: true, focusVisible: false });
 });
-byId("ungroup").addEventListener("click", () => { groups.assign(selection, ""); select([]); say("taken out of their groups"); });
+byId("ungroup").addEventListener("click", () => { groups.assign(selection, ""); select([]); announce("removed from their groups"); });
 byId("deselect").addEventListener("click", () => select([]));
-byId("undo").addEventListener("click", () => { groups.undo(); say("undone"); });
-byId("clear").addEventListener("click", () => { groups.clear(); say("groups cleared"); });
+byId("undo").addEventListener("click", () => { groups.undo(); announce("undone"); });
+byId("clear").addEventListener("click", () => { groups.clear(); announce("groups cleared"); });
 byId("export").addEventListener("click", groups.save);
 
 // Picking: an image and its nearest neighbors
@@ -202,10 +202,10 @@ function pick(i, back = false) {
   if (meta.served) byId("picked-open").href = `/image/${i}`;
   byId("neighbors").replaceChildren(...Array.from({ length: K }, (_, k) => neighborItem(i, k)));
   const wrong = Array.from({ length: K }, (_, k) => isFalse(i, neighbors[i * K + k])).filter(Boolean).length;
-  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine" : "their cosines"}.`
-    : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "is" : "are"} false: ${wrong === 1 ? "it has" : "they have"} another label (✗).` : `All labelled neighbors share its label.`;
+  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine similarity" : "their cosine similarities"}.`
+    : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "has" : "have"} another label (✗).` : "All labelled neighbors have the same label.";
   byId("picked-summary").textContent = text;
-  say(`${names[i]}. ${facts(i)}. ${text}`);
+  announce(`${names[i]}. ${facts(i)}. ${text}`);
   byId("picked").scrollIntoView({ block: narrow.matches ? "start" : "nearest" });
 }
 
@@ -232,8 +232,8 @@ function neighborItem(i, k) {
   const label = labelOf(j), text = label === "" ? "" : wrong ? `✗ ${label}` : label;
   button.append(canvas, make("span", "rank", `${k + 1}. `), make("span", "", cosine(i, k).toFixed(3)));
   if (hasLabels) button.append(make("span", "label", text || "no label"));
-  const said = label === "" ? "" : wrong ? `, false: label ${label}` : `, label ${label}`;
-  button.setAttribute("aria-label", `Neighbor ${k + 1}, cosine ${cosine(i, k).toFixed(3)}${said}: ${names[j]}`);
+  const said = label === "" ? "" : wrong ? `, false neighbor: label ${label}` : `, label ${label}`;
+  button.setAttribute("aria-label", `Neighbor ${k + 1}, cosine similarity ${cosine(i, k).toFixed(3)}${said}: ${names[j]}`);
   button.addEventListener("click", () => { pick(j); map.reveal(j); });
   button.addEventListener("mouseenter", () => mark(j, false));
   button.addEventListener("mouseleave", () => mark(-1));
@@ -249,7 +249,7 @@ byId("picked-select").addEventListener("click", () => {
   select([i, ...neighbors.subarray(i * K, i * K + K)]);
 });
 
-// The marked image, under the pointer or in the middle of the map, with its card
+// The highlighted image, under the pointer or in the middle of the map, with its card
 
 function mark(i, withCard = true) {
   const card = byId("card");
@@ -258,7 +258,7 @@ function mark(i, withCard = true) {
   card.hidden = i < 0 || !withCard;
   if (card.hidden) return;
   thumbs.show(card.querySelector("canvas"), i);
-  const cut = names[i].lastIndexOf("/") + 1; // the end of a long name tells most
+  const cut = names[i].lastIndexOf("/") + 1; // the end of a long name says most
   card.querySelector("b").textContent = names[i].slice(cut);
   card.querySelector("span").textContent = [...names[i].slice(0, cut) ? [`in ${names[i].slice(0, cut)}`] : [], ...facts(i).split(" · ")].join("\n");
   const [x, y] = map.where(i), [width, height] = map.size(), box = card.getBoundingClientRect();
@@ -295,14 +295,14 @@ byId("find").addEventListener("keydown", (event) => {
 });
 byId("found-select").addEventListener("click", () => select(matches));
 
-// What there is to know
+// Title, summary and notes
 
 byId("title").textContent = meta.title;
-const pure = pairs ? ` · purity of ${counted(K, "neighbor")} ${(100 * alike / pairs).toFixed(1)}%` : "";
+const pure = pairs ? ` · neighbor purity ${(100 * alike / pairs).toFixed(1)}% (${K} nearest)` : "";
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [
-  `Layout: ${meta.layout}. Distances on the map are only a hint; neighbors and cosines are exact, from the whole vectors.`,
+  `Layout: ${meta.layout}. Distances on the map are approximate; neighbors and cosine similarities are exact, computed from the full vectors.`,
   ...meta.notes,
 ];
 if (meta.skipped.length) {

@@ -1,4 +1,4 @@
-"""The page: arrays, names and thumbnails in one HTML file. Arrays travel as base64 of little-endian numbers."""
+"""The explore page: arrays, names and thumbnails in one HTML file. Arrays are base64 of little-endian numbers."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from typing import Any
 import numpy as np
 
 from mixnn.apps import webpage
+from mixnn.apps.thumbnails import Encoded
 
-SCRIPTS = ("data.js", "thumbs.js", "map.js", "groups.js", "page.js", "hands.js")
+SCRIPTS = ("data.js", "thumbs.js", "map.js", "groups.js", "page.js", "input.js")
 NO_LABEL = 2**16 - 1
-LIMIT = 60_000_000  # bytes of a page that a browser still opens in a moment
+MAX_BYTES = 60_000_000  # size of a page that a browser still opens quickly
 
 
 @dataclass
-class Atlas:
-    """All that is known of N images but their pixels."""
+class MapData:
+    """Everything the map shows of N images, except their pixels."""
 
     names: list[str]
     points: np.ndarray  # float32 (N, 2)
     neighbors: np.ndarray  # (N, K), nearest first
     cosines: np.ndarray  # (N, K)
-    labels: np.ndarray  # (N,), -1: none
+    labels: np.ndarray  # (N,), index into classes; -1: no label
     classes: list[str]
     clusters: np.ndarray  # (N,)
     title: str = ""
-    layout: str = ""
-    notes: list[str] = field(default_factory=list)  # what a reader must know: images left out, thumbnails shrunk
-    skipped: list[tuple[str, str]] = field(default_factory=list)
+    layout: str = ""  # how the layout was made, in words
+    notes: list[str] = field(default_factory=list)  # what a reader should know: images left out, thumbnails shrunk
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # unreadable files, with reasons
 
     def __len__(self) -> int:
         return len(self.names)
 
 
-def write(
-    atlas: Atlas,
+def render(
+    data: MapData,
     side: int = 0,
     order: np.ndarray | None = None,
-    sheets: Iterable[tuple[bytes, str]] = (),
+    sheets: Iterable[Encoded] = (),
     served: bool = False,
 ) -> bytes:
-    """The page as a file; `sheets` hold thumbnails of this side, in `order`. served: they are asked for by number."""
-    slots = np.zeros(len(atlas), np.uint32)
-    slots[order if order is not None else slice(None)] = np.arange(len(atlas))
+    """The page as HTML. `sheets` hold thumbnails of this side, in `order`; served: the page requests them instead."""
+    slots = np.zeros(len(data), np.uint32)
+    slots[order if order is not None else slice(None)] = np.arange(len(data))
     sheets = list(sheets)
     meta = {
-        "title": atlas.title,
-        "count": len(atlas),
-        "neighbors": atlas.neighbors.shape[1],
-        "classes": atlas.classes,
-        "layout": atlas.layout,
-        "notes": atlas.notes,
-        "skipped": atlas.skipped,
+        "title": data.title,
+        "count": len(data),
+        "neighbors": data.neighbors.shape[1],
+        "classes": data.classes,
+        "layout": data.layout,
+        "notes": data.notes,
+        "skipped": data.skipped,
         "side": side,
         "sheets": len(sheets),
         "served": served,
-        "key": hashlib.sha256("\0".join([atlas.title, *atlas.names]).encode(errors="replace")).hexdigest()[:16],
+        "key": hashlib.sha256("\0".join([data.title, *data.names]).encode(errors="replace")).hexdigest()[:16],
     }
-    index_type = "<u2" if len(atlas) <= 2**16 else "<u4"
+    index_type = "<u2" if len(data) <= 2**16 else "<u4"
     blocks = [
         text_block("meta", meta),
-        text_block("names", atlas.names),
-        array_block("points", atlas.points, "<f4"),
-        array_block("neighbors", atlas.neighbors, index_type),
-        array_block("cosines", np.rint((np.clip(atlas.cosines, -1, 1) + 1) / 2 * 65535), "<u2"),
-        array_block("labels", np.where(atlas.labels < 0, NO_LABEL, atlas.labels), "<u2"),
-        array_block("clusters", atlas.clusters, "<u2"),
+        text_block("names", data.names),
+        array_block("points", data.points, "<f4"),
+        array_block("neighbors", data.neighbors, index_type),
+        array_block("cosines", np.rint((np.clip(data.cosines, -1, 1) + 1) / 2 * 65535), "<u2"),
+        array_block("labels", np.where(data.labels < 0, NO_LABEL, data.labels), "<u2"),
+        array_block("clusters", data.clusters, "<u2"),
         array_block("slots", slots, "<u4"),
     ]
-    pictures = [
-        f'<script type="text/plain" id="sheet{i}" data-type="{kind}">{base64.b64encode(data).decode()}</script>'
-        for i, (data, kind) in enumerate(sheets)
+    sheet_blocks = [
+        f'<script type="text/plain" id="sheet{i}" data-type="{sheet.media_type}">{sheet.base64}</script>'
+        for i, sheet in enumerate(sheets)
     ]
     template, style, *scripts = (
         webpage.read("mixnn.apps.explore", name) for name in ("page.html", "page.css", *SCRIPTS)
@@ -82,10 +83,10 @@ def write(
     script = '"use strict";\n{\n' + "\n".join(scripts) + "\n}"
     return webpage.fill(
         template,
-        head=webpage.head(atlas.title, style, script, served),
+        head=webpage.head(data.title, style, script, served),
         script=script,
         data="\n".join(blocks),
-        sheets="\n".join(pictures),
+        sheets="\n".join(sheet_blocks),
     ).encode(errors="backslashreplace")
 
 
@@ -94,6 +95,6 @@ def text_block(name: str, value: Any) -> str:
 
 
 def array_block(name: str, values: np.ndarray, kind: str) -> str:
-    """Numbers as base64; `kind` is numpy's name of the type, which the page knows too."""
+    """Numbers as base64; `kind` is numpy's name of the type, such as "<u2"."""
     text = base64.b64encode(np.ascontiguousarray(values).astype(kind).tobytes()).decode()
     return f'<script type="text/plain" id="data-{name}" data-type="{kind[1:]}">{text}</script>'

@@ -1,20 +1,23 @@
-"""The page on this machine only: 127.0.0.1, GET, and three kinds of address: /, /thumb/N and /image/N.
+"""Serves the page on this machine only: 127.0.0.1, GET, and three kinds of path: /, /thumb/N and /image/N.
 
-Images are asked for by their number, so no address can name a file. Another Host header than this server's own is
-refused: a web site whose name was made to point here would send its own.
+Images are requested by number, so no path can name a file. Requests whose Host header is not this server's are refused:
+a web site whose name resolves to 127.0.0.1 (DNS rebinding) would send its own name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from mixnn.apps.explore.pictures import SERVED, Pictures, cached
+from mixnn.apps.thumbnails import Thumbnails, preview
 from mixnn.config import UserError
 
+SERVED_SIDE = 128  # default side of the thumbnails
+LONGEST = 1600  # longest side of /image/N in pixels
 HOST = "127.0.0.1"
-ADDRESS = re.compile(r"/(thumb|image)/(0|[1-9][0-9]{0,8})", re.ASCII)
+PATH = re.compile(r"/(thumb|image)/(0|[1-9][0-9]{0,8})", re.ASCII)
 HEADERS = {
     "Cache-Control": "no-store",  # the next page on this port may hold other images
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -23,43 +26,49 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-Found = tuple[bytes, str]  # contents and media type
+Content = tuple[bytes, str]  # bytes and media type
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a page and the pictures on it until it is stopped."""
+    """Serves a page and its images until it is stopped."""
 
     daemon_threads = True
-    allow_reuse_address = False  # where it means that two may listen on one port
+    allow_reuse_address = False  # on some systems it would let two servers listen on one port
 
-    def __init__(self, page: bytes, pictures: Pictures, port: int = 0, side: int = SERVED) -> None:
-        self.page, self.count = page, len(pictures)
-        self.makers: dict[str, Callable[[int], Found]] = {"thumb": cached(pictures, side), "image": pictures.full_size}
+    def __init__(self, page: bytes, thumbnails: Thumbnails, port: int = 0, side: int = SERVED_SIDE) -> None:
+        def thumb(i: int) -> Content:
+            return thumbnails.square(i, side)
+
+        def image(i: int) -> Content:
+            return preview(thumbnails.images, i, LONGEST, lossless_up_to=SERVED_SIDE)
+
+        self.page, self.count = page, len(thumbnails)
+        self.makers: dict[str, Callable[[int], Content]] = {"thumb": lru_cache(maxsize=4096)(thumb), "image": image}
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise UserError(
-                f"cannot listen on port {port}: {error.strerror}; without --port a free one is taken"
+                f"cannot listen on port {port}: {error.strerror}; without --port a free one is chosen"
             ) from None
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
 
-    def find(self, address: str) -> Found | None:
-        """What lies at an address; None where nothing does."""
-        if address == "/":
+    def find(self, path: str) -> Content | None:
+        """The content at a path; None if there is none."""
+        if path == "/":
             return self.page, "text/html; charset=utf-8"
-        match = ADDRESS.fullmatch(address)
+        match = PATH.fullmatch(path)
         if not match or int(match[2]) >= self.count:
             return None
         try:
             return self.makers[match[1]](int(match[2]))
-        except Exception:  # a file that is gone or damaged since it was embedded can raise nearly anything
+        except Exception:  # a file removed or damaged after embedding can raise nearly anything
             return None
 
     def handle_error(self, *_: object) -> None:
-        """A browser that goes away in the middle of an answer is no news."""
+        """Prints nothing: a browser may close its connection in the middle of a response."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def parse_request(self) -> bool:
-        """Refuses what is not a plain GET to this very host, whatever else it is."""
+        """Refuses everything but a GET request for this host."""
         if not super().parse_request():
             return False
         port = self.server.server_port
@@ -103,4 +112,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Requests are not worth a line each."""
+        """Prints no line per request."""

@@ -1,8 +1,8 @@
-// Thumbnails: cut out of the page's sheets, or asked of the server by number. Loaded when first needed, the oldest let go.
+// Thumbnails: cut from the sheets in the page, or requested from the server by number. Loaded when needed; a bounded cache.
 
 const thumbs = (() => {
-  const kept = new Map(); // key -> picture, or null while it is on its way; the oldest first
-  const MOST = meta.served ? 3000 : 32; // sheets take 4 MB each
+  const kept = new Map(); // key -> picture, or null while it loads; least recently used first
+  const MOST = meta.served ? 3000 : 32; // a sheet takes 4 MB
   const listeners = [], waiting = [], queue = [];
   let running = 0;
 
@@ -23,7 +23,7 @@ const thumbs = (() => {
 
   function pump() {
     while (running < 6 && queue.length) {
-      const key = queue.pop(); // the latest wish first: earlier ones may have left the view
+      const key = queue.pop(); // the latest request first: earlier ones may have left the view
       running++;
       load(key).catch(() => undefined).then((picture) => {
         running--;
@@ -39,7 +39,7 @@ const thumbs = (() => {
     }
   }
 
-  /** Draws a thumbnail if it is there, and asks for it if not. */
+  /** Draws a thumbnail if it is loaded, and starts loading it if not. */
   function draw(context, i, x, y, size) {
     if (!there) return false;
     const key = keyOf(i), picture = kept.get(key);
@@ -59,7 +59,7 @@ const thumbs = (() => {
     return true;
   }
 
-  /** Fills a small canvas with a thumbnail, at once or when it comes. */
+  /** Fills a small canvas with a thumbnail, now or when it is loaded. */
   function into(canvas, i) {
     if (canvas.dataset.image !== String(i)) return;
     if (!draw(canvas.getContext("2d"), i, 0, 0, canvas.width) && there) waiting.push([canvas, i]);
@@ -73,7 +73,7 @@ const thumbs = (() => {
     into(canvas, i);
   }
 
-  /** Sheets stand at the end of the page, and the map is shown before they are read. */
+  /** The sheets are at the end of the page, so the map is shown before they are parsed. */
   document.addEventListener("DOMContentLoaded", () => {
     for (const listener of listeners) listener();
     for (const [canvas, i] of waiting.splice(0)) into(canvas, i);

@@ -1,9 +1,9 @@
-// Curves: one panel a number, one line a run. All panels share a cursor: the epoch under the pointer, or that of the arrow keys.
+// Curves: one panel per number, one line per run. All panels share a cursor, moved by the pointer or the arrow keys.
 
 const BOX = { width: 340, height: 168, left: 42, right: 16, top: 8, bottom: 24 };
-const EPOCHS = RUNS.flatMap((run) => run.curves.epochs); // all panels span them, so that the cursor stands alike
+const EPOCHS = RUNS.flatMap((run) => run.curves.epochs); // all panels show the same range, so that the cursor is at the same place
 const panels = [];
-let cursor = null; // an epoch; null stands for the last
+let cursor = null; // an epoch; null: the last one
 
 function ticks(low, high, wanted, whole) {
   const raw = (high - low) / wanted || 1;
@@ -22,7 +22,7 @@ function tickText(value, all) {
 }
 
 function frame(svg, xs, ys, xTitle) {
-  // Axes for these values; returns the two scales.
+  // Draws axes for these values and returns the scales.
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
   if (low > 0 && low < 0.5 * high) low = 0;
   const pad = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
@@ -61,7 +61,7 @@ function epochPanel(name, meaning, lines, labelled) {
   const { x, y, left, right } = frame(svg, EPOCHS, points.map((p) => p[1]), "epoch");
   for (const { points: own, color, dash } of lines) {
     svg.append(s("path", { class: "curve", d: lineOf(own, x, y), style: { stroke: color }, "stroke-dasharray": dash || null }));
-    const sparse = own.length < 6 || own.length <= (own.at(-1)[0] - own[0][0]) / 2 + 1; // not a reading each epoch
+    const sparse = own.length < 6 || own.length <= (own.at(-1)[0] - own[0][0]) / 2 + 1; // not a value per epoch
     if (sparse && own.length < 60) for (const [a, b] of own) svg.append(s("circle", { cx: x(a), cy: y(b), r: 2, style: { fill: color } }));
   }
   if (labelled) endLabels(svg, lines, x, y);
@@ -85,7 +85,7 @@ function epochPanel(name, meaning, lines, labelled) {
 }
 
 function endLabels(svg, lines, x, y) {
-  // Letters at the lines' ends, moved apart where they would overlap.
+  // Letters at the ends of the lines, moved apart if they would overlap.
   const ends = lines.map((line) => ({ line, x: x(line.points.at(-1)[0]) + 4, y: y(line.points.at(-1)[1]) + 3.5 })).sort((a, b) => a.y - b.y);
   ends.forEach((end, i) => { if (i && end.y - ends[i - 1].y < 10 && Math.abs(end.x - ends[i - 1].x) < 12) end.y = ends[i - 1].y + 10; });
   for (const end of ends) svg.append(s("text", { x: end.x, y: end.y, style: { fill: end.line.color, "font-weight": 700 } }, end.line.text));
@@ -111,7 +111,7 @@ function steer(svg, left, right) {
   });
 }
 
-// Purity by rank: over epochs for one run, and as a profile over the ranks at the cursor's epoch.
+// Purity by rank: over epochs for one run, and over the ranks at the cursor's epoch.
 function ranksOf(run, pattern) {
   return Object.keys(run.curves.values).map((name) => pattern.exec(name)).filter(Boolean).map((m) => Number(m[1])).sort((a, b) => a - b);
 }
@@ -161,6 +161,6 @@ function drawCurves() {
   const panel = ({ name, meaning }) => name === "purity_k" ? [profilePanel(meaning), !MANY && rankPanel(meaning)] : curvePanel({ name, meaning });
   const groups = DATA.groups.map(({ title, panels: own }) => [h("h3", {}, title), h("div", { class: "panels" }, own.map(panel).flat())]);
   if (!groups.length) return section("curves");
-  section("curves", h("p", { class: "note" }, "Means over each epoch's steps. Point at a curve, or focus it and use the arrow keys, to read all of them at that epoch."), legend, groups.flat());
+  section("curves", h("p", { class: "note" }, "Means over the steps of each epoch. Hover over a curve, or focus it and use the arrow keys, to read all curves at that epoch."), legend, groups.flat());
   panels.forEach((update) => update());
 }

@@ -1,4 +1,4 @@
-// Elements, numbers, thumbnails, the tip. Text only ever enters as text: nothing here parses HTML.
+// Helpers for elements, numbers, thumbnails and the tooltip. Text enters as text: nothing here parses HTML.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs, MANY = RUNS.length > 1;
@@ -50,13 +50,13 @@ function table(head, rows, className) {
     h("tbody", {}, rows.map((row) => row instanceof Node ? row : h("tr", {}, row.map((v, i) => i ? cell("td", v) : v instanceof Node ? v : h("th", { scope: "row" }, v)))))));
 }
 
-// Thumbnails lie in one sprite a data set; a rule of its own carries it, so that it is held once.
+// One sprite per data set holds its thumbnails; a CSS rule refers to it, so that it is stored once.
 const sheet = new CSSStyleSheet();
 DATA.galleries.forEach((gallery, g) => sheet.insertRule(`.sprite${g} { background-image: url("${gallery.sprite}"); }`));
 document.adoptedStyleSheets = [sheet];
 
 function tile(g, index, size) {
-  // Without a size it takes that of its box: shares of the sprite instead of pixels.
+  // Without a size the tile fills its box: percentages of the sprite instead of pixels.
   const { columns, side, labels } = DATA.galleries[g];
   const lines = Math.ceil(labels.length / columns), x = index % columns, y = Math.floor(index / columns);
   const share = (i, n) => (n > 1 ? `${(100 * i) / (n - 1)}%` : "0%");

@@ -1,17 +1,17 @@
-// The map: t-SNE of the shown images, one plane a run. Pointing shows the image, choosing it also its nearest in each run.
+// The map: t-SNE of the images, one plane per run. Hovering shows an image, choosing it also its nearest images in each run.
 
 const TEN = ["#4e79a7", "#f28e2b", "#e15759", "#4fa9a3", "#59a14f", "#d0a91c", "#b07aa1", "#f07f90", "#9c755f", "#8c8c8c"];
 const classColor = (label, total) => label < 0 || !total ? "var(--run0)" : total <= 10 ? TEN[label] : `hsl(${(label * 137.508) % 360} 60% 52%)`;
 
 function drawMap() {
-  const groups = DATA.galleries.map((_, g) => RUNS.filter((run) => run.look && run.look.gallery === g && run.look.xy));
+  const groups = DATA.galleries.map((_, g) => RUNS.filter((run) => run.embedding && run.embedding.gallery === g && run.embedding.xy));
   section("map", groups.flatMap((runs, g) => runs.length ? mapOf(g, runs) : []));
 }
 
 function mapOf(g, runs) {
   const gallery = DATA.galleries[g];
-  const telling = gallery.rows.find((row) => row.why !== gallery.rows[0].why) || gallery.rows[0];
-  const state = { hover: -1, chosen: telling ? telling.query : -1, only: -1, images: false };
+  const interesting = gallery.rows.find((row) => row.title !== gallery.rows[0].title) || gallery.rows[0];
+  const state = { hover: -1, chosen: interesting ? interesting.query : -1, only: -1, images: false };
   const planes = runs.map((run) => plane(g, run, state, refresh));
   const detail = h("div", { class: "card detail", "aria-live": "polite" });
   let shown = null;
@@ -21,9 +21,9 @@ function mapOf(g, runs) {
     shown = state.chosen;
   }
   const of = gallery.count < gallery.total ? `${count(gallery.count)} of ${count(gallery.total)}` : `all ${count(gallery.total)}`;
-  const note = `t-SNE of the encoder's features (unit length) of ${of} ${gallery.split} images, fixed seed` +
-    `${runs.length > 1 ? "; maps are turned to lie alike" : ""}. It keeps neighborhoods, not distances: sizes of clusters and gaps mean little. ` +
-    "Point at an image to see it; click it, or focus the map and use arrow keys and Enter, for its nearest images.";
+  const note = `t-SNE of the encoder's features (unit length) for ${of} ${gallery.split} images, with a fixed seed` +
+    `${runs.length > 1 ? "; the maps are rotated and mirrored to match" : ""}. t-SNE keeps neighborhoods, not distances: the sizes of clusters and gaps mean little. ` +
+    "Hover over a point to see its image; click it, or focus the map and use the arrow keys and Enter, to see its nearest images.";
   refresh();
   const figures = planes.map((one, i) => h("div", {}, MANY && runName(runs[i]), one.node));
   return [h("p", { class: "note" }, note), controls(gallery, state, refresh),
@@ -47,7 +47,7 @@ function controls(gallery, state, refresh) {
     box.append(select);
     return box;
   }
-  const buttons = present.map(({ name, label, size }) => h("button", { type: "button", "aria-pressed": "false", title: `${size} image${size === 1 ? "" : "s"}; click to see this class alone`, onclick: () => {
+  const buttons = present.map(({ name, label, size }) => h("button", { type: "button", "aria-pressed": "false", title: `${size} image${size === 1 ? "" : "s"}; click to show only this class`, onclick: () => {
     state.only = state.only === label ? -1 : label;
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(present[i].label === state.only)));
     refresh();
@@ -57,7 +57,7 @@ function controls(gallery, state, refresh) {
 }
 
 function mosaic(points) {
-  // Each image in the nearest free cell of a grid, so that none hides another; [cells a side, centres].
+  // Puts each image into the nearest free cell of a grid, so that none hides another; returns [cells per side, centres].
   const side = Math.ceil(1.35 * Math.sqrt(points.length)), step = 1000 / side, taken = new Set();
   const centres = points.map(([x, y]) => {
     let best = -1, least = Infinity;
@@ -72,7 +72,7 @@ function mosaic(points) {
 }
 
 function plane(g, run, state, refresh) {
-  const gallery = DATA.galleries[g], { xy, near } = run.look;
+  const gallery = DATA.galleries[g], { xy, near } = run.embedding;
   const dotted = xy.map(([x, y]) => [40 + 0.92 * x, 40 + 0.92 * y]);
   let tiled = null;
   const place = (i) => (state.images && tiled ? tiled[i] : dotted[i]);
@@ -138,7 +138,7 @@ function plane(g, run, state, refresh) {
     event.preventDefault();
   });
   function toward(from, [dx, dy]) {
-    // The nearest image within 45 degrees of that way.
+    // The nearest image within 45 degrees of that direction.
     let found = from, least = Infinity;
     xy.forEach((_, i) => {
       const [x, y] = [xy[i][0] - xy[from][0], xy[i][1] - xy[from][1]];
@@ -154,7 +154,7 @@ function showDetail(node, g, runs, i) {
   if (i < 0) return node.replaceChildren(h("p", { class: "muted" }, "No image chosen."));
   const gallery = DATA.galleries[g], label = className(g, i);
   const lists = runs.map((run) => h("div", {},
-    h("p", { class: "note" }, MANY && [letter(run), " "], "nearest shown images, with the cosine of their features", gallery.classes.length ? "; crossed: another class" : ""),
-    h("div", { class: "strip" }, run.look.near[i].map((j, n) => neighbor(g, j, run.look.nearCos[i][n], label && className(g, j) && className(g, j) !== label, 56)))));
+    h("p", { class: "note" }, MANY && [letter(run), " "], "nearest images on the map, with the cosine similarity of their features", gallery.classes.length ? "; crossed out: another class" : ""),
+    h("div", { class: "strip" }, run.embedding.near[i].map((j, n) => neighbor(g, j, run.embedding.nearCos[i][n], label && className(g, j) && className(g, j) !== label, 56)))));
   return node.replaceChildren(h("div", { class: "about" }, tile(g, i, 96), h("div", {}, h("b", {}, describe(g, i)))), h("div", { class: "strips" }, lists));
 }

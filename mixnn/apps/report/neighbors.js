@@ -1,4 +1,4 @@
-// The grid: queries with their nearest training images. A false neighbor is crossed, framed by dashes, and named.
+// The grid: queries with their nearest training images. A false neighbor is crossed out, has a dashed frame, and its class is named.
 
 function neighbor(g, index, cos, isFalse, size) {
   const image = tile(g, index, size);
@@ -9,23 +9,23 @@ function neighbor(g, index, cos, isFalse, size) {
 }
 
 function drawNeighbors() {
-  const groups = DATA.galleries.map((_, g) => RUNS.filter((run) => run.look && run.look.gallery === g));
+  const groups = DATA.galleries.map((_, g) => RUNS.filter((run) => run.embedding && run.embedding.gallery === g));
   section("neighbors", groups.flatMap((runs, g) => runs.length ? gridOf(g, runs) : []));
 }
 
 function gridOf(g, runs) {
   const gallery = DATA.galleries[g];
-  if (!gallery.rows.length || !runs[0].look.grid[0].length) return [];
+  if (!gallery.rows.length || !runs[0].embedding.grid[0].length) return [];
   const among = gallery.bank < gallery.bankTotal ? `${count(gallery.bank)} of ${count(gallery.bankTotal)}` : `all ${count(gallery.bankTotal)}`;
-  const marks = gallery.classes.length ? " A neighbor of another class is crossed out, framed by dashes and named (✗)." : "";
+  const marks = gallery.classes.length ? " False neighbors, those of another class, are crossed out and have a dashed frame; ✗ names their class." : "";
   const own = gallery.split === "training" ? " The query itself is left out." : "";
-  const note = `Each ${gallery.split} image with its nearest among ${among} training images, by the cosine of their features, printed below each.${own}${marks}`;
-  const shares = runs.filter((run) => run.look.falseShare !== null).map((run) =>
-    h("li", {}, MANY && letter(run), `${percent(100 * run.look.falseShare)}% false among the ${run.look.grid[0].length} nearest of all ${count(gallery.count)} shown images (checkpoint of step ${count(run.look.step)})`));
-  let why = "";
+  const note = `${gallery.split === "test" ? "Test" : "Training"} images with their nearest neighbors among ${among} training images. The number below a neighbor is the cosine similarity of the features.${own}${marks}`;
+  const shares = runs.filter((run) => run.embedding.falseShare !== null).map((run) =>
+    h("li", {}, MANY && letter(run), `${percent(100 * run.embedding.falseShare)}% of the ${run.embedding.grid[0].length} nearest neighbors are false, over all ${count(gallery.count)} images on the map (checkpoint of step ${count(run.embedding.step)})`));
+  let title = "";
   const rows = gallery.rows.flatMap((row, r) => {
-    const head = row.why !== why ? [h("h3", {}, row.why)] : [];
-    why = row.why;
+    const head = row.title !== title ? [h("h3", {}, row.title)] : [];
+    title = row.title;
     return [...head, gridRow(g, runs, row, r)];
   });
   return [h("p", { class: "note" }, note), shares.length ? h("ul", { class: "legend" }, shares) : null, h("div", { class: runs.length > 1 ? "rows" : "rows alone" }, rows)];
@@ -35,6 +35,6 @@ function gridRow(g, runs, row, r) {
   const label = className(g, row.query), { names } = DATA.galleries[g];
   const query = h("figure", { title: describe(g, row.query) }, tile(g, row.query), h("figcaption", {}, label || (names ? names[row.query].split("/").at(-1) : "query")));
   const lists = runs.map((run) => h("div", { class: "list" }, runs.length > 1 && letter(run),
-    h("div", { class: "eight" }, run.look.grid[r].map((one) => neighbor(g, one.tile, one.cos, one.false)))));
+    h("div", { class: "eight" }, run.embedding.grid[r].map((one) => neighbor(g, one.tile, one.cos, one.false)))));
   return h("div", { class: "row" }, h("div", { class: "query" }, query), h("div", { class: "lists" }, lists));
 }

@@ -1,11 +1,10 @@
-"""report: one HTML file about one run or several, to be read without anything else.
+"""report: one self-contained HTML file about one or more runs.
 
-What was run and how, results with their protocols, curves, a t-SNE map, nearest neighbors, and a verdict in words.
+It shows what was run and how, the results with their protocols, curves, a t-SNE map, nearest neighbors, and a verdict.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Any
 import torch
 
 import mixnn
-from mixnn import diagnostics
-from mixnn.apps.report import compare, facts, outcome, pictures
-from mixnn.apps.report.facts import Facts
-from mixnn.apps.report.page import render
+from mixnn.apps import webpage
+from mixnn.apps.report import gallery, results, run_data, settings
+from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES, judge
 from mixnn.config import UserError
 from mixnn.device import pick_device
@@ -29,26 +27,7 @@ __all__ = ["report"]
 
 MAX_IMAGES = 5_000
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-# Curves that a run logs beside those of diagnostics.
-OTHER_NAMES = {
-    "loss": "the method's loss, mean over the steps of an epoch",
-    "knn": "accuracy in %: test images named by the weighted vote of their k nearest training images",
-    "images_per_s": "training images a second",
-}
-GROUPS = (
-    ("Is it learning?", ("loss", "knn", "purity", "accuracy")),
-    (
-        "Whom does it take for neighbors?",
-        (
-            *("purity_k", "inconsistency", "d_neighbors", "cos_neighbors"),
-            *("cas_entropy", "cas_entropy_0.1", "own_image", "norm_ratio"),
-        ),
-    ),
-    ("Does it collapse?", ("spread", "rank", "d_positive")),
-    ("Speed", ("images_per_s",)),
-)
-BY_RANK = re.compile(r"purity_(cas_)?(\d+)")
+SCRIPTS = ("dom.js", "curves.js", "map.js", "neighbors.js", "page.js")
 
 
 def report(
@@ -61,104 +40,102 @@ def report(
     overwrite: bool = False,
     reporter: Reporter | None = None,
 ) -> Path:
-    """Write the page about these run folders; `images` is how many are mapped (0: no images at all)."""
+    """Writes a page about these run folders. `images` is the number of images on the map; 0 leaves images out."""
     reporter, where = reporter or Reporter(), pick_device(device)
     runs = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not runs:
-        raise UserError("report needs a run folder, or several to compare: `mixnn pretrain` makes one")
+        raise UserError("report needs at least one run folder; `mixnn pretrain` makes one")
     if len(runs) > len(LETTERS):
-        raise UserError(f"{len(runs)} runs are more than a page can show: give at most {len(LETTERS)}")
+        raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
     if not 0 <= images <= MAX_IMAGES:
         raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
     out = Path(out).expanduser()
     check_writable(out, overwrite)
-    read = [facts.read(run.path if isinstance(run, Run) else run) for run in runs]
-    galleries, looks = _look(read, data_dir, images, where, reporter) if images else ([], {})
+    loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]
+    galleries, embeddings = _embed(loaded, data_dir, images, where, reporter) if images else ([], {})
     values = {
         "version": mixnn.__version__,
-        "runs": [_about(f, LETTERS[i], looks.get(i)) for i, f in enumerate(_named(read))],
-        "differences": compare.differences(read) if len(read) > 1 else [],
-        "warnings": compare.warnings(read, LETTERS[: len(read)]),
-        "groups": panels(read),
+        "runs": [_run_values(data, LETTERS[i], embeddings.get(i)) for i, data in enumerate(_unique_names(loaded))],
+        "differences": settings.differences(loaded) if len(loaded) > 1 else [],
+        "warnings": results.comparison_warnings(loaded, LETTERS[: len(loaded)]),
+        "groups": results.panels(loaded),
         "rules": RULES,
         "galleries": galleries,
     }
     write_atomically(out, render(values))
-    reporter.info(f"{plural(len(read), 'run')} reported in {out}")
+    reporter.info(f"{plural(len(loaded), 'run')} in {out}: open it in a browser")
     return out
 
 
-def _named(read: list[Facts]) -> list[Facts]:
-    """Called by their folders' names, or by the paths given where two names are the same."""
-    names = [f.name for f in read]
-    return [replace(f, name=str(f.run.path)) if names.count(f.name) > 1 else f for f in read]
+def render(values: dict[str, Any]) -> bytes:
+    """The page: the values are embedded as JSON, and its own scripts draw them."""
+    template, style, *scripts = (
+        webpage.read("mixnn.apps.report", name) for name in ("page.html", "page.css", *SCRIPTS)
+    )
+    script = '"use strict";\n' + "\n".join(scripts)
+    head, data = webpage.head("mixnn report", style, script), webpage.as_json(values)
+    return webpage.fill(template, head=head, script=script, data=data).encode()
 
 
-def _about(f: Facts, letter: str, look: dict[str, Any] | None) -> dict[str, Any]:
-    verdict = judge(f.records, f.config.epochs, f.diverged, f.init_from)
+def _unique_names(loaded: list[RunData]) -> list[RunData]:
+    """The runs, named by their full paths where two folders have the same name."""
+    names = [data.name for data in loaded]
+    return [replace(data, name=str(data.run.path)) if names.count(data.name) > 1 else data for data in loaded]
+
+
+def _run_values(data: RunData, letter: str, embedding: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything the page shows about one run."""
+    verdict = judge(data.metrics, data.config.epochs, data.diverged, data.init_from)
+    accuracies = results.accuracies(data)
+    evaluated_with = data.results.get("evaluated_with", {})
     return {
         "letter": letter,
-        "name": f.name,
-        "method": f.config.method,
-        "data": f.config.data,
-        "card": facts.card(f),
-        "changed": facts.changed(f.config),
-        "settings": facts.every(f.config),
-        "environment": {k: facts.text(v) for k, v in f.environment.items()},
-        "evaluatedWith": {k: facts.text(v) for k, v in f.results.get("evaluated_with", {}).items()},
-        "results": outcome.results(f),
-        "others": outcome.others(f),
-        "curves": outcome.curves(f),
+        "name": data.name,
+        "method": data.config.method,
+        "data": data.config.data,
+        "overview": settings.overview(data),
+        "changed": settings.changed_rows(data.config),
+        "settings": settings.all_rows(data.config),
+        "environment": {name: settings.as_text(value) for name, value in data.environment.items()},
+        "evaluatedWith": {name: settings.as_text(value) for name, value in evaluated_with.items()},
+        "headlines": results.headlines(accuracies),
+        "results": accuracies,
+        "otherResults": results.other_results(data),
+        "curves": results.curves(data),
         "verdict": {"state": verdict.state, "title": verdict.title, "sentences": verdict.sentences},
-        "missing": f.missing,
-        "look": look,
+        "missing": data.missing,
+        "embedding": embedding,
     }
 
 
-def panels(read: Sequence[Facts]) -> list[dict[str, Any]]:
-    """The curves that there are, in groups, each with what it means; `purity_k` stands for the curves by rank."""
-    names = dict.fromkeys(name for f in read for name in outcome.curves(f)["values"])
-    ranked = any(BY_RANK.fullmatch(name) for name in names)
-    single = [name for name in names if not BY_RANK.fullmatch(name)] + ["purity_k"] * ranked
-    known = {name for _, group in GROUPS for name in group}
-    groups = [(title, [name for name in group if name in single]) for title, group in GROUPS]
-    groups.append(("Other", [name for name in single if name not in known]))
-    meanings = OTHER_NAMES | diagnostics.NAMES
-    return [
-        {"title": title, "panels": [{"name": name, "meaning": meanings.get(name, "")} for name in group]}
-        for title, group in groups
-        if group
-    ]
-
-
-def _look(
-    read: list[Facts], data_dir: str | Path, images: int, where: torch.device, reporter: Reporter
+def _embed(
+    loaded: list[RunData], data_dir: str | Path, num_images: int, device: torch.device, reporter: Reporter
 ) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """Maps and neighbors: one gallery for each data set, one look for each run (by its number) that can have one."""
-    shown: dict[Any, pictures.Shown] = {}
-    looks: dict[Any, dict[int, pictures.Look]] = {}
-    for i, f in enumerate(read):
-        dataset, size = f.run.dataset(data_dir), f.config.image_size
+    """Maps and neighbors: a gallery per data set, and the embedding of each run (by its number) that has one."""
+    samples: dict[Any, gallery.Sample] = {}
+    embedded: dict[Any, dict[int, gallery.Embedded]] = {}
+    for i, data in enumerate(loaded):
+        dataset, size = data.run.dataset(data_dir), data.config.image_size
         key = (dataset.key, 0 if dataset.stored_size else size)
         try:
-            f.run.check_data()
-            encoder = pictures.load_encoder(f.run, f.missing.append)
-            if key not in shown:
-                reporter.info(f"reading images of {dataset.name}")
-                shown[key] = pictures.load_shown(dataset, size, images, where)
-            reporter.info(f"{f.run.path}: encoding {plural(shown[key].num_images, 'image')}")
-            looks.setdefault(key, {})[i] = pictures.look(*encoder, shown[key], where)
+            data.run.check_data()
+            backbone, step = gallery.load_encoder(data.run, data.missing.append)
+            if key not in samples:
+                reporter.info(f"reading the images of {dataset.name}")
+                samples[key] = gallery.load_sample(dataset, size, num_images, device)
+            reporter.info(f"{data.run.path}: encoding {plural(samples[key].num_images, 'image')}")
+            embedded.setdefault(key, {})[i] = gallery.embed(backbone, step, samples[key], device)
         except UserError as error:
-            why = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
-            f.missing.append(why)
-            reporter.warn(why)
+            reason = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
+            data.missing.append(reason)
+            reporter.warn(reason)
             continue
-        if looks[key][i].xy is None:
-            f.missing.append("No map: too few images, or all have the same features.")
+        if embedded[key][i].xy is None:
+            data.missing.append("No map: too few images, or all have the same features.")
     galleries: list[dict[str, Any]] = []
-    found: dict[int, dict[str, Any]] = {}
-    for key, of_key in looks.items():
-        about, seen = pictures.gallery(shown[key], list(of_key.values()))
-        found |= {i: one | {"gallery": len(galleries)} for i, one in zip(of_key, seen, strict=True)}
+    of_runs: dict[int, dict[str, Any]] = {}
+    for key, of_key in embedded.items():
+        about, values = gallery.page_values(samples[key], list(of_key.values()))
+        of_runs |= {i: one | {"gallery": len(galleries)} for i, one in zip(of_key, values, strict=True)}
         galleries.append(about)
-    return galleries, found
+    return galleries, of_runs

@@ -1,6 +1,6 @@
-"""What a run's curves say, in words. `judge` is pure: the records of metrics.jsonl in, a verdict out.
+"""What a run's curves say, in words. `judge` is a pure function of the records in metrics.jsonl.
 
-The thresholds below are conventions, written out on the page (`RULES`), and no substitute for looking at the curves.
+The thresholds are conventions. The page lists them (`RULES`); they do not replace a look at the curves.
 """
 
 from __future__ import annotations
@@ -13,45 +13,47 @@ from typing import Any, TypeGuard
 from mixnn.diagnostics import MIN_KEPT, shrinkage
 from mixnn.progress import plural
 
-MIN_EPOCHS = 5  # fewer say nothing
-MIN_SPREAD, HEALTHY_SPREAD = 0.1, 0.5  # of 1
-MIN_RANK = 1.5  # effective dimensions; two tight classes have about 1, so a rising kNN outweighs it
-MIN_DISTANCE = 0.01  # of d(p, z), whose trivial minimum is 0: everything at one point
-MIN_GAIN, MIN_GAIN_OF_ROOM = 0.02, 0.1  # of the full scale, and of what was left to gain at the start
+MIN_EPOCHS = 5  # too few epochs to judge below this
+MIN_SPREAD, HEALTHY_SPREAD = 0.1, 0.5  # of at most 1
+MIN_RANK = 1.5  # effective dimensions; two tight classes have about 1, so a rising kNN accuracy outweighs it
+MIN_DISTANCE = 0.01  # of d(p, z), which is 0 when all embeddings are identical
+MIN_GAIN, MIN_GAIN_OF_ROOM = 0.02, 0.1  # of the full scale, and of the distance to its top at the start
 MAX_FALL = 0.05  # of the full scale, below the best
-MIN_RISE = 0.01  # of the full scale, in the last tenth
-MIN_WINDOW = 5  # epochs that the last tenth has at least
+MIN_RISE = 0.01  # of the full scale, in the last tenth of the epochs
+MIN_WINDOW = 5  # the last tenth has at least this many epochs
 MIN_ERRORS = 2.0  # standard errors that a slope must be away from 0
-MAX_GROWTH = 2.0  # of the loss over its first epoch
-GRAVE = ("diverged", "collapsed", "shrunk")  # whether a run was finished or not
+MAX_GROWTH = 2.0  # of the loss since the first epoch
+FAILURES = ("diverged", "collapsed", "shrunk")  # reported even if the run is unfinished
 
-TOPS = {"knn": 100.0, "purity": 1.0, "accuracy": 1.0}  # full scales of the curves that labels make, best evidence first
-LABELS = {"knn": "kNN accuracy", "purity": "Purity of the neighbors", "accuracy": "Training accuracy"}
+# Curves that need labels, the best evidence first, with the top of their scales.
+TOPS = {"knn": 100.0, "purity": 1.0, "accuracy": 1.0}
+LABELS = {"knn": "kNN accuracy", "purity": "Neighbor purity", "accuracy": "Training accuracy"}
 TITLES = {
-    "untrained": "Nothing was trained",
+    "untrained": "Not trained",
     "diverged": "Diverged",
     "collapsed": "Collapsed",
-    "shrunk": "Partly collapsed",
+    "shrunk": "Possibly a partial collapse",
     "interrupted": "Unfinished",
-    "short": "Too short to say",
+    "short": "Too short to judge",
     "unlabelled": "No labels to judge by",
     "worse": "Got worse",
-    "rising": "Learning, and still rising at the end",
+    "rising": "Learning, still improving at the end",
     "learning": "Learning",
-    "flat": "Hardly moved",
+    "flat": "No clear improvement",
 }
-RULES = [
-    f"diverged: the loss is no number, or more than {MAX_GROWTH:g} times that of the first epoch",
-    f"collapsed: spread below {MIN_SPREAD:g}; or rank below {MIN_RANK:g}, or d_positive below {MIN_DISTANCE:g} with a "
-    f"spread that is unknown or below {HEALTHY_SPREAD:g}, unless kNN or purity rose well",
-    f"partly collapsed: spread below {MIN_KEPT:g} of the largest it had",
-    f"too short to say: fewer than {MIN_EPOCHS} epochs, or a single reading of what labels tell",
-    f"got worse: the last reading of kNN (else purity) is {MAX_FALL:.0%} of the scale or more below the best",
-    f"learning: kNN, purity or, of a supervised run, training accuracy gained at least {MIN_GAIN:.0%} of the scale "
-    f"and {MIN_GAIN_OF_ROOM:.0%} of what was left to gain at the first reading",
-    f"still rising: a line through kNN or purity over the last tenth of the epochs ({MIN_WINDOW} or more) rises "
-    f"by {MIN_RISE:.0%} of the scale or more, and by {MIN_ERRORS:g} standard errors",
-    "unfinished: fewer epochs are logged than were planned",
+RULES = [  # in order of priority
+    f"diverged: the loss is missing, NaN or inf, or more than {MAX_GROWTH:g} times that of the first epoch",
+    f"collapsed: spread is below {MIN_SPREAD:g}; or, unless kNN accuracy, purity or training accuracy improved, rank "
+    f"is below {MIN_RANK:g}, or d_positive is below {MIN_DISTANCE:g} while spread is unknown or below "
+    f"{HEALTHY_SPREAD:g}",
+    f"possibly a partial collapse: after {MIN_EPOCHS} epochs or more, spread is below {MIN_KEPT:g} of its maximum",
+    "unfinished: fewer epochs are logged than planned",
+    f"too short to judge: fewer than {MIN_EPOCHS} epochs, or a single value of kNN accuracy or purity",
+    f"got worse: the last kNN accuracy (else purity) is at least {MAX_FALL:.0%} of the scale below the best",
+    f"learning: kNN accuracy, purity or, in a supervised run, training accuracy gained at least {MIN_GAIN:.0%} of the "
+    f"scale and {MIN_GAIN_OF_ROOM:.0%} of the distance from the first value to the top",
+    "still improving: in addition, a line fitted to kNN accuracy or purity over the last tenth of the epochs (at least "
+    f"{MIN_WINDOW}) rises by at least {MIN_RISE:.0%} of the scale and {MIN_ERRORS:g} standard errors",
 ]
 
 Points = list[tuple[int, float]]  # (epoch, value)
@@ -59,7 +61,7 @@ Points = list[tuple[int, float]]  # (epoch, value)
 
 @dataclass(frozen=True)
 class Verdict:
-    """`state` is a key of TITLES; the sentences say on what it rests."""
+    """`state` is a key of TITLES; the sentences give the evidence."""
 
     state: str
     sentences: list[str]
@@ -70,93 +72,104 @@ class Verdict:
 
 
 def judge(records: Sequence[Mapping[str, Any]], epochs: int, diverged: str = "", init_from: str = "") -> Verdict:
-    """The verdict on a run of so many planned epochs; the gravest state that applies comes first.
+    """The verdict on a run of `epochs` planned epochs: the most serious state that applies.
 
-    `diverged` is why training ended, if loss or weights became no numbers; `init_from`, where the encoder came from.
+    diverged: why training stopped, if loss or weights became NaN or inf. init_from: where the encoder came from.
     """
-    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'epoch')} logged"
+    logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'planned epoch')} logged"
     if diverged:
-        return Verdict("diverged", [f"Training ended: {diverged}.", f"{logged}."])
+        return Verdict("diverged", [f"Training stopped: {diverged}.", f"{logged}."])
     if not records:
-        taken = f"; its encoder is that of {init_from}" if init_from else ""
-        return Verdict("untrained", ["No epoch was finished." if epochs else f"The run was made with 0 epochs{taken}."])
-    last = records[-1]
-    unfinished = last["epoch"] < epochs
+        origin = f"; its encoder comes from {init_from}" if init_from else ""
+        no_epochs = f"The run was made with 0 epochs{origin}."
+        return Verdict("untrained", ["No epoch was completed." if epochs else no_epochs])
+    unfinished = records[-1]["epoch"] < epochs
     state, sentences = _state(records)
     if unfinished:
-        sentences.insert(0, f"{logged}: interrupted, or still running; the folder does not say which.")
-    return Verdict("interrupted" if unfinished and state not in GRAVE else state, sentences)
+        sentences.insert(0, f"{logged}: the run was interrupted or is still training.")
+    return Verdict("interrupted" if unfinished and state not in FAILURES else state, sentences)
 
 
 def _state(records: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """The state of a run with at least one epoch, and the evidence."""
     last = records[-1]
-    read = {name: curve for name in TOPS if (curve := points(records, name))}
-    curves = {name: curve for name, curve in read.items() if len(curve) > 1}
-    told = [_told(name, curve) for name, curve in read.items()] + _health(records)
-    rose = [name for name, curve in curves.items() if has_gained(curve, TOPS[name])]
+    logged = {name: curve for name in TOPS if (curve := points(records, name))}
+    curves = {name: curve for name, curve in logged.items() if len(curve) > 1}
+    evidence = [_describe(name, curve) for name, curve in logged.items()] + _health(records)
+    improved = [name for name, curve in curves.items() if has_gained(curve, TOPS[name])]
     if reason := divergence(records):
-        return "diverged", [reason, *told]
-    if reason := collapse(last, bool(rose)):
-        return "collapsed", [reason, *told]
+        return "diverged", [reason, *evidence]
+    if reason := collapse(last, bool(improved)):
+        return "collapsed", [reason, *evidence]
     if last["epoch"] < MIN_EPOCHS:
-        return "short", [f"{plural(last['epoch'], 'epoch')} cannot tell learning from chance.", *told]
-    if read and not curves:
-        return "short", ["One reading cannot tell whether it rises.", *told]
+        return "short", [f"{plural(last['epoch'], 'epoch')} logged: too short to show a trend.", *evidence]
+    if logged and not curves:
+        return "short", ["A single value does not show a trend.", *evidence]
     if reason := shrinkage(points(records, "spread")):
-        return "shrunk", [reason, *told]
+        return "shrunk", [reason, *evidence]
     if not curves:
-        hint = "Without labels neither kNN nor purity can be read; the curves can only rule out a collapse, and do."
-        return "unlabelled", [hint, *told]
+        measured = [name for name in ("spread", "rank", "d_positive") if is_number(last.get(name))]
+        seen = (
+            f"there is no sign of collapse in {', '.join(measured)}"
+            if measured
+            else "no logged number would show a collapse"
+        )
+        return "unlabelled", [f"Without labels there is no kNN accuracy or purity to judge by; {seen}.", *evidence]
     name, curve = next(iter(curves.items()))
     best_epoch, best = max(curve, key=lambda point: point[1])
     if best - curve[-1][1] >= MAX_FALL * TOPS[name]:
-        text = f"{LABELS[name]} was {_number(name, best)} at epoch {best_epoch} and has fallen since."
-        return "worse", [text, *told]
-    if not rose:
-        return "flat", ["No curve that labels make is well above its first reading.", *told]
+        text = f"{LABELS[name]} was best at epoch {best_epoch}, {_number(name, best)}, and is lower now."
+        return "worse", [text, *evidence]
+    if not improved:
+        return "flat", ["No clear improvement since the first value.", *evidence]
     name, window, rise = last_rise({name: curve for name, curve in curves.items() if name != "accuracy"})
     if rise >= MIN_RISE:
-        text = f"{LABELS[name]} rose by {100 * rise:.1f} points of 100 in the last {window} epochs: more should help."
-        return "rising", [text, *told]
-    return "learning", told
+        points_gained = f"{100 * rise:.1f} percentage points"
+        text = f"{LABELS[name]} rose by {points_gained} in the last {window} epochs: longer training may help."
+        return "rising", [text, *evidence]
+    return "learning", evidence
 
 
 def points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
-    """The finite readings of one number."""
+    """The finite values of one logged number."""
     return [(record["epoch"], float(record[name])) for record in records if is_number(record.get(name))]
 
 
 def has_gained(curve: Points, top: float) -> bool:
+    """Whether a curve clearly improved from its first to its last value."""
     gain, room = curve[-1][1] - curve[0][1], top - curve[0][1]
     return gain >= MIN_GAIN * top and gain >= MIN_GAIN_OF_ROOM * room
 
 
 def divergence(records: Sequence[Mapping[str, Any]]) -> str:
-    """Why the loss is out of bounds, or nothing."""
+    """The reason to call the run diverged; empty if there is none."""
     first, last = records[0].get("loss"), records[-1].get("loss")
     if not is_number(last):
-        return f"The loss of epoch {records[-1]['epoch']} is no number."
+        return f"The loss at epoch {records[-1]['epoch']} is missing, NaN or inf."
     if is_number(first) and last > MAX_GROWTH * first > 0:
         return f"The loss grew from {first:.3g} to {last:.3g}."
     return ""
 
 
-def collapse(last: Mapping[str, Any], rose: bool) -> str:
-    """Why the embeddings are all alike, or nothing; `rose` says that kNN or purity did."""
+def collapse(last: Mapping[str, Any], improved: bool) -> str:
+    """The reason to call the run collapsed; empty if there is none. improved: accuracy or purity did."""
     spread, rank, distance = (last.get(name) for name in ("spread", "rank", "d_positive"))
     if is_number(spread) and spread < MIN_SPREAD:
         return f"Spread is {spread:.2g}: all images have nearly the same embedding."
-    if rose:
+    if improved:
         return ""
     if is_number(rank) and rank < MIN_RANK:
-        return f"Rank is {rank:.2f}: the embeddings differ along one direction only."
+        return f"Rank is {rank:.2f}: the embeddings vary mostly along one direction."
     if is_number(distance) and distance < MIN_DISTANCE and not (is_number(spread) and spread >= HEALTHY_SPREAD):
-        return f"The loss is at its trivial minimum: d(p, z) is {distance:.2g}, as it is when all embeddings are one."
+        return f"d(p, z) is {distance:.2g}; it is 0 when all embeddings are identical."
     return ""
 
 
 def last_rise(curves: Mapping[str, Points]) -> tuple[str, int, float]:
-    """Of the first curve with three readings in the last tenth: its name, the tenth's epochs, its rise from 0 to 1."""
+    """Rise of a curve over the last tenth of the epochs: the curve's name, epochs in that tenth, share of the scale.
+
+    The curve is the first with three values there, else the one with the most.
+    """
     end = max((curve[-1][0] for curve in curves.values()), default=0)
     window = max(MIN_WINDOW, math.ceil(end / 10))
     tails = {name: [point for point in curve if point[0] >= end - window] for name, curve in curves.items()}
@@ -165,30 +178,34 @@ def last_rise(curves: Mapping[str, Points]) -> tuple[str, int, float]:
 
 
 def slope(curve: Points) -> float:
-    """Of the least-squares line, an epoch; 0 if it may be noise: fewer than three readings, or within its error."""
+    """Slope of the least-squares line per epoch; 0 if it may be noise (fewer than three values, or a large error)."""
     if len(curve) < 3:
         return 0.0
     mean_x, mean_y = (sum(column) / len(curve) for column in zip(*curve, strict=True))
     square = sum((x - mean_x) ** 2 for x, _ in curve)
-    found = sum((x - mean_x) * (y - mean_y) for x, y in curve) / square
-    left = sum((y - mean_y - found * (x - mean_x)) ** 2 for x, y in curve)
-    error = math.sqrt(left / (len(curve) - 2) / square)
-    return found if abs(found) >= MIN_ERRORS * error else 0.0
+    fitted = sum((x - mean_x) * (y - mean_y) for x, y in curve) / square
+    residual = sum((y - mean_y - fitted * (x - mean_x)) ** 2 for x, y in curve)
+    error = math.sqrt(residual / (len(curve) - 2) / square)
+    return fitted if abs(fitted) >= MIN_ERRORS * error else 0.0
 
 
 def _health(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Loss, spread and rank in a sentence each."""
+    """One sentence each about loss, spread and rank."""
     loss, last = points(records, "loss"), records[-1]
-    told = [f"Loss from {loss[0][1]:.3g} to {loss[-1][1]:.3g}."] if len(loss) > 1 else []
-    meanings = (("spread", "1 fills the sphere, 0 is collapse"), ("rank", "effective dimensions; 1 is collapse"))
-    return told + [f"{n.capitalize()} {last[n]:.2f} ({text})." for n, text in meanings if is_number(last.get(n))]
+    sentences = [f"Loss: {loss[0][1]:.3g} at first, {loss[-1][1]:.3g} at the end."] if len(loss) > 1 else []
+    scales = (("spread", "1: fills the sphere, 0: collapsed"), ("rank", "effective dimensions; 1: collapsed"))
+    for name, scale in scales:
+        if is_number(value := last.get(name)):
+            sentences.append(f"{name.capitalize()}: {value:.2f} ({scale}).")
+    return sentences
 
 
-def _told(name: str, curve: Points) -> str:
+def _describe(name: str, curve: Points) -> str:
+    """First and last value of a curve in a sentence."""
     (first, start), (last, end) = curve[0], curve[-1]
     if len(curve) == 1:
-        return f"{LABELS[name]} {_number(name, end)} (epoch {last}, the only reading)."
-    return f"{LABELS[name]} from {_number(name, start)} (epoch {first}) to {_number(name, end)} (epoch {last})."
+        return f"{LABELS[name]}: {_number(name, end)} at epoch {last}, measured once."
+    return f"{LABELS[name]}: {_number(name, start)} at epoch {first}, {_number(name, end)} at epoch {last}."
 
 
 def _number(name: str, value: float) -> str:
@@ -196,5 +213,5 @@ def _number(name: str, value: float) -> str:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Finite, and no bool."""
+    """A finite number, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,14 +6,13 @@ script, and asks the network for nothing; it adapts to dark mode and narrow scre
 
 from __future__ import annotations
 
-import base64
-import io
 import warnings
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from mixnn.apps.thumbnails import Encoded, preview
 from mixnn.apps.webpage import head
 from mixnn.data.folder import printable
 from mixnn.data.images import Images, list_files
@@ -25,7 +24,6 @@ LINKED = "Similarity is to the group's first image; an image below the threshold
 MAX_TILES = 1000  # per page: at some 6 KB each it still opens quickly
 MAX_IN_GROUP = 60
 THUMBNAIL = 192  # longest side in pixels: twice the size at which the page shows it
-TINY = 64  # images up to this side stay as they are, and PNG keeps every pixel
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1b1d21; --soft: #5f6670; --line: #dcdfe4; --mark: #1d63d8;
@@ -178,30 +176,21 @@ def _image(row: dict[str, Any], value: str, images: Images, note: str = "") -> s
     return _tile(thumbnail(images, row["name"]), caption)
 
 
-class Thumbnail(NamedTuple):
-    uri: str  # data URI; "" if the image cannot be read
-    tiny: bool  # so small that its pixels should be visible
-
-
-def thumbnail(images: Images, name: str) -> Thumbnail:
+def thumbnail(images: Images, name: str) -> Encoded | None:
+    """None if the image cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = images.open(images.position[name], 2 * THUMBNAIL)
+            return preview(images, images.position[name], THUMBNAIL)
     except Exception:  # a decoder can raise nearly anything for a damaged file
-        return Thumbnail("", False)
-    tiny, file = max(image.size) <= TINY, io.BytesIO()
-    if tiny:
-        image.save(file, "PNG", optimize=True)
-    else:
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        image.save(file, "JPEG", quality=80)
-    kind = "png" if tiny else "jpeg"
-    return Thumbnail(f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}", tiny)
+        return None
 
 
-def _tile(thumb: Thumbnail, caption: str, kind: str = "") -> str:
-    picture = f'<img src="{thumb.uri}" alt=""{" class=tiny" * thumb.tiny}>' if thumb.uri else "<i>cannot be read</i>"
+def _tile(thumb: Encoded | None, caption: str, kind: str = "") -> str:
+    # Small images are lossless, and shown with visible pixels.
+    picture = (
+        f'<img src="{thumb.data_uri}" alt=""{" class=tiny" * thumb.lossless}>' if thumb else "<i>cannot be read</i>"
+    )
     return f'<figure class="{kind}"><div class="frame">{picture}</div><figcaption>{caption}</figcaption></figure>'
 
 

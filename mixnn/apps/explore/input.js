@@ -1,24 +1,24 @@
-// Pointer, wheel, touch and keys on the map.
+// Mouse, touch and keyboard on the map.
 
-const hands = map.over, touching = new Map(); // pointer -> its last place
-let lassoOn = false, press = null; // press: where a drag began, and whether it has moved
+const surface = map.over, touching = new Map(); // pointer id -> last position
+let lassoOn = false, press = null; // press: where a drag started, and whether it has moved
 
 const placeOf = (event) => {
-  const box = hands.getBoundingClientRect();
+  const box = surface.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];
 };
 
 function setLasso(on) {
   lassoOn = on;
   byId("lasso").setAttribute("aria-pressed", String(on));
-  hands.classList.toggle("lasso", on);
-  if (on) say("lasso: draw around images");
+  surface.classList.toggle("lasso", on);
+  if (on) announce("lasso: draw around images");
 }
 
-hands.addEventListener("pointerdown", (event) => {
+surface.addEventListener("pointerdown", (event) => {
   if (event.button > 1) return;
   const at = placeOf(event);
-  hands.setPointerCapture(event.pointerId);
+  surface.setPointerCapture(event.pointerId);
   touching.set(event.pointerId, at);
   map.land();
   if (touching.size > 1) { press = null; map.marks.lasso = null; map.schedule(false); return; }
@@ -26,7 +26,7 @@ hands.addEventListener("pointerdown", (event) => {
   if (press.lasso) map.marks.lasso = [map.toMap(...at)];
 });
 
-hands.addEventListener("pointermove", (event) => {
+surface.addEventListener("pointermove", (event) => {
   const at = placeOf(event), before = touching.get(event.pointerId);
   if (!before) {
     if (event.pointerType === "mouse") hover(at);
@@ -44,7 +44,7 @@ hands.addEventListener("pointermove", (event) => {
       map.marks.lasso.push(map.toMap(...at));
       map.schedule(false);
     } else if (press.moved) {
-      hands.classList.add("dragging");
+      surface.classList.add("dragging");
       map.pan(at[0] - before[0], at[1] - before[1]);
     }
   }
@@ -56,7 +56,7 @@ function release(event, whole) {
   touching.delete(event.pointerId);
   press = null;
   map.marks.lasso = null;
-  hands.classList.remove("dragging");
+  surface.classList.remove("dragging");
   map.schedule(false);
   if (!done || !whole) return;
   if (!done.moved) {
@@ -64,21 +64,21 @@ function release(event, whole) {
     if (i >= 0) pick(i); else unpick();
   } else if (done.lasso) {
     const found = map.inside(polygon);
-    if (found.length) select(done.adds ? [...selection, ...found] : found); else say("no image inside");
+    if (found.length) select(done.adds ? [...selection, ...found] : found); else announce("no image in the lasso");
   }
 }
 
-hands.addEventListener("pointerup", (event) => release(event, true));
-hands.addEventListener("pointercancel", (event) => release(event, false));
-hands.addEventListener("pointerleave", () => { if (!touching.size) { mark(-1); hands.classList.remove("over"); } });
+surface.addEventListener("pointerup", (event) => release(event, true));
+surface.addEventListener("pointercancel", (event) => release(event, false));
+surface.addEventListener("pointerleave", () => { if (!touching.size) { mark(-1); surface.classList.remove("over"); } });
 
 function hover(at) {
   const i = map.hit(...at, 14);
-  hands.classList.toggle("over", i >= 0);
+  surface.classList.toggle("over", i >= 0);
   if (i !== map.marks.hovered) mark(i);
 }
 
-hands.addEventListener("wheel", (event) => {
+surface.addEventListener("wheel", (event) => {
   event.preventDefault();
   const lines = event.deltaMode === 1 ? 16 : event.deltaMode === 2 ? 400 : 1;
   map.zoom(Math.exp(-Math.max(-300, Math.min(300, event.deltaY * lines)) * (event.ctrlKey ? 0.01 : 0.002)), ...placeOf(event));
@@ -87,15 +87,15 @@ hands.addEventListener("wheel", (event) => {
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-/** The image nearest to the middle of the map, marked and told. */
-function markMiddle() {
+/** Highlights the image nearest to the middle of the map, and announces it. */
+function highlightMiddle() {
   const [width, height] = map.size(), i = map.hit(width / 2, height / 2, Math.max(width, height));
-  tell(i);
+  highlight(i);
 }
 
-function tell(i) {
+function highlight(i) {
   mark(i);
-  if (i >= 0) say(`${names[i]}. ${facts(i)}`);
+  if (i >= 0) announce(`${names[i]}. ${facts(i)}`);
 }
 
 const KEYS = {
@@ -107,28 +107,28 @@ const KEYS = {
   },
 };
 
-hands.addEventListener("keydown", (event) => {
+surface.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const arrow = ARROWS[event.key], i = map.marks.hovered;
   if (arrow && event.shiftKey && i >= 0) {
-    const next = map.beside(i, ...arrow);
-    if (next >= 0) { map.reveal(next); tell(next); }
+    const next = map.nextTo(i, ...arrow);
+    if (next >= 0) { map.reveal(next); highlight(next); }
   } else if (arrow) {
     map.pan(-arrow[0] * 60, -arrow[1] * 60);
-    markMiddle();
+    highlightMiddle();
   } else if (KEYS[event.key] || KEYS[event.key.toLowerCase()]) {
     (KEYS[event.key] || KEYS[event.key.toLowerCase()])();
-    if (/[-+=_]/.test(event.key)) markMiddle();
+    if (/[-+=_]/.test(event.key)) highlightMiddle();
   } else return;
   event.preventDefault();
 });
-hands.addEventListener("focus", () => { if (hands.matches(":focus-visible") && map.marks.hovered < 0) markMiddle(); });
-hands.addEventListener("blur", () => mark(-1));
+surface.addEventListener("focus", () => { if (surface.matches(":focus-visible") && map.marks.hovered < 0) highlightMiddle(); });
+surface.addEventListener("blur", () => mark(-1));
 
 addEventListener("keydown", (event) => {
   const typing = event.target.matches("input, select");
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z" && !typing) { event.preventDefault(); groups.undo(); }
-  if (event.key === "Escape") { if (lassoOn) setLasso(false); else if (selection.length) { select([]); hands.focus(); } else unpick(); }
+  if (event.key === "Escape") { if (lassoOn) setLasso(false); else if (selection.length) { select([]); surface.focus(); } else unpick(); }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") { event.preventDefault(); byId("find").focus(); }
   if (event.key.toLowerCase() === "l") setLasso(!lassoOn);
@@ -151,10 +151,10 @@ recolor();
 drawGroups();
 map.paint();
 
-/** For tests and measurements: where an image lies, and how fast the map moves. */
+/** For tests and measurements: where an image is on the screen, and how fast the map redraws. */
 window.explore = {
   where: map.where, names, marks: map.marks, selection: () => selection, groups, firstDrawn: performance.now(),
-  /** Moves and zooms the map for so many frames; milliseconds of each frame, and of painting alone. */
+  /** Moves and zooms the map for `count` frames; milliseconds of each frame, and of painting alone. */
   measure(count) {
     return new Promise((done) => {
       const frames = [], paints = [];

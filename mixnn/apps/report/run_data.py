@@ -1,0 +1,111 @@
+"""A run folder, read for the report. Parts that cannot be read are left out and listed in `missing`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mixnn.apps.report.verdict import is_number
+from mixnn.config import Config, UserError
+from mixnn.evaluation.evaluate import PROTOCOLS
+from mixnn.runs import Run, checkpoint
+from mixnn.runs.folder import DIVERGED
+
+
+@dataclasses.dataclass
+class RunData:
+    """The files of one run, except weights and images."""
+
+    run: Run
+    name: str
+    command: str
+    environment: dict[str, Any]
+    results: dict[str, Any]  # results.json
+    metrics: list[dict[str, Any]]  # metrics.jsonl, one record per epoch
+    diverged: str  # why training stopped, if loss or weights became NaN or inf
+    missing: list[str]  # one sentence for each part that is missing or out of date
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    @property
+    def init_from(self) -> str:
+        """The run whose encoder this one started from, if its command names one."""
+        found = re.search(r"--init-from[ =]('[^']*'|\S+)", self.command)
+        return found[1].strip("'") if found else ""
+
+
+def read(path: str | Path) -> RunData:
+    """The data of a run folder; UserError if it is not one."""
+    run = Run.open(path)
+    if not (run.path / "command.txt").is_file() or not isinstance(run.config.options, dict):
+        raise UserError(f"{path} is not a run folder, though it has a config.yaml; `mixnn pretrain` makes one")
+    missing: list[str] = []
+
+    def part(name: str, read: Callable[[], Any], empty: Any) -> Any:
+        """The content of one file, or `empty` and a sentence in `missing`."""
+        try:
+            value = read()
+        except (OSError, ValueError) as error:
+            missing.append(f"{name} cannot be read: {error}.")
+            return empty
+        if type(value) is not type(empty):
+            missing.append(f"{name} does not have the expected format.")
+            return empty
+        return value
+
+    metrics = part("metrics.jsonl", run.metrics, [])
+    data = RunData(
+        run=run,
+        name=run.path.name or run.path.resolve().name,
+        command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
+        environment=part("environment.json", lambda: _json(run.path / "environment.json"), {}),
+        results=_well_formed(part("results.json", run.results, {})),
+        metrics=[record for record in metrics if isinstance(record, dict) and is_number(record.get("epoch"))],
+        diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
+        missing=missing,
+    )
+    missing += find_gaps(data)
+    return data
+
+
+def find_gaps(data: RunData) -> list[str]:
+    """One sentence for each thing the run lacks, and for each result of an older checkpoint than the last."""
+    gaps, run, evaluate = [], data.run, f"`{data.run.typed('evaluate')}`"
+    if not data.metrics and run.config.epochs:
+        gaps.append("No epoch is logged, so there are no curves.")
+    has_checkpoint = bool(checkpoint.list_checkpoints(run.path / "checkpoints"))
+    not_evaluated = [protocol.label for name, protocol in PROTOCOLS.items() if name not in data.results]
+    if run.dataset().has_test and not_evaluated:
+        what_to_do = f"run {evaluate}" if has_checkpoint else "the run has no checkpoint"
+        gaps.append(f"Not evaluated: {', '.join(not_evaluated)} ({what_to_do}).")
+    for name, protocol in PROTOCOLS.items():
+        step = data.results.get(name, {}).get("protocol", {}).get("checkpoint_step")
+        last_step = data.metrics[-1].get("step", 0) if data.metrics else 0
+        if has_checkpoint and step is not None and step < last_step:
+            older = f"evaluated at step {step}, but training went on to step {last_step}"
+            gaps.append(f"{protocol.label}: {older} (run {evaluate} again).")
+    return gaps
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _well_formed(results: dict[str, Any]) -> dict[str, Any]:
+    """results.json without entries that are not in the form `evaluate` writes. Unknown entries stay."""
+    known = (*PROTOCOLS, "evaluated_with")
+    return {name: value for name, value in results.items() if name not in known or _is_result(value)}
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("protocol", {}), dict)

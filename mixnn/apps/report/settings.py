@@ -1,0 +1,151 @@
+"""What was run: the settings of a run, those that are not the defaults, its code and machine; and how runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mixnn import methods
+from mixnn.apps.report.run_data import RunData
+from mixnn.config import Config
+from mixnn.data import configured_dataset
+from mixnn.progress import duration, plural
+
+FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
+
+
+def as_text(value: Any) -> str:
+    """A setting or number as a person would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return " and ".join(as_text(v) for v in value)
+    return "none" if value is None or value == "" else str(value)
+
+
+def all_settings(config: Config) -> dict[str, Any]:
+    """Config's fields and the method's options in one dict."""
+    return {name: getattr(config, name) for name in FIELDS} | config.options
+
+
+def option_fields(method: str) -> dict[str, dataclasses.Field[Any]]:
+    """The options of a method; none if the method is unknown here."""
+    if method not in methods.METHODS:
+        return {}
+    return {f.name: f for f in dataclasses.fields(methods.METHODS[method].Options)}
+
+
+def help_and_source(config: Config, name: str) -> tuple[str, str]:
+    """What a setting means, and where its default comes from."""
+    field = FIELDS.get(name) or option_fields(config.method).get(name)
+    return (field.metadata["help"], field.metadata["source"]) if field is not None else ("", "")
+
+
+def defaults(config: Config) -> dict[str, Any]:
+    """The settings that this data set and method have by default; no options if the method is unknown here."""
+    dataset = configured_dataset(config)
+    recipe = dict(dataset.recipe or {})
+    recipe_options = recipe.pop("options", {})
+    known = option_fields(config.method)
+    options = {name: f.default for name, f in known.items()} | {k: v for k, v in recipe_options.items() if k in known}
+    method_recipe = methods.METHODS[config.method].recipe if known else {}
+    fixed = {
+        "data": config.data,
+        "method": config.method,
+        "image_size": dataset.train_size or config.image_size,
+    }
+    return {name: f.default for name, f in FIELDS.items()} | recipe | method_recipe | options | fixed
+
+
+def changed_rows(config: Config) -> list[dict[str, str]]:
+    """Table rows of the settings that are not the defaults of this data set and method."""
+    default = defaults(config)
+    return [
+        {
+            "name": name,
+            "value": as_text(value),
+            "default": as_text(default[name]),
+            "meaning": help_and_source(config, name)[0],
+        }
+        for name, value in all_settings(config).items()
+        if name in default and value != default[name]
+    ]
+
+
+def all_rows(config: Config) -> list[dict[str, str]]:
+    """Table rows of all settings."""
+    rows = []
+    for name, value in all_settings(config).items():
+        meaning, source = help_and_source(config, name)
+        rows.append({"name": name, "value": as_text(value), "meaning": meaning, "source": source})
+    return rows
+
+
+def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
+    """Table rows of the settings that differ between runs; null where a method has no such option."""
+    settings = [all_settings(data.config) for data in runs]
+    rows = []
+    for name in dict.fromkeys(name for of_run in settings for name in of_run):
+        values = [as_text(of_run[name]) if name in of_run else None for of_run in settings]
+        if len(set(values)) > 1:
+            config = next(data.config for data, of_run in zip(runs, settings, strict=True) if name in of_run)
+            rows.append({"name": name, "values": values, "meaning": help_and_source(config, name)[0]})
+    return rows
+
+
+def overview(data: RunData) -> dict[str, str]:
+    """The run in a few lines."""
+    config, last = data.config, data.metrics[-1] if data.metrics else {}
+    method = methods.METHODS.get(config.method)
+    lr_rule = "" if config.batch_size == 256 else f" ({config.lr:g} x {config.batch_size} / 256)"
+    progress = f"{last.get('epoch', 0)} of {plural(config.epochs, 'epoch')}"
+    if "seconds" in last:
+        progress += f", {duration(last['seconds'])} of training"
+    if speed := last.get("step", 0) * config.batch_size / (last.get("seconds") or 1):
+        progress += f", {speed:,.0f} images/s"
+    return {
+        "data": _data(config),
+        "method": f"{config.method}: {method.about.idea} ({method.about.paper})" if method else config.method,
+        "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
+        "training": f"{plural(config.epochs, 'epoch')}, batch size {config.batch_size}, "
+        f"SGD with learning rate {config.base_lr:g}{lr_rule}, "
+        f"{plural(config.warmup_epochs, 'epoch')} of warm-up, cosine decay",
+        "seed": str(config.seed),
+        "progress": progress,
+        "machine": machine(data.environment),
+        "code": code_version(data.environment),
+        "command": data.command,
+        "folder": str(data.run.path),
+    }
+
+
+def _data(config: Config) -> str:
+    """The data set with the number of pre-training images, as far as it is known without reading them."""
+    dataset, method = configured_dataset(config), methods.METHODS.get(config.method)
+    description = f" ({dataset.description})" if dataset.description else ""
+    num_images = dataset.num_images(method.split) if method else None
+    if num_images:
+        return f"{config.data}{description}, {plural(num_images, 'image')}"
+    return f"{config.data}{description}" + (f", at most {plural(config.limit, 'image')}" if config.limit else "")
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Device, CUDA version and number of threads."""
+    parts = [environment.get("device"), f"CUDA {environment['cuda']}" if environment.get("cuda") else None]
+    threads = environment.get("threads")
+    parts += [plural(threads, "CPU thread")] if threads else []
+    return ", ".join(str(p) for p in parts if p) or "not recorded"
+
+
+def code_version(environment: Mapping[str, Any]) -> str:
+    """Versions of mixnn, torch and Python, with the git commit and the digest of the package."""
+    versions = [f"{name} {environment[name]}" for name in ("mixnn", "torch", "python") if environment.get(name)]
+    git = environment.get("git")
+    if git:
+        versions.insert(1, f"git {str(git).rstrip('+')}{' with uncommitted changes' if str(git).endswith('+') else ''}")
+    if environment.get("code"):
+        versions.append(f"package digest {environment['code']}")
+    return ", ".join(versions) or "not recorded"
