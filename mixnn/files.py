@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import yaml
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 
 try:
     import fcntl
 except ImportError:  # no file locks on this system: run one process at a time
     fcntl = None  # type: ignore[assignment]
 
+PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
 
 
@@ -48,7 +50,7 @@ def check_free(file: str | Path, overwrite: bool) -> None:
     if Path(file).is_dir():
         raise UserError(f"{file} is a folder: type the name of a file")
     if Path(file).exists() and not overwrite:
-        raise UserError(f"{file} exists: type another name, or --overwrite to replace it")
+        raise UserError(f"{file} exists: use another name, or {setting('overwrite', True)} to replace it")
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
@@ -58,6 +60,14 @@ def check_writable(file: str | Path, overwrite: bool) -> None:
     if not os.access(Path(file).absolute().parent, os.W_OK):
         raise UserError(f"nothing may be written to {Path(file).absolute().parent}: type another place for {file}")
     check_free(file, overwrite)
+
+
+def code_digest() -> str:
+    """Twelve digits of the package's own files: which code it was, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def why(error: Exception) -> str:

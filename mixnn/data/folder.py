@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError, setting, unknown
 from mixnn.data.cache import decoded
 from mixnn.data.decode import Facts, decode_all
 from mixnn.data.image_set import UNLABELLED, ImageSet, Triple, channel_stats
@@ -94,5 +94,5 @@ def unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Use
         lines.append(f"  and {len(skipped) - NAMED} more")
     if every:
         return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
-    hint = "repair or remove them, or leave them out with --on-error skip"
+    hint = f"repair or remove them, or leave them out with {setting('on_error', 'skip')}"
     return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))

@@ -6,12 +6,12 @@ import json
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
-from mixnn.config import UserError, check_int, unknown
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, verb
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
@@ -28,25 +28,27 @@ PROTOCOLS = {"all": ("knn", "linear"), "knn": ("knn",), "linear": ("linear",)}
 FEW = 5_000  # labelled images with which the probe, at its rate of 30, has too few steps to settle
 
 
+@verb
 def evaluate(
-    run: str | Path | Run,
+    run: Annotated[str | Path | Run, RUN],
     *,
-    protocol: str = "all",
-    epochs: int = 100,
-    seed: int = 0,
-    device: str = "auto",
-    data_dir: str | Path = "",
-    save: str | Path = "",
-    overwrite: bool = False,
+    protocol: Annotated[str, Param("which evaluation", choices=tuple(PROTOCOLS))] = "all",
+    epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
+    seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    save: Annotated[str | Path, Param("also write the run, curves and results to one JSON file", metavar="FILE")] = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json.
 
     `save`: a file for the whole run, curves and results, as one JSON.
+
+    Examples:
+        mixnn evaluate runs/cifar10-mnn
+        mixnn evaluate runs/cifar10-mnn --protocol knn --json
     """
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
-    epochs, seed = check_int("epochs", epochs, 1), check_int("seed", seed, 0)
     if str(save):
         check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
@@ -58,7 +60,7 @@ def evaluate(
     config = replace(run.config, data_dir=str(data_dir) or run.config.data_dir)
     train, test = (placed(load_split(config, split), where) for split in ("train", "test"))
     if not (is_labelled(train) and is_labelled(test)):
-        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
+        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train it with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
         how_on = f"`{run.typed('pretrain --resume')}` goes on"
@@ -85,6 +87,16 @@ def evaluate(
     if str(save):
         save_summary(run.path, save)
     return results
+
+
+def show_evaluate(results: dict[str, Any]) -> None:
+    """Print the accuracies, one line per protocol."""
+    if "knn" in results:
+        r = results["knn"]
+        print(f"kNN     {r['weighted']:.2f}  (k={r['protocol']['k']}, weighted vote; majority {r['majority']:.2f})")
+    if "linear" in results:
+        r = results["linear"]
+        print(f"linear  {r['last']:.2f}  (last of {plural(r['protocol']['epochs'], 'epoch')}; best {r['best']:.2f})")
 
 
 def _knn(run: Run, backbone: nn.Module, train: ImageSet, test: ImageSet) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn import functional as F
-from mixnn.config import Checked, UserError, make, option
+from mixnn.config import Checked, UserError, make, method_option, option
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.methods.contract import REGIMES, About, Aux, Batch, Direction, Found, Seen
 from mixnn.nn.encoder import Student, Teacher, mlp
@@ -69,7 +69,7 @@ class Neighbors(Support):
     def check(self) -> None:
         if self.topk > self.support_size:
             size = self.support_size
-            raise UserError(f"topk={self.topk} exceeds support_size={size}: type --set topk={size} or less")
+            raise UserError(f"topk={self.topk} exceeds support_size={size}: use {method_option('topk', size)} or less")
 
 
 class Encoded(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import methods
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError, setting, unknown
 from mixnn.data import DATASETS, not_found
 from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import Row, Table
@@ -23,11 +23,13 @@ def data_of(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, dict[st
     for name in ("seed", "method", "options"):
         if name in settings:
             raise UserError(
-                f"{name} is the table's to say, and no setting of its runs: reproduce has --seeds and --row"
+                f"{name} is the table's to say, and no setting of its runs: "
+                f"reproduce has {setting('seeds')} and {setting('rows')}"
             )
     options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
     for name in options & settings.keys():
-        raise UserError(f"{name} is an option of methods, which the rows of a table set: --tables FILE adds your own")
+        own = f"{setting('tables', 'FILE')} adds your own"
+        raise UserError(f"{name} is an option of methods, which the rows of a table set: {own}")
     folder, settings = Path(data).expanduser().absolute(), dict(settings)
     if str(data) in DATASETS:
         return str(data), settings
@@ -43,7 +45,7 @@ def seeds_of(seeds: int | Iterable[int]) -> list[int]:
     """As a list, each once; one seed may stand alone."""
     found = [seeds] if isinstance(seeds, int) else list(seeds)
     if not found or not all(isinstance(seed, int) and seed >= 0 for seed in found):
-        raise UserError(f"seeds={seeds!r}: seeds takes whole numbers from 0 on, as in --seeds 0,1,2")
+        raise UserError(f"seeds={seeds!r}: seeds takes whole numbers from 0 on, as in {setting('seeds', '0,1,2')}")
     for seed in found:
         if found.count(seed) > 1:
             raise UserError(f"seed {seed} is given {found.count(seed)} times, and its run is one: give each seed once")
@@ -59,7 +61,7 @@ def tables_of(table: str, rows: str | Sequence[str], known: Mapping[str, Table])
     wanted = [rows] if isinstance(rows, str) else list(rows)
     for name in wanted:
         if name.lower() not in names:
-            several = "\nname several by repeating --row" if "," in name else ""
+            several = f"\nname several by repeating {setting('rows')}" if "," in name else ""
             raise UserError(f"{unknown('row', name, names.values())}{several}")
     lower = [name.lower() for name in wanted]
     return _limited(tables, lambda row: not lower or row.name.lower() in lower)
@@ -71,7 +73,7 @@ def runnable(tables: Sequence[Table], data: str, settings: Mapping[str, Any]) ->
     if not has_test_split(config):
         raise UserError(
             f"{data} gives no labelled test images to evaluate by: it needs the folders train and test, and "
-            "--setting labels=folders or a CSV"
+            f"{setting('labels', 'folders')} or a CSV"
         )
     unlabelled = data in DATASETS and DATASETS[data].splits["pretrain"] > DATASETS[data].splits["train"]
     without = [row.name for table in tables for row in table.rows if unlabelled and _reads_labels(row)]

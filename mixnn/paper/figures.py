@@ -5,12 +5,11 @@ Each is written as SVG and PNG, with a caption that says what was run. The same 
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mixnn.config import UserError, unknown
+from mixnn.config import SETTING, Param, UserError, setting, unknown, verb
 from mixnn.files import check_free, write_atomically
 from mixnn.paper.asking import data_of
 from mixnn.paper.plots import curves, points
@@ -35,21 +34,26 @@ FIGURES: dict[str, Callable[[Material], Drawing]] = {
 }
 
 
+@verb
 def figures(
-    names: Sequence[str] = (),
+    names: Annotated[Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
     *,
-    results: str | Path = "results",
-    out: str | Path = "figures",
-    data: str | Path = "cifar10",
-    runs: Iterable[str | Path | Run] = (),
-    overwrite: bool = False,
+    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
+    data: Annotated[str | Path, Param("data set")] = "cifar10",
+    runs: Annotated[Sequence[str | Path | Run], Param("a run folder, for t-SNE", flag="--run", metavar="RUN")] = (),
+    overwrite: Annotated[bool, Param("replace figures that exist")] = False,
     reporter: Reporter | None = None,
-    **settings: Any,
+    **settings: Annotated[Any, SETTING],
 ) -> list[Path]:
     """Draw these figures, or all of them as far as their runs are there; returns the files.
 
     Runs are the summaries in `results` and the run folders `runs`. `settings` are Config's fields, for runs that were
     made with others than the defaults.
+
+    Examples:
+        mixnn figures
+        mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
     """
     for name in names:
         if name not in FIGURES:
@@ -60,13 +64,12 @@ def figures(
     if not results.is_dir() and not folders:
         raise UserError(
             f"no finished runs: there is no folder {results.absolute()}; `mixnn reproduce` makes one\n"
-            "for another folder type --results FOLDER, for run folders --run RUN"
+            f"for another folder use {setting('results', 'FOLDER')}, for run folders {setting('runs', 'RUN')}"
         )
     for run in folders:
         if run.config.data != data:
             raise UserError(
-                f"{run.path} is of {run.config.data}, and the figures of {data}: "
-                f"type --data {shlex.quote(run.config.data)}"
+                f"{run.path} is of {run.config.data}, and the figures of {data}: use {setting('data', run.config.data)}"
             )
     material = Material.gather(results, folders, data, settings)
     for name in names or FIGURES:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mixnn.config import Config, UserError, unknown
+from mixnn.config import SETTING, Config, Param, UserError, setting, verb
 from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.evaluation.linear import Protocol
 from mixnn.paper.asking import data_of, runnable, seeds_of, tables_of
@@ -19,43 +19,47 @@ from mixnn.paper.plan import changed_since, plan
 from mixnn.paper.render import FORMATS, cells, render, title
 from mixnn.paper.runner import Work, carry_out, show
 from mixnn.paper.tables import TABLES, tables_with
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, plural, print_table
 from mixnn.runs.images import check_on_disk
 
 __all__ = ["TABLES", "reproduce", "tables_with"]
 
 
+@verb
 def reproduce(
-    table: str,
+    table: Annotated[str, Param("which table, or all; without it, the tables are listed")] = "",
     *,
-    data: str | Path = "cifar10",
-    seeds: int | Sequence[int] = (0,),
-    rows: str | Sequence[str] = (),
-    results: str | Path = "results",
-    runs: str | Path = "runs",
-    run: bool = True,
-    dry_run: bool = False,
-    format: str = "terminal",
-    protocol: str = "all",
-    probe_epochs: int = Protocol.epochs,
-    tables: str | Path = "",
+    data: Annotated[str | Path, Param("data set, or a folder of images")] = "cifar10",
+    seeds: Annotated[int | Sequence[int], Param("seeds to run every row with", low=0, metavar="0,1,2")] = (0,),
+    rows: Annotated[str | Sequence[str], Param("only this row of the table", flag="--row", metavar="NAME")] = (),
+    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    runs: Annotated[str | Path, Param("where run folders are", metavar="FOLDER")] = "runs",
+    run: Annotated[bool, Param("print what is there, run nothing")] = True,
+    dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
+    output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
+    protocol: Annotated[str, Param("how runs are evaluated", choices=tuple(PROTOCOLS))] = "all",
+    probe_epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = Protocol.epochs,
+    tables: Annotated[str | Path, Param("YAML file with tables of your own", metavar="FILE")] = "",
     reporter: Reporter | None = None,
-    **settings: Any,
+    **settings: Annotated[Any, SETTING],
 ) -> dict[str, Any]:
     """Train and evaluate what a table (or "all") lacks, then print it; returns the cells by table.
 
+    Without a table, lists them.
     `rows` limits it to rows of these names; `run=False` prints what is there; `tables` is a file with tables of your
     own; `settings` are Config's fields.
+
+    Examples:
+        mixnn reproduce main --dry-run
+        mixnn reproduce main --row MNN --row MSF --seeds 0,1,2
+        mixnn reproduce main --results results --no-run --format markdown
     """
-    reporter = reporter or Reporter()
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
-    if protocol not in PROTOCOLS:
-        raise unknown("protocol", protocol, PROTOCOLS)
-    if probe_epochs < 1:
-        raise UserError(f"probe_epochs={probe_epochs}: a probe has at least 1 epoch")
+    reporter, known = reporter or Reporter(), tables_with(tables)
+    if not table:
+        print_table(("table", "what it compares", "rows"), [(n, t.title, str(len(t.rows))) for n, t in known.items()])
+        return {}
     data, settings = data_of(data, settings)
-    seeds, asked = seeds_of(seeds), tables_of(table, rows, tables_with(tables))
+    seeds, asked = seeds_of(seeds), tables_of(table, rows, known)
     chosen, without = runnable(asked, data, settings)
     if without:
         reason = f"training reads labels that {data}'s images lack: {'; '.join(without)}"
@@ -66,7 +70,8 @@ def reproduce(
     needed, done = plan(chosen, data, seeds, settings), work.finished()
     if not work.results.is_dir() and (dry_run or not run):
         reporter.warn(
-            f"no finished runs: there is no folder {work.results.absolute()}; type --results FOLDER for another"
+            f"no finished runs: there is no folder {work.results.absolute()}; "
+            f"use {setting('results', 'FOLDER')} for another"
         )
     if dry_run:
         show(work, needed, done)
@@ -81,8 +86,8 @@ def reproduce(
     for changed in changed_since(needed, done):
         reporter.warn(changed)
     found = {t.name: cells(t, data, seeds, settings, done) for t in chosen}
-    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], format) for t in chosen]
-    if format == "json" and table == "all":
+    texts = [render(t, title(t, data, settings, probe_epochs), data, found[t.name], output) for t in chosen]
+    if output == "json" and table == "all":
         texts = ["[" + ",\n".join(texts) + "]"]
     print("\n\n".join(text for text in texts if text), end="\n" if any(texts) else "")
     if elsewhere:

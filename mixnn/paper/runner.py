@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import methods
-from mixnn.config import Config, Interrupted, UserError
+from mixnn.config import Config, Interrupted, UserError, setting
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import evaluate, save_summary
 from mixnn.evaluation.linear import Protocol
@@ -88,7 +88,7 @@ class Work:
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
         where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
         return pretrain(
-            config.data, set=config.options, command=planned.command, reporter=reporter, **where, **settings
+            config.data, options=config.options, command=planned.command, reporter=reporter, **where, **settings
         )
 
 
@@ -99,7 +99,9 @@ def carry_out(
     try:
         work.results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {work.results} ({error.strerror}): type another --results") from None
+        raise UserError(
+            f"cannot make the folder {work.results} ({error.strerror}): use another {setting('results')}"
+        ) from None
     failed: dict[str, str] = {}
     elsewhere: list[str] = []
     pace, whose = pace_of(done, missing[0].config)
@@ -127,7 +129,7 @@ def carry_out(
         except KeyboardInterrupt:  # not in training, which answers by itself
             raise Interrupted("interrupted: the same command goes on from here", signal.SIGINT) from None
         except Exception as error:  # one run's trouble is not the others'
-            reason = str(error).replace("type another --out", "type another --runs")
+            reason = str(error)
             failed[planned.name] = reason.splitlines()[0] if reason else type(error).__name__
             where = "" if isinstance(error, UserError) else _keep_traceback(_error_file(work, planned))
             reporter.warn(f"{planned.name} failed: {failed[planned.name]}{where}")

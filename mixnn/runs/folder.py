@@ -8,7 +8,6 @@ embeddings/, classifier/, explore.html, exported weights.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import re
@@ -25,12 +24,11 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, make
-from mixnn.files import LOCK, why, write_atomically
+from mixnn.config import Config, UserError, in_python, make, setting, spelling
+from mixnn.files import LOCK, PACKAGE, code_digest, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
-PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, where loss or weights became no numbers
 
 
@@ -63,11 +61,12 @@ class Run:
             return
         is_run, is_begun = Run.is_one(path), _is_begun(path)
         if not overwrite:
-            ways = f", --resume {path} to continue it, or --overwrite to lose it" if is_run else ""
-            ways = ", or --overwrite to use it" if is_begun else ways
-            raise Taken(f"{path} exists: type another --out{ways}")
+            resume, overwriting = setting("resume", path), setting("overwrite", True)
+            ways = f", {resume} to continue it, or {overwriting} to lose it" if is_run else ""
+            ways = f", or {overwriting} to use it" if is_begun else ways
+            raise Taken(f"{path} exists: use another {setting('out')}{ways}")
         if not (is_run or is_begun):
-            raise UserError(f"{path} is no run folder, so --overwrite will not delete it: type another --out")
+            raise UserError(f"{path} is not a run folder, so it will not be deleted: use another {setting('out')}")
 
     @staticmethod
     def is_one(path: Path) -> bool:
@@ -85,7 +84,7 @@ class Run:
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
         except FileExistsError:
-            raise Taken(f"{path} exists: type another --out") from None
+            raise Taken(f"{path} exists: use another {setting('out')}") from None
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         return path
@@ -119,7 +118,8 @@ class Run:
             raise UserError(f"{path} is no run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
-            return Run(path, make(Config, "setting", values))
+            with spelling(in_python):  # the mistake is in the file
+                return Run(path, make(Config, "setting", values))
         except UserError:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
@@ -233,14 +233,6 @@ def _cpu_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def code_digest() -> str:
-    """Twelve digits of the package's own files: which code it was, committed or not."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
-        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def _git_state() -> str | None:

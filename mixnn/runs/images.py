@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mixnn import data
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, setting
 from mixnn.data import ImageSet
 from mixnn.data.listing import list_splits
 from mixnn.data.source import Source, open_source
@@ -59,11 +59,11 @@ def source_for(
     given: str | Path | Sequence[str | Path] = "",
     data_dir: str = "",
     split: str = "train",
-    how: str = "type --source FOLDER",
+    how: str = "",
 ) -> Source:
     """What was given, or else the data that the run was trained on; `how` to give it, should these be gone."""
     if isinstance(given, str | Path) and not str(given):
-        check_there(run, how)
+        check_there(run, how or f"use {setting('source', 'FOLDER')}")
         given = run.config.data
     elif not given:
         raise UserError("no files were given: the list of them is empty")

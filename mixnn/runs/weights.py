@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, setting
 from mixnn.nn.backbone import build_backbone
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
@@ -63,14 +63,16 @@ def read_backbone(path: str | Path, config: Config) -> nn.Module:
     """The backbone that a configuration asks for, with the weights of a file."""
     weights, backbone = read_weights(path), make_backbone(config)
     if not isinstance(backbone, ResNet):
-        raise UserError(f"{path} is for a ResNet of ours, and {config.backbone} is none: leave out --init-from")
+        leave = f"leave out {setting('init_from')}"
+        raise UserError(f"{path} is for a ResNet of ours, and {config.backbone} is none: {leave}")
     theirs = next(name for name in ARCHITECTURES if not _misfits(weights, name))
     if theirs != config.backbone:
-        raise UserError(f"{path} holds a {theirs}, this run has a {config.backbone}: type --backbone {theirs}")
+        raise UserError(f"{path} holds a {theirs}, this run has a {config.backbone}: use {setting('backbone', theirs)}")
     stem, side = weights["conv1.weight"].shape[2], backbone.conv1.weight.shape[2]
     if stem != side:
         size = config.image_size
-        fits = f"--image-size {IMAGENET_STEM} or more" if stem > side else f"--image-size {IMAGENET_STEM - 1} or less"
+        larger = f"{setting('image_size', IMAGENET_STEM)} or more"
+        fits = larger if stem > side else f"{setting('image_size', IMAGENET_STEM - 1)} or less"
         raise UserError(
             f"{path} has a stem of {stem}x{stem} pixels, and for images of {size} it is {side}x{side} here: "
             f"nothing is converted\nwhat fits: {fits}, or weights of a {theirs} whose conv1 is {side}x{side}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import check_int
+from mixnn.config import RUN, DataDir, Device, Param, verb
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods.cmsf import CMSF
@@ -19,7 +19,7 @@ from mixnn.methods.mixture import share_and_scale
 from mixnn.methods.mnn import MNN
 from mixnn.methods.msf import MSF
 from mixnn.methods.snclr import SNCLR
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, print_table
 from mixnn.runs import Run
 from mixnn.runs.images import check_there, load_split
 from mixnn.training.trainer import Trainer
@@ -38,19 +38,23 @@ FEATURES = {
 MOST_IMAGES = 10_000  # for the features
 
 
+@verb
 def diagnose(
-    run: str | Path | Run,
+    run: Annotated[str | Path | Run, RUN],
     *,
-    batches: int = 20,
-    device: str = "auto",
-    data_dir: str | Path = "",
+    batches: Annotated[int, Param("batches of training images to measure on", low=1)] = 20,
+    device: Device = "auto",
+    data_dir: DataDir = "",
     reporter: Reporter | None = None,
 ) -> dict[str, float]:
     """Means over some batches of training images that the support set does not hold, in training's own views.
 
     The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
+
+    Examples:
+        mixnn diagnose runs/photos
+        mixnn diagnose runs/photos --batches 100 --json
     """
-    batches = check_int("batches", batches, 1)
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     check_there(run)
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
@@ -61,6 +65,11 @@ def diagnose(
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     found = {name: value for name, value in _neighbors(trainer, batches, reporter).items() if name != "loss"}
     return found | _derived(found, trainer.method) | health
+
+
+def show_diagnose(found: dict[str, float]) -> None:
+    """Print the numbers with what they mean."""
+    print_table(("", "value", "what it is"), meanings(found))
 
 
 def _derived(found: dict[str, float], method: Any) -> dict[str, float]:

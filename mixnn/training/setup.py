@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from mixnn import dist, methods
-from mixnn.config import RECIPES, Config, UserError, checked, make
+from mixnn.config import RECIPES, Config, UserError, checked, make, method_option, setting
 from mixnn.data import DATASETS, ImageSet
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
@@ -26,8 +27,6 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
 
     `num`: of a folder's images, where they have been read.
     """
-    if "options" in settings:
-        raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     method = str(settings.get("method", "mnn"))
     for name in settings:
         check_setting(name, method)
@@ -47,7 +46,7 @@ def configure(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]
 def check_setting(name: str, method: str) -> None:
     """Refuses an option of the method where a setting of the run is meant."""
     if method in methods.METHODS and name in {f.name for f in fields(methods.find(method).Options)}:
-        raise UserError(f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python")
+        raise UserError(f"{name} is an option of the method: use {method_option(name)}")
 
 
 def choices(data: str, options: Mapping[str, Any], settings: Mapping[str, Any], num: int = 0) -> list[Choice]:
@@ -66,14 +65,18 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
     """The full configuration, and the images it speaks of."""
     config = configure(data, options, settings)
     if data in DATASETS and (config.labels or config.on_error != "skip"):
-        raise UserError(f"--labels and --on-error are for folders of images, and {data} is a data set of its own")
+        flags = f"{setting('labels')} and {setting('on_error')}"
+        raise UserError(f"{flags} are for folders of images, and {data} is a data set of its own")
     images = load_split(config, methods.find(config.method).split)
     if data not in DATASETS:  # some files may have been no images
         config = configure(data, options, settings, len(images))
     config = replace(config, image_size=training_size(config, images))
     check_images(config, images)
     # Absolute, so that a run can be resumed and evaluated from any place.
-    absolute = {"data": "" if data in DATASETS else data, "data_dir": config.data_dir}
+    absolute = {
+        "data": "" if data in DATASETS else data,
+        "data_dir": config.data_dir or os.environ.get("MIXNN_DATA", ""),
+    }
     absolute["labels"] = "" if config.labels == "folders" else config.labels
     paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in absolute.items() if v}
     return replace(config, **paths), images
@@ -82,11 +85,13 @@ def resolve(data: str, options: Mapping[str, Any], settings: Mapping[str, Any]) 
 def check_device(config: Config) -> None:
     on_cpu = pick_device(config.device).type == "cpu"
     if on_cpu and config.precision == "bf16":
-        raise UserError("precision=bf16 needs CUDA: type --precision fp32 or leave it out")
+        raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     if on_cpu and config.mode == "captured":
-        raise UserError("mode=captured needs CUDA: type --mode eager or --mode compiled")
+        raise UserError(f"mode=captured needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}")
     if world_size() > 1 and config.mode in ("captured", "compiled"):
-        raise UserError(f"mode={config.mode} is for a run on one process: type --mode eager or leave it out")
+        raise UserError(
+            f"mode={config.mode} is for a run on one process: use {setting('mode', 'eager')} or leave it out"
+        )
     dist.check(config.bn_groups)
 
 
@@ -95,16 +100,16 @@ def check_images(config: Config, images: ImageSet) -> None:
     if len(images) < config.batch_size:
         fit, hint = len(images) // config.bn_groups * config.bn_groups, "add images"
         if fit > config.bn_groups:
-            hint = f"type --batch-size {fit}"
+            hint = f"use {setting('batch_size', fit)}"
         elif len(images) > 1:
-            hint = "type --batch-size 2 --bn-groups 1 or add images"
+            hint = f"use {setting('batch_size', 2)} and {setting('bn_groups', 1)} or add images"
         count = plural(len(images), "image")
         raise UserError(f"{config.data} has {count}, fewer than batch_size={config.batch_size}: {hint}")
     support = config.options.get("support_size", math.inf)
     if support < config.batch_size and methods.has_support(config.method, config.options):
         raise UserError(
             f"support_size={support} is smaller than batch_size={config.batch_size}: "
-            f"type --set support_size={config.batch_size} or more"
+            f"use {method_option('support_size', config.batch_size)} or more"
         )
 
 

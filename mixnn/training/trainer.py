@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.config import Config, Interrupted, UserError
+from mixnn.config import Config, Interrupted, UserError, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
@@ -53,8 +53,8 @@ class Trainer:
             reporter.info(f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host, read ahead of each step")
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
-                f"{config.method} reads labels here, and {config.data} has images without: give them with --labels, "
-                f"or choose a method that needs none (`mixnn methods`)"
+                f"{config.method} reads labels here, and {config.data} has images without: give them with "
+                f"{setting('labels')}, or choose a method that needs none (`mixnn methods`)"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -105,7 +105,8 @@ class Trainer:
         if state["data"] != {k: v for k, v in self.images.identity().items() if k in state["data"]}:
             raise UserError(
                 f"{self.config.data} has changed: {plural(len(self.images), 'image')}, the checkpoint was made with "
-                f"{state['data']['images']}, or with others; restore them, or start a new run with --init-from"
+                f"{state['data']['images']}, or with others; restore them, or start a new run with "
+                f"{setting('init_from')}"
             )
         if state.get("batch", self.config.batch_size) != self.config.batch_size:
             was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"
@@ -220,7 +221,7 @@ class Trainer:
 
     def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is of step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
-        return Diverged(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
+        return Diverged(f"{what} at step {self.done}; {last}. A smaller {setting('lr')} usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
         """Save first: what happens in the kNN reading costs no training, and a resumed run can take it once more."""

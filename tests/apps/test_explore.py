@@ -85,7 +85,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         labels="folders",
         knn_every=0,
         device="cpu",
-        set={"support_size": 64, "hidden": 32},
+        options={"support_size": 64, "hidden": 32},
         reporter=Reporter(quiet=True),
     )
 

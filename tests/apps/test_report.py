@@ -150,7 +150,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     command = "mixnn pretrain digits --epochs 2 </script><script>alert(3)</script>"
     mixnn.pretrain("digits", epochs=2, out=place / "mnn", command=command, **common)
     mixnn.evaluate(place / "mnn", epochs=2, device="cpu", reporter=QUIET)
-    mixnn.pretrain("digits", epochs=1, method="msf", set={"topk": 2}, seed=1, out=place / "msf", **common)
+    mixnn.pretrain("digits", epochs=1, method="msf", options={"topk": 2}, seed=1, out=place / "msf", **common)
     rng = np.random.default_rng(0)
     for i in range(24):
         file = place / "photos" / CLASSES[i % 2] / f"{i}<script>alert(4).png"
@@ -158,7 +158,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(file)
     folder = {"labels": "folders", "image_size": 8, "batch_size": 8, "bn_groups": 1, "backbone": "resnet8"}
     small = {"hidden": 16, "support_size": 16}
-    mixnn.pretrain(place / "photos", epochs=1, out=place / "own", set=small, **folder, **common)
+    mixnn.pretrain(place / "photos", epochs=1, out=place / "own", options=small, **folder, **common)
     shutil.copytree(place / "mnn", place / EVIL)
     yield place
     patch.undo()

@@ -364,7 +364,7 @@ def test_runs_with_other_settings_are_other_runs(results: Path, material: Materi
 def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path):
     with pytest.raises(UserError, match="did you mean 'ranks'"):
         figures(["rank"], results=tmp_path)
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*--results FOLDER.*--run RUN"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*results='FOLDER'.*runs='RUN'"):
         figures(results=tmp_path / "nowhere")
     with pytest.raises(UserError, match="unknown data set or folder 'digit', did you mean 'digits'"):
         figures(results=tmp_path, data="digit")
@@ -383,14 +383,14 @@ def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: P
 
 
 def test_a_run_on_other_data_is_refused_with_the_word_to_type(trained: Run, tmp_path: Path):
-    with pytest.raises(UserError, match="digits-run is of digits, and the figures of cifar10: type --data digits"):
+    with pytest.raises(UserError, match="digits-run is of digits, and the figures of cifar10: use data='digits'"):
         figures(["tsne"], results=tmp_path, runs=[trained])
 
 
 def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FIGURES, "loss", lambda _: pytest.fail("drawn"))
     (tmp_path / "cifar10-loss.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: type another name, or --overwrite"):
+    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: use another name, or overwrite=True"):
         figures(["loss"], results=tmp_path, out=tmp_path)
     monkeypatch.undo()
     with pytest.raises(UserError, match="loss lacks"):
@@ -431,7 +431,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == ["skipped: tsne lacks the name of a run folder on cifar10 with a checkpoint (type --run RUN)"]
+    assert heard.said == ["skipped: tsne lacks the name of a run folder on cifar10 with a checkpoint (use runs='RUN')"]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
@@ -552,11 +552,11 @@ def test_tsne_says_why_it_cannot_be_drawn(trained: Run, tmp_path: Path):
             draw("tsne", Material.gather(tmp_path, runs, data, {}))
         return str(lacking.value)
 
-    assert reason([trained], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (type --run RUN)"
+    assert reason([trained], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (use runs='RUN')"
     assert "at most 6" in reason([trained] * 7)
     (planned,) = plan_row(row_of("main", "MNN"), "cifar10", [0], {"data_dir": str(tmp_path)})
     absent = Run.create(tmp_path / "absent", planned.config, "")
-    assert reason([absent], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (type --run RUN)"
+    assert reason([absent], data="cifar10") == "the name of a run folder on cifar10 with a checkpoint (use runs='RUN')"
     absent.save_checkpoint(1, {}, {})
     assert "cifar10 is not on disk" in reason([absent], data="cifar10")
 

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, make, message):
 def test_another_architecture_than_the_runs_is_refused_with_what_to_type(tmp_path):
     torch.save(SMALL, tmp_path / "weights.pth")
     read_backbone(tmp_path / "weights.pth", Config(backbone="resnet8", image_size=8))
-    with pytest.raises(UserError, match="holds a resnet8, this run has a resnet18: type --backbone resnet8"):
+    with pytest.raises(UserError, match="holds a resnet8, this run has a resnet18: use backbone='resnet8'"):
         read_backbone(tmp_path / "weights.pth", Config(image_size=32))
 
 
@@ -101,12 +101,12 @@ def test_another_architecture_than_the_runs_is_refused_with_what_to_type(tmp_pat
         (
             7,
             32,
-            r"7x7 pixels, and for images of 32 it is 3x3 here.*\nwhat fits: --image-size 128 or more, or .* is 3x3",
+            r"7x7 pixels, and for images of 32 it is 3x3 here.*\nwhat fits: image_size=128 or more, or .* is 3x3",
         ),
         (
             3,
             224,
-            r"3x3 pixels, and for images of 224 it is 7x7 here.*\nwhat fits: --image-size 127 or less, or .* is 7x7",
+            r"3x3 pixels, and for images of 224 it is 7x7 here.*\nwhat fits: image_size=127 or less, or .* is 7x7",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mixnn.apps.embed import Embeddings
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.data.labels import as_known, columns, from_csv, from_folders, read_rows
 from mixnn.data.listing import list_splits
 from mixnn.files import write_atomically
@@ -78,7 +78,7 @@ def ever_suggested(folder: Path) -> list[str]:
     except (OSError, ValueError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path} is no list of suggested images: move it away, or type another --out")
+        raise UserError(f"{path} is no list of suggested images: move it away, or use another {setting('out')}")
     return names
 
 

@@ -6,6 +6,7 @@ import warnings
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from mixnn.apps.explore import page
 from mixnn.apps.explore.page import Atlas
 from mixnn.apps.explore.pictures import LARGEST, SERVED, SIDES, SMALLEST, Pictures, along_the_map
 from mixnn.apps.explore.server import Server
-from mixnn.config import UserError, check_int
+from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data.labels import from_csv, from_folders
 from mixnn.data.listing import list_splits, natural_key
 from mixnn.data.source import Source
@@ -32,23 +33,28 @@ __all__ = ["explore"]
 WHOLE = "mixnn explore with --serve shows the images themselves."
 
 
+@verb
 def explore(
-    run: str | Path | Run,
-    source: str | Path | Sequence[str | Path] = "",
+    run: Annotated[str | Path | Run, RUN],
+    source: Annotated[
+        str | Path | Sequence[str | Path], Param("folder, images or data set [what the run was trained on]")
+    ] = "",
     *,
-    out: str | Path = "",
-    serve: bool = False,
-    port: int = 0,
-    labels: str | Path = "",
-    layout: str = "auto",
-    neighbors: int = 10,
-    max_images: int = 50_000,
-    thumb: int = 0,
-    seed: int = 0,
-    open: bool = False,
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
+    serve: Annotated[bool, Param("serve it on a local address instead, until Ctrl-C")] = False,
+    port: Annotated[int, Param("port of that address [any that is free]", low=0, high=2**16 - 1)] = 0,
+    labels: Annotated[
+        str | Path, Param("folders, a CSV of file,label, or none [the run's own labels]", metavar="LABELS")
+    ] = "",
+    layout: Annotated[str, Param("how to lay out the map", choices=layouts.LAYOUTS)] = "auto",
+    neighbors: Annotated[int, Param("neighbors to show per image", low=1)] = 10,
+    max_images: Annotated[int, Param("most images on the map; of more, a random sample", low=2)] = 50_000,
+    thumb: Annotated[int, Param("side of the thumbnails in pixels; 0: as large as fits", low=0, high=LARGEST)] = 0,
+    seed: Annotated[int, Param("seed of the map", low=0, high=2**32 - 1)] = 0,
+    browser: Annotated[bool, Param("open the page in the browser", flag="--open")] = False,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Annotated[bool, Param("replace the file of --out if it exists")] = False,
     reporter: Reporter | None = None,
 ) -> Path | None:
     """One HTML file with a map of all images (default: RUN/explore.html), or the same on a local address until Ctrl-C.
@@ -56,13 +62,17 @@ def explore(
     labels: "folders", a CSV of file,label, "none", or empty for those the run was given (a data set has its own).
     layout: auto (t-SNE; above 4,000 images, of as many, and the others by their neighbors), tsne (of all) or pca.
     thumb: side of the thumbnails in the file; 0 is the largest with which it stays under 60 MB.
+
+    Examples:
+        mixnn explore runs/photos --open
+        mixnn explore runs/photos ./new --serve
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out).expanduser() if str(out) else None
-    _check(target, serve, port, layout, neighbors, max_images, thumb, seed)
+    _check(target, serve, thumb)
     if target:
         check_writable(target, overwrite)
-    images = source_for(run, source, data_dir, how=f"type {run.typed('explore')} FOLDER")
+    images = source_for(run, source, str(data_dir), how=f"use {run.typed('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
     found = collect(run, images, device=device, reporter=reporter)
     shown = _shown(found, max_images, seed)
@@ -72,27 +82,19 @@ def explore(
         atlas.notes.append(f"{len(shown):,} of {plural(len(found), 'image')}, drawn at random, are on this map.")
     pictures = Pictures.of(images, shown.names)
     if serve:
-        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), open, reporter)
+        _serve(atlas, pictures, port, thumb or min(SERVED, pictures.native_side), browser, reporter)
         return None
-    return _write(atlas, pictures, target or run.path / "explore.html", thumb, open, reporter)
+    return _write(atlas, pictures, target or run.path / "explore.html", thumb, browser, reporter)
 
 
-def _check(
-    out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int, seed: int
-) -> None:
+def _check(out: Path | None, serve: bool, thumb: int) -> None:
     """Before anything is read."""
-    check_int("seed", seed, 0, 2**32 - 1)
-    layouts.check(layout)
     if out and serve:
-        raise UserError("--out writes a file and --serve needs none: leave one of them out")
+        raise UserError(f"{setting('out')} writes a file and {setting('serve')} needs none: leave out one of them")
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out} would be a web page: let its name end in .html")
-    if neighbors < 1 or max_images < 2:
-        raise UserError("neighbors must be at least 1, and max_images at least 2")
     if thumb and not SMALLEST <= thumb <= LARGEST:
-        raise UserError(f"thumb={thumb}: a thumbnail has from {SMALLEST} to {LARGEST} pixels a side, or 0 to choose")
-    if not 0 <= port < 2**16:
-        raise UserError(f"port={port}: a port is a number from 1 to 65535, or 0 for any free one")
+        raise UserError(f"{setting('thumb', thumb)}: thumb must be from {SMALLEST} to {LARGEST}, or 0 to choose")
 
 
 def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Source) -> dict[str, str]:
@@ -107,7 +109,7 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
     if not labels:
         return images.labels
     if images.labels:
-        raise UserError(f"{given} has its own labels: leave --labels out, or give a CSV of file,label")
+        raise UserError(f"{given} has its own labels: leave out {setting('labels')}, or give a CSV of file,label")
     if not isinstance(given, str | Path) or not Path(given).expanduser().is_dir():
         raise UserError("labels from folders need a folder of images: give a CSV of file,label")
     return from_folders(images.names, depth=1 if list_splits(Path(given).expanduser()).test else 0)
@@ -165,7 +167,7 @@ def purity(index: np.ndarray, labels: np.ndarray) -> float:
     return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
-def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open: bool, reporter: Reporter) -> Path:
+def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, browser: bool, reporter: Reporter) -> Path:
     room = (page.LIMIT - len(page.write(atlas))) * 3 / 4  # base64 takes four letters for three bytes
     side = thumb or pictures.fitting_side(room)
     if not side:
@@ -181,17 +183,17 @@ def _write(atlas: Atlas, pictures: Pictures, out: Path, thumb: int, open: bool, 
     if len(text) > page.LIMIT * 1.05:
         reporter.warn(f"{out} has {size}, and browsers may be slow with it: leave thumb out, or serve it")
     reporter.info(f"{plural(len(atlas), 'image')} in {out}, {size}: open it in a browser")
-    if open:
+    if browser:
         webbrowser.open(out.resolve().as_uri())
     return out
 
 
-def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, open: bool, reporter: Reporter) -> None:
+def _serve(atlas: Atlas, pictures: Pictures, port: int, side: int, browser: bool, reporter: Reporter) -> None:
     with Server(page.write(atlas, side, served=True), pictures, port, side) as server:
         reporter.info(f"{plural(len(atlas), 'image')} at {server.url} on this machine only; Ctrl-C ends it")
         if reporter.quiet:
             print(server.url, flush=True)  # as the name of a file is printed
-        if open:
+        if browser:
             webbrowser.open(server.url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of odd metadata: the images were embedded in spite of it

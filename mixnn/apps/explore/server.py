@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mixnn.apps.explore.pictures import SERVED, Pictures, cached
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 
 HOST = "127.0.0.1"
 ADDRESS = re.compile(r"/(thumb|image)/(0|[1-9][0-9]{0,8})", re.ASCII)
@@ -39,7 +39,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise UserError(
-                f"cannot listen on port {port}: {error.strerror}; without --port a free one is taken"
+                f"cannot listen on port {port}: {error.strerror}; without {setting('port')} a free one is taken"
             ) from None
 
     @property

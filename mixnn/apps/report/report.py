@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from mixnn.apps.report import compare, facts, outcome, pictures
 from mixnn.apps.report.facts import Facts
 from mixnn.apps.report.page import render
 from mixnn.apps.report.verdict import RULES, judge
-from mixnn.config import UserError
+from mixnn.config import DataDir, Device, Overwrite, Param, UserError, verb
 from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
@@ -52,25 +52,31 @@ GROUPS = (
 BY_RANK = re.compile(r"purity_(cas_)?(\d+)")
 
 
+@verb
 def report(
-    runs: str | Path | Run | Sequence[str | Path | Run],
-    out: str | Path = "report.html",
+    runs: Annotated[
+        str | Path | Run | Sequence[str | Path | Run], Param("run folders; several are compared", metavar="run")
+    ],
+    out: Annotated[str | Path, Param("the page", flag="--out", metavar="FILE")] = "report.html",
     *,
-    device: str = "auto",
-    data_dir: str | Path = "",
-    images: int = 500,
-    overwrite: bool = False,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    images: Annotated[int, Param("images on the map; 0: show no images", low=0, high=MAX_IMAGES)] = 500,
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> Path:
-    """Write the page about these run folders; `images` is how many are mapped (0: no images at all)."""
+    """Write the page about these run folders; `images` is how many are mapped (0: no images at all).
+
+    Examples:
+        mixnn report runs/photos
+        mixnn report runs/photos runs/photos-2 --out compared.html
+    """
     reporter, where = reporter or Reporter(), pick_device(device)
     runs = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not runs:
         raise UserError("report needs a run folder, or several to compare: `mixnn pretrain` makes one")
     if len(runs) > len(LETTERS):
         raise UserError(f"{len(runs)} runs are more than a page can show: give at most {len(LETTERS)}")
-    if not 0 <= images <= MAX_IMAGES:
-        raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
     out = Path(out).expanduser()
     check_writable(out, overwrite)
     read = [facts.read(run.path if isinstance(run, Run) else run) for run in runs]

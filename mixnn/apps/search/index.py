@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import torch
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.evaluation import neighbors
 
 METHODS = ("exact", "faiss")
@@ -71,4 +71,6 @@ def check_faiss() -> None:
     try:
         import faiss  # noqa: F401
     except ImportError:
-        raise UserError("faiss is not installed: type pip install faiss-cpu, or --method exact") from None
+        raise UserError(
+            f"faiss is not installed: run pip install faiss-cpu, or use {setting('method', 'exact')}"
+        ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mixnn.apps.search import page, queries, similar, text
 from mixnn.apps.search.index import METHODS, check_faiss, nearest, to_unit
 from mixnn.apps.search.originals import Originals
 from mixnn.apps.search.queries import Asked, Query
-from mixnn.config import UserError, unknown
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.listing import printable
 from mixnn.data.source import Source
 from mixnn.files import check_writable, write_atomically
@@ -29,36 +29,48 @@ DIGITS = 6  # of similarities: float32 holds no more
 COLLAPSED = 0.9999  # a threshold beyond this finds little but identical images
 
 
+@verb
 def search(
-    run: str | Path | Run,
-    query: Query = "",
+    run: Annotated[str | Path | Run, RUN],
+    query: Annotated[Query, Param("images to look for: files, a folder of them, or names in the source")] = "",
     *,
-    source: str | Path | Sequence[str | Path] = "",
-    topk: int = 10,
-    duplicates: bool = False,
-    outliers: bool = False,
-    threshold: float | None = None,
-    method: str = "auto",
-    format: str = "terminal",
-    out: str | Path = "",
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    source: Annotated[
+        str | Path | Sequence[str | Path],
+        Param("folder, images or data set to search in [what the run was trained on]", metavar="FOLDER"),
+    ] = "",
+    topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
+    duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
+    outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
+    threshold: Annotated[
+        float | None,
+        Param("cosine from which images count as duplicates [chosen]", low=0.001, high=1, metavar="COSINE"),
+    ] = None,
+    method: Annotated[str, Param("how to search", choices=("auto", *METHODS))] = "auto",
+    output: Annotated[str, Param("how to show the results", choices=FORMS, flag="--format")] = "terminal",
+    out: Annotated[str | Path, Param("write the results here; a page needs a file", metavar="FILE")] = "",
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """The `topk` images of `source` (default: the data the run was trained on) most like each query, by cosine.
 
     A query is an image file, several, a folder, or the name of an image in the source; it is not among its own results.
     Instead of a query, `duplicates` finds groups of images alike by `threshold` or more, `outliers` the `topk` images
-    least like their nearest. Prints the result, or writes it to `out`, in one of FORMS; returns it as plain values.
+    least like their nearest. Prints the result as `output` says, or writes it to `out`; returns it as plain values.
+
+    Examples:
+        mixnn search runs/photos cat.jpg
+        mixnn search runs/photos cat.jpg dog.jpg --source ./new --format html
+        mixnn search runs/photos --duplicates
     """
     kind = _kind(query, duplicates, outliers)
-    _check(kind, topk, threshold, method, format)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if format == "html" else ""  # a page is a file
+    _check(kind, threshold, method)
+    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if output == "html" else ""  # a page is a file
     if out:
         check_writable(out, overwrite)
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
-    images = source_for(run, source, data_dir)
+    images = source_for(run, source, str(data_dir))
     if kind == "nearest":
         queries.check_query(query, set(images.names))  # a typo is found before an hour of embedding
     embeddings = collect(run, images, device=device, reporter=reporter)
@@ -75,7 +87,7 @@ def search(
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
-    _deliver(result, format, out, images, asked)
+    _deliver(result, output, out, images, asked)
     return result
 
 
@@ -83,25 +95,18 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     given = isinstance(query, Path) or len(query) > 0
     kinds = [k for k, on in (("nearest", given), ("duplicates", duplicates), ("outliers", outliers)) if on]
     if len(kinds) != 1:
-        raise UserError("search for what? give an image or a folder, or --duplicates, or --outliers: one of the three")
+        others = f"{setting('duplicates', True)}, or {setting('outliers', True)}"
+        raise UserError(f"search for what? give an image or a folder, or {others}: one of the three")
     return kinds[0]
 
 
-def _check(kind: str, topk: int, threshold: float | None, method: str, format: str) -> None:
-    if format not in FORMS:
-        raise unknown("format", format, FORMS)
-    if method not in ("auto", *METHODS):
-        raise unknown("method", method, ("auto", *METHODS))
+def _check(kind: str, threshold: float | None, method: str) -> None:
     if method == "faiss":
         if kind != "nearest":
-            raise UserError(f"--method faiss is for the images nearest to a query, not for --{kind}")
+            raise UserError(f"{setting('method', 'faiss')} is for the images nearest to a query, not for {kind}")
         check_faiss()
-    if topk < 1:
-        raise UserError(f"topk={topk}: topk must be at least 1")
     if threshold is not None and kind != "duplicates":
-        raise UserError("--threshold is for --duplicates")
-    if threshold is not None and not 0 < threshold <= 1:
-        raise UserError(f"threshold={threshold:g}: a cosine, more than 0 and at most 1; 0.99 for one")
+        raise UserError(f"{setting('threshold')} is for {setting('duplicates', True)}")
 
 
 def _at_most(topk: int, available: int, what: str, reporter: Reporter) -> int:
@@ -170,12 +175,12 @@ def _outliers(names: list[str], bank: np.ndarray, topk: int, reporter: Reporter)
     return {"neighbors": k, "outliers": _ranked([(names[i], float(score[i])) for i in least], "score")}
 
 
-def _deliver(result: dict[str, Any], format: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
+def _deliver(result: dict[str, Any], output: str, out: str | Path, images: Source, asked: list[Asked]) -> None:
     """To stdout, or to a file whose name then goes there."""
-    if format == "html":
+    if output == "html":
         made = page.render(result, images, asked)
     else:
-        made = json.dumps(result, indent=1) if format == "json" else text.render(result)
+        made = json.dumps(result, indent=1) if output == "json" else text.render(result)
     if out:
         write_atomically(Path(out), (made + "\n").encode())
     print(out or made)

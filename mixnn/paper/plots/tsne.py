@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mixnn.apps import projection as maps
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
@@ -37,7 +37,7 @@ def tsne(material: Material) -> Drawing:
     """A panel for each run folder that was given."""
     runs = [run for run in material.folders if list_checkpoints(run.path / "checkpoints")]
     if not runs:
-        raise Lacking(f"the name of a run folder on {material.name} with a checkpoint (type --run RUN)")
+        raise Lacking(f"the name of a run folder on {material.name} with a checkpoint (use {setting('runs', 'RUN')})")
     if len(runs) > MAX_PANELS:
         raise Lacking(f"room for {len(runs)} run folders: give at most {MAX_PANELS}")
     try:
