@@ -86,6 +86,10 @@ class Work:
             given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != own[name]}
             return pretrain(resume=path, reporter=reporter, **given)
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
+        try:
+            Run.check_free(path, overwrite=True)
+        except UserError:
+            raise UserError(f"{path} is not a run folder: use another {setting('runs')}") from None
         where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
         return pretrain(
             config.data, options=config.options, command=planned.command, reporter=reporter, **where, **settings

@@ -567,7 +567,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
     ("name,label\n0.png,cat\n", {}, "no column 'file'"),
-    ("", {"labels": "", "apply": "new"}, "there is no"),
+    ("", {"labels": "", "new_images": "new"}, "there is no"),
     ("", {"labels": "", "new_images": "new", "source": "old"}, "source is where the labelled images lie"),
 ]
 

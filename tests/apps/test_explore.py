@@ -396,16 +396,17 @@ def test_a_data_set_has_its_own_labels_and_more_images_than_asked_for_are_drawn_
     [
         ({"layout": "umap"}, "unknown layout 'umap'"),
         ({"out": "x.png"}, "end in .html"),
-        ({"out": "x.html", "serve": True}, "leave one of them out"),
+        ({"out": "x.html", "serve": True}, "leave out one of them"),
         ({"neighbors": 0}, "at least 1"),
         ({"max_images": 1}, "at least 2"),
-        ({"thumb": 1000}, "from 8 to 256"),
-        ({"port": 70000, "serve": True}, "from 1 to 65535"),
+        ({"thumb": 3}, "from 8 to 256"),
+        ({"thumb": 1000}, "from 0 to 256"),
+        ({"port": 70000, "serve": True}, "from 0 to 65535"),
         ({"source": "nowhere"}, "neither a folder"),
         ({"source": "digits", "labels": "folders"}, "its own labels"),
         ({"labels": "none.csv"}, "cannot read the labels"),
-        ({"seed": 2**32}, "seed must be from 0 to"),
-        ({"seed": -1}, "seed must be from 0 to"),
+        ({"seed": 2**32}, "seed must be at most 4294967295"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_mistakes_are_told_in_a_line(options: dict[str, Any], told: str, run: Run):

@@ -25,7 +25,7 @@ from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 1, "knn_every": 0, "batch_size": 32, "device": "cpu", "reporter": QUIET}
-SMALL |= {"set": {"support_size": 64, "hidden": 16, "dim": 8}}
+SMALL |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}}
 # one image; a batch of a size that no program was traced or checked with; other sides than the run's
 SHAPES = [(1, 3, 8, 8), (7, 3, 8, 8), (2, 3, 12, 15)]
 
@@ -204,7 +204,7 @@ def test_the_way_to_a_card_with_an_accuracy_can_be_typed(tmp_path, capsys):
     made = mixnn.pretrain("digits", limit=64, out=tmp_path / "my cats", **SMALL)
     assert main(["export", str(made.path)]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no accuracy" in line]
-    (evaluate,) = re.findall("type mixnn (.*), then this again with --overwrite", line)
+    (evaluate,) = re.findall("run mixnn (.*), then this again with overwrite=True", line)
     assert main([*shlex.split(evaluate), "--protocol", "knn"]) == 0
     assert main(["export", str(made.path), "--overwrite"]) == 0
     assert "no accuracy" not in capsys.readouterr().err

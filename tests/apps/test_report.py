@@ -27,6 +27,7 @@ from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import TABLES
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.images import _root as data_root
 from tests.browser import NAMES, Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[2]
@@ -408,16 +409,24 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("own, typed, taken", [("here", [], ""), ("", [], "there"), ("here", ["--data-dir", "x"], "x")])
+@pytest.mark.parametrize(
+    "own, typed, taken", [("here", [], "here"), ("", [], "there"), ("here", ["--data-dir", "x"], "x")]
+)
 def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
     given = []
+
+    def look_for_images(config, *_):
+        given.append(data_root(config))
+        raise UserError("seen enough")
+
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIXNN_DATA", "there")
-    monkeypatch.setattr("mixnn.apps.report.report.report", lambda *_, data_dir, **__: given.append(data_dir))
-    runs = shutil.copytree(place / "mnn", tmp_path / "own"), place / "msf"
-    config = runs[0] / "config.yaml"
+    monkeypatch.setattr("mixnn.apps.report.pictures.load_shown", look_for_images)
+    run = shutil.copytree(place / "mnn", tmp_path / "own")
+    config = run / "config.yaml"
     config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))
-    assert main(["report", *map(str, runs), *typed]) == 0
-    assert given == [taken]
+    assert main(["report", str(run), *typed]) == 0
+    assert given == [Path(taken)]
 
 
 # The page as text

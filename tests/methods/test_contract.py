@@ -552,7 +552,7 @@ def test_defaults_are_the_authors(name):
         ("mnn", {"lam": 1.5}, ["lam=1.5", "from 0 to 1"]),
         ("mnn", {"lam_scope": "batch"}, ["direction, sample"]),
         ("mnn", {"topk": 2.5}, ["topk=2.5", "a whole number"]),
-        ("mnn", {"topk": "five"}, ["topk=five", "topk takes"]),
+        ("mnn", {"topk": "five"}, ["topk='five'", "topk takes"]),
         ("mnn", {"topk": -1}, ["at least 0"]),
         ("mnn", {"topk": 9, "support_size": 8}, ["topk=9 exceeds support_size=8", "options={'topk': 8}"]),
         ("msf", {"topk": 5000}, ["topk=5000 exceeds support_size=4096"]),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mixnn import methods
-from mixnn.config import Config
+from mixnn.config import Config, setting
 from mixnn.data import DATASETS
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter
@@ -114,7 +114,7 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
         elif of is not None:
             reporter.warn(f"{name} was measured at step {of}, these are weights of step {step}: the card leaves it out")
     if not kept:
-        way = f"type {run.typed('evaluate')}, then this again with --overwrite"
+        way = f"run {run.typed('evaluate')}, then this again with {setting('overwrite', True)}"
         none = "there are no labelled test images to measure it by"
         reporter.info(f"the card states no accuracy: {way if has_test_split(run.config) else none}")
     return kept
