@@ -131,7 +131,7 @@ def _parse(text: str, kinds: Sequence[Any]) -> Any:
     raise ValueError(text)
 
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 
 
 def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, Any], str] = setting) -> Any:
@@ -143,10 +143,10 @@ def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, 
     label = param.flag.lstrip("-") or name
     if Sequence[int] in kinds:
         return _check_several(name, value, param, spell)
-    if not set(kinds) <= WORDS.keys() or (value is None and len(kinds) < len(kinds_of(hint))):
+    if not set(kinds) <= KINDS.keys() or (value is None and len(kinds) < len(kinds_of(hint))):
         return value
     given = value = str(value) if isinstance(value, os.PathLike) else value
-    if isinstance(value, numbers.Number) and type(value) not in WORDS and hasattr(value, "item"):  # numpy's
+    if isinstance(value, numbers.Number) and type(value) not in KINDS and hasattr(value, "item"):  # numpy's
         value = value.item()
     if isinstance(value, str):
         try:
@@ -156,7 +156,7 @@ def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, 
     if isinstance(value, int) and not isinstance(value, bool) and int not in kinds and float in kinds:
         value = float(value)
     if type(value) not in kinds:
-        raise UserError(f"{spell(name, given)}: {label} takes {' or '.join(WORDS[kind] for kind in kinds)}")
+        raise UserError(f"{spell(name, given)}: {label} takes {' or '.join(KINDS[kind] for kind in kinds)}")
     if isinstance(value, str) and param.choices and value not in param.choices:
         raise UserError(f"{unknown(label, value, param.choices)}{'; or a number' * (float in kinds)}")
     if isinstance(value, int | float) and not param.low <= value <= param.high:
@@ -302,14 +302,16 @@ class Config(Checked):
     data: str = option("cifar10", "data set name, or a folder of images")
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
-    batch_size: int = option(256, "images a step", "paper, table of parameters", low=2)
-    seed: int = option(0, "seed of every draw: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
+    batch_size: int = option(256, "images per step", "paper, table of parameters", low=2)
+    seed: int = option(0, "seed of all that is random: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
         0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0, high=1e38
     )
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
-    weight_decay: float = option(5e-4, "on all parameters, batch norm included", "paper, table of parameters", low=0)
+    weight_decay: float = option(
+        5e-4, "weight decay of all parameters, batch norm included", "paper, table of parameters", low=0
+    )
     backbone: str = option("resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 (for CPUs), or timm:NAME")
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
@@ -319,36 +321,38 @@ class Config(Checked):
     )
     mirror: str = option(
         "yes",
-        "may views be flipped; no where a mirrored image means another thing, as text does",
+        "whether views may be flipped; no where a mirrored image means something else, as with text",
         choices=("yes", "no"),
     )
     labels: str = option(
-        "", "labels of a folder's images: folders (its subfolders), or a CSV of file,label; empty: none"
+        "", "labels of a folder's images: folders (subfolders are classes), or a CSV of file,label [none]"
     )
     on_error: str = option(
-        "skip", "unreadable images of a folder: skip and name them, or refuse", choices=("skip", "refuse")
+        "skip",
+        "unreadable images of a folder: skip them and print their names, or refuse the folder",
+        choices=("skip", "refuse"),
     )
-    limit: int = option(0, "use this many images of each split only; 0: all", low=0)
-    knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
+    limit: int = option(0, "use only this many images of each split; 0: all", low=0)
+    knn_every: int = option(10, "epochs between kNN evaluations during training; 0: none", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
-    loggers: str = option("", "beside metrics.jsonl, log to tensorboard, wandb, or both with a comma between")
+    loggers: str = option("", "besides metrics.jsonl, log to tensorboard, wandb, or both: tensorboard,wandb")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later",
+        "how a step runs: eager, captured in a CUDA graph, or compiled as well, which takes longer to start",
         choices=("auto", "eager", "captured", "compiled"),
     )
     resident: str = option(
         "auto",
-        "keep all images on the device (auto: if they fit), or read them ahead of each step",
+        "keep all images on the device (auto: if they fit); no: read them ahead of each step",
         choices=("auto", "yes", "no"),
     )
     precision: str = option(
         "auto",
-        "bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",
+        "auto: bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",
         choices=("auto", "bf16", "fp32"),
     )
-    data_dir: str = option("", "where data sets are kept; empty: the user's cache folder")
+    data_dir: str = option("", "where data sets are kept [$MIXNN_DATA or ~/.cache/mixnn/data]")
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:

@@ -204,7 +204,7 @@ def test_the_way_to_a_card_with_an_accuracy_can_be_typed(tmp_path, capsys):
     made = mixnn.pretrain("digits", limit=64, out=tmp_path / "my cats", **SMALL)
     assert main(["export", str(made.path)]) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no accuracy" in line]
-    (evaluate,) = re.findall("run mixnn (.*), then this again with overwrite=True", line)
+    (evaluate,) = re.findall("run mixnn (.*), then this again with --overwrite", line)
     assert main([*shlex.split(evaluate), "--protocol", "knn"]) == 0
     assert main(["export", str(made.path), "--overwrite"]) == 0
     assert "no accuracy" not in capsys.readouterr().err

@@ -108,9 +108,9 @@ def test_each_command_of_the_page_is_one(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text(OWN_TABLES)
     Path("results").symlink_to(HERE / "results")
-    _, args = mixnn.cli.parse(shlex.split(command)[1:])
-    if args.verb == "reproduce" and args.table not in ("", "TABLE"):
-        asking.tables_of(args.table, args.row, tables.tables_with(args.tables))
+    verb, given = mixnn.cli.parse(shlex.split(command)[1:])
+    if verb == "reproduce" and given.get("table", "TABLE") != "TABLE":
+        asking.tables_of(given["table"], given.get("rows", ()), tables.tables_with(given.get("tables", "")))
 
 
 def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def classify(
     seed: Annotated[int, Param("seed of the folds and of the suggestions", low=0, high=2**32 - 1)] = 0,
     device: Device = "auto",
     data_dir: DataDir = "",
-    overwrite: Annotated[bool, Param("replace the classifier and the tables in --out")] = False,
+    overwrite: Annotated[bool, Param("replace the files in the output folder")] = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Label all images from a CSV of file,label, and say how far to trust it; accuracies are in percent.

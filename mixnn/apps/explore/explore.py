@@ -54,7 +54,7 @@ def explore(
     browser: Annotated[bool, Param("open the page in the browser", flag="--open")] = False,
     device: Device = "auto",
     data_dir: DataDir = "",
-    overwrite: Annotated[bool, Param("replace the file of --out if it exists")] = False,
+    overwrite: Annotated[bool, Param("replace the output file if it exists")] = False,
     reporter: Reporter | None = None,
 ) -> Path | None:
     """One HTML file with a map of all images (default: RUN/explore.html), or the same on a local address until Ctrl-C.
