@@ -56,6 +56,7 @@ HEADINGS = {  # each stands above the verb it is listed under
     "methods": "look up:",
     "reproduce": "redo the paper:",
 }
+OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
   mixnn demo                                    a first impression, without any data of your own
   mixnn pretrain ./photos --out runs/photos     settings are chosen for the folder, and explained
@@ -69,7 +70,7 @@ def help_text() -> str:
     for name, (_, summary) in VERBS.items():
         lines += ["", HEADINGS[name]] if name in HEADINGS else []
         lines.append(f"    {name:<10} {summary}")
-    return "\n".join([*lines, "", "options:", "  --help, --version", "", EXAMPLES])
+    return "\n".join([*lines, "", "options:", f"  {', '.join(OPTIONS)}", "", EXAMPLES])
 
 
 def command(name: str) -> Command:
@@ -80,8 +81,8 @@ def command(name: str) -> Command:
 
 
 def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The verb, and its arguments under their Python names."""
-    return words[0], command(words[0]).parse(words[1:])
+    """The verb, and its arguments under their Python names, as typed."""
+    return words[0], {} if words[0] in OPTIONS else command(words[0]).parse(words[1:])
 
 
 def version() -> str:
@@ -95,11 +96,11 @@ def run(words: Sequence[str]) -> None:
     """Carry out one command."""
     started = time.perf_counter()  # before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences torch's profiler; read when torch is imported
-    if not words or words[0] in ("-h", "--help", "--version"):
-        print(version() if words[:1] == ["--version"] else help_text())
+    if not words or words[0] in ("-h", *OPTIONS):
+        print(version() if "--version" in words else help_text())
         return
     if words[0].startswith("-"):
-        raise unknown("option of mixnn", words[0], ["--help", "--version"])
+        raise unknown("option of mixnn", words[0], OPTIONS)
     if words[0] in VERBS and words[0] != "pretrain" and world_size() > 1:
         raise UserError(
             f"only pretrain runs on several processes: run mixnn {words[0]} without torchrun, or unset WORLD_SIZE"
@@ -107,7 +108,7 @@ def run(words: Sequence[str]) -> None:
     verb = command(words[0])
     with spelling(verb.spell):
         given = verb.parse(words[1:])
-        as_json, quiet = given.pop("json", False) and verb.show, given.pop("quiet", False)
+        as_json, quiet = given.pop("json", False), given.pop("quiet", False)
         result = verb(given, quiet, shlex.join(["mixnn", *words]), started)
     if as_json:
         print(json.dumps(result, indent=1))
