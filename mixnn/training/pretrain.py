@@ -140,7 +140,7 @@ def _decide(
     """The configuration and its images; says what the images are, and what was chosen for them and why."""
     budget = _seconds(time_budget) if time_budget else 0.0
     if budget and "epochs" in settings:
-        raise UserError(f"{setting('time_budget')} sets the epochs: leave out {setting('epochs')} or the budget")
+        raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     config, images = resolve(data, options, settings)
     reporter.warn_of_skipped(images.skipped)
     for line in images.scan.lines() if images.scan else []:
