@@ -30,35 +30,30 @@ if TYPE_CHECKING:
     from mixnn.training.diagnose import diagnose as diagnose
     from mixnn.training.pretrain import pretrain as pretrain
 
-_HOMES = {
-    "Config": "mixnn.config",
-    "UserError": "mixnn.config",
-    "Run": "mixnn.runs",
-    "bench": "mixnn.paper.bench",
-    "classify": "mixnn.apps.classify.classify",
-    "demo": "mixnn.apps.demo",
-    "diagnose": "mixnn.training.diagnose",
-    "embed": "mixnn.apps.embed",
-    "evaluate": "mixnn.evaluation.evaluate",
-    "explore": "mixnn.apps.explore.explore",
-    "export": "mixnn.apps.export",
-    "figures": "mixnn.paper.figures",
-    "load": "mixnn.runs.encoder",
-    "pretrain": "mixnn.training.pretrain",
-    "report": "mixnn.apps.report.report",
-    "reproduce": "mixnn.paper.reproduce",
-    "search": "mixnn.apps.search.search",
+_OTHERS = {
+    "Config": "mixnn.config:Config",
+    "UserError": "mixnn.config:UserError",
+    "Run": "mixnn.runs:Run",
+    "load": "mixnn.runs.encoder:load",
 }
-__all__ = sorted([*_HOMES])
+_MODULES = ("data", "methods")  # as verbs they list what these modules hold
+
+
+def _homes() -> dict[str, str]:
+    """Name -> module:name of all that the package offers; the verbs are those of the command line."""
+    from mixnn.cli import VERBS
+
+    return _OTHERS | {name: home for name, (home, _) in VERBS.items() if name not in _MODULES}
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "data", "methods"]
+    return sorted([*_homes(), *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "methods"):
+    if name in _MODULES:
         return importlib.import_module(f"mixnn.{name}")
-    if name not in _HOMES:
+    if name.startswith("_") or name not in (homes := _homes()):
         raise AttributeError(f"module 'mixnn' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    module, _, attribute = homes[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

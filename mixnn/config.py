@@ -1,25 +1,32 @@
-"""Settings: frozen dataclasses whose fields carry their own meaning, source and limits.
+"""Settings and parameters that carry their own meaning, source and limits, and the one check of their values.
 
-`Config` is one pre-training run. A method's own options are a dataclass of the same kind in the method's file, so the
-command line, the checks and `mixnn methods NAME` are all made from the fields and a new method touches neither this
-file nor the command line.
+`Config` is one pre-training run. A method's own options are a dataclass of the same kind in the method's file. A verb
+is a function whose parameters are annotated with `Param`. The command line, the checks and `mixnn methods NAME` are all
+made from these, so that a new method, setting or verb is written once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
+
+# Errors
 
 
 class UserError(ValueError):
-    """A mistake of the user's: a line or two that say what to type instead. The command prints it and exits with 2."""
+    """A mistake of the user's: what is wrong and what to do, in a line or two. The command exits with 2."""
 
 
 class Interrupted(Exception):
@@ -39,34 +46,79 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}{hint}\nvalid: {', '.join(valid)}")
 
 
-def option(
-    default: Any,
-    help: str,
-    source: str = "",
-    *,
-    choices: tuple[str, ...] = (),
-    low: float = -math.inf,
-    high: float = math.inf,
-) -> Any:
-    """A dataclass field that knows what it means, where its default comes from and which values it admits."""
-    return dataclasses.field(
-        default=default, metadata={"help": help, "source": source, "choices": choices, "low": low, "high": high}
-    )
+# How messages name a setting
+
+Spelling = Callable[[str, Any, bool], str]  # (name, value or None, whether it is an option of the method)
 
 
-def other_default(cls: type, name: str, default: Any, source: str) -> Any:
-    """A parent's option once more, with another default and where that comes from."""
-    meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
-    return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
+def in_python(name: str, value: Any, of_method: bool) -> str:
+    """batch_size=64; options={'topk': 5}; the name alone where there is no value."""
+    text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    if of_method:
+        return f"options={{{name!r}: {'...' if value is None else text}}}"
+    return name if value is None else f"{name}={text}"
 
 
-def _members(hint: Any) -> tuple[type, ...]:
+_spelling: ContextVar[Spelling] = ContextVar("spelling", default=in_python)
+
+
+@contextmanager
+def spelling(how: Spelling) -> Iterator[None]:
+    """Within, messages name settings this way; the command line has its own, with flags."""
+    token = _spelling.set(how)
+    try:
+        yield
+    finally:
+        _spelling.reset(token)
+
+
+def setting(name: str, value: Any = None) -> str:
+    """How the reader of a message sets a parameter: batch_size=64 in Python, --batch-size 64 on the command line."""
+    return _spelling.get()(name, value, False)
+
+
+def method_option(name: str, value: Any = None) -> str:
+    """The same for an option of the method: options={'topk': 5} in Python, --set topk=5 on the command line."""
+    return _spelling.get()(name, value, True)
+
+
+# Parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """What a parameter means, where its default comes from and which values it takes.
+
+    `flag` and `metavar` are for the command line, where they differ from what name and type suggest.
+    """
+
+    help: str
+    source: str = ""
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    flag: str = ""
+    metavar: str = ""
+
+
+class Parameter(NamedTuple):
+    """One parameter of a verb, or one field of an option dataclass."""
+
+    name: str
+    hint: Any
+    param: Param
+    default: Any = inspect.Parameter.empty
+    positional: bool = False
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one type."""
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def _parse(text: str, hint: Any) -> Any:
-    """The typed value of a word from the command line or a file; the first member of a union that reads it wins."""
-    for kind in _members(hint):
+def _parse(text: str, kinds: Sequence[Any]) -> Any:
+    """The typed value of a word from the command line or a file; the first type that reads it wins."""
+    for kind in kinds:
         if kind is bool and text.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
             return text.lower() in ("true", "yes", "on", "1")
         if kind in (int, float):
@@ -79,56 +131,162 @@ def _parse(text: str, hint: Any) -> Any:
     raise ValueError(text)
 
 
-def _check(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The value in the field's type; UserError if it is of another type or outside the field's limits."""
-    kinds = _members(hint)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    value = str(value) if isinstance(value, os.PathLike) else value
-    if isinstance(value, numbers.Number) and type(value) not in words and hasattr(value, "item"):  # numpy's
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, Any], str] = setting) -> Any:
+    """The value in its type; UserError if it has another type or is outside the limits.
+
+    Text is converted. Types that no text stands for, and paths, are left to the verb.
+    """
+    kinds = tuple(kind for kind in kinds_of(hint) if kind is not types.NoneType)
+    label = param.flag.lstrip("-") or name
+    if Sequence[int] in kinds:
+        return _check_several(name, value, param, spell)
+    if not set(kinds) <= KINDS.keys() or (value is None and len(kinds) < len(kinds_of(hint))):
+        return value
+    given = value = str(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, numbers.Number) and type(value) not in KINDS and hasattr(value, "item"):  # numpy's
         value = value.item()
-    want = " or ".join(words[k] for k in kinds)
     if isinstance(value, str):
         try:
-            value = _parse(value, hint)
+            value = _parse(value, kinds)
         except ValueError:
-            raise UserError(f"{name}={value}: {name} takes {want}") from None
+            value = None
     if isinstance(value, int) and not isinstance(value, bool) and int not in kinds and float in kinds:
         value = float(value)
     if type(value) not in kinds:
-        raise UserError(f"{name}={value}: {name} takes {want}")
-    if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
-        other = "; or a number" if float in kinds else ""
-        raise UserError(f"{unknown(name, value, limits['choices'])}{other}")
-    if isinstance(value, int | float) and not limits["low"] <= value <= limits["high"]:
-        low, high = limits["low"], limits["high"]
-        bound = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise UserError(f"{name}={value}: {name} must be {bound}")
+        raise UserError(f"{spell(name, given)}: {label} takes {' or '.join(KINDS[kind] for kind in kinds)}")
+    if isinstance(value, str) and param.choices and value not in param.choices:
+        raise UserError(f"{unknown(label, value, param.choices)}{'; or a number' * (float in kinds)}")
+    if isinstance(value, int | float) and not param.low <= value <= param.high:
+        raise UserError(f"{spell(name, value)}: {label} must be {_bounds(param.low, param.high, value)}")
     return value
+
+
+def _check_several(name: str, value: Any, param: Param, spell: Callable[[str, Any], str]) -> list[int]:
+    """A list of whole numbers from 3, [0, 1] or "0,1"."""
+    several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
+    try:
+        found = [check(name, one, int, param) for one in several]
+    except UserError:
+        found = []
+    if not found:
+        raise UserError(
+            f"{spell(name, value)}: {name} takes whole numbers from {param.low:g} on, as in {param.metavar}"
+        )
+    return found
+
+
+def _bounds(low: float, high: float, value: float) -> str:
+    def text(number: float) -> str:
+        return f"{number:g}" if isinstance(number, float) else str(number)
+
+    if high < 2**31:
+        return f"from {text(low)} to {text(high)}"
+    return f"at most {text(high)}" if value > high else f"at least {text(low)}"
+
+
+# Verbs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def verb(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of the package that is a command as well: its arguments are checked, whoever calls it."""
+
+    @functools.wraps(function)
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given, known = inspect.signature(function).bind(*args, **kwargs), parameters(function)
+        for name, value in given.arguments.items():
+            if name in known:
+                given.arguments[name] = check(name, value, known[name].hint, known[name].param)
+        return function(*given.args, **given.kwargs)
+
+    return checked_call
+
+
+@functools.cache
+def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of a verb that carry a `Param`, by name; the others are internal, and no flags.
+
+    `**settings: Annotated[Any, Config]` stands for Config's fields.
+    """
+    hints, found = typing.get_type_hints(function, include_extras=True), {}
+    for name, about in inspect.signature(function).parameters.items():
+        hint, *notes = typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else (hints[name],)
+        for note in notes:
+            if isinstance(note, Param):
+                positional = about.kind is about.POSITIONAL_OR_KEYWORD and not note.flag
+                hint = dict[str, Any] if about.kind is about.VAR_KEYWORD else hint
+                found[name] = Parameter(name, hint, note, about.default, positional)
+            elif isinstance(note, type):
+                found |= {key: field for key, field in fields_of(note).items() if key not in found}
+    return found
+
+
+Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
+DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
+Overwrite = Annotated[bool, Param("replace the file if it exists")]
+RUN = Param("run folder")
+SETTING = Param("a setting of every run, as `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")
+
+# Option dataclasses
+
+
+def option(
+    default: Any,
+    meaning: str,
+    source: str = "",
+    *,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> Any:
+    """A dataclass field with its `Param`."""
+    return dataclasses.field(default=default, metadata=vars(Param(meaning, source, choices, low, high)))
+
+
+def other_default(cls: type, name: str, default: Any, source: str) -> Any:
+    """A parent's option once more, with another default and where that comes from."""
+    meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
+    return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
+
+
+@functools.cache
+def fields_of(cls: Any) -> dict[str, Parameter]:
+    """The fields of an option dataclass that `option` made, by name."""
+    hints = typing.get_type_hints(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.metadata]
+    return {f.name: Parameter(f.name, hints[f.name], Param(**f.metadata), f.default) for f in fields}
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
     """Base of the option dataclasses: every field made by `option` is converted and checked at once."""
 
+    @staticmethod
+    def spell(name: str, value: Any) -> str:
+        """How messages name a field and its value."""
+        return in_python(name, value, False)
+
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            if field.metadata:
-                value = _check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
-                object.__setattr__(self, field.name, value)
+        for name, field in fields_of(type(self)).items():  # type: ignore[arg-type]
+            object.__setattr__(self, name, check(name, getattr(self, name), field.hint, field.param, self.spell))
         self.check()
 
     def check(self) -> None:
         """Limits that involve more than one field."""
 
 
-def checked(cls: type, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def checked(cls: Any, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Some of an option dataclass's values, in their types, each checked by itself; unknown names are errors."""
-    fields, hints = {f.name: f.metadata for f in dataclasses.fields(cls)}, typing.get_type_hints(cls)
+    known, others = fields_of(cls), {f.name for f in dataclasses.fields(cls)}
     for name in values:
-        if name not in fields:
-            raise unknown(kind, name, [known for known, meta in fields.items() if meta])
-    return {k: _check(k, v, hints[k], fields[k]) if fields[k] else v for k, v in values.items()}
+        if name not in others:
+            raise unknown(kind, name, known)
+    return {k: check(k, v, known[k].hint, known[k].param, cls.spell) if k in known else v for k, v in values.items()}
 
 
 def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
@@ -136,26 +294,25 @@ def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
     return cls(**checked(cls, kind, values))
 
 
-def check_int(name: str, value: Any, low: int, high: float = math.inf) -> int:
-    """A whole number that a caller gave, checked as a setting is."""
-    return _check(name, value, int, {"choices": (), "low": low, "high": high})
-
-
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """One pre-training run. Defaults are the paper's CIFAR-10 row."""
 
+    spell = staticmethod(setting)
+
     data: str = option("cifar10", "data set name, or a folder of images")
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
-    batch_size: int = option(256, "images a step", "paper, table of parameters", low=2)
-    seed: int = option(0, "seed of every draw: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
+    batch_size: int = option(256, "images per step", "paper, table of parameters", low=2)
+    seed: int = option(0, "seed of all that is random: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
         0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0, high=1e38
     )
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
-    weight_decay: float = option(5e-4, "on all parameters, batch norm included", "paper, table of parameters", low=0)
+    weight_decay: float = option(
+        5e-4, "weight decay of all parameters, batch norm included", "paper, table of parameters", low=0
+    )
     backbone: str = option("resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 (for CPUs), or timm:NAME")
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
@@ -165,49 +322,51 @@ class Config(Checked):
     )
     mirror: str = option(
         "yes",
-        "may views be flipped; no where a mirrored image means another thing, as text does",
+        "whether views may be flipped; no where a mirrored image means something else, as with text",
         choices=("yes", "no"),
     )
     labels: str = option(
-        "", "labels of a folder's images: folders (its subfolders), or a CSV of file,label; empty: none"
+        "", "labels of a folder's images: folders (subfolders are classes), or a CSV of file,label [none]"
     )
     on_error: str = option(
-        "skip", "unreadable images of a folder: skip and name them, or refuse", choices=("skip", "refuse")
+        "skip",
+        "unreadable images of a folder: skip them and print their names, or refuse the folder",
+        choices=("skip", "refuse"),
     )
-    limit: int = option(0, "use this many images of each split only; 0: all", low=0)
-    knn_every: int = option(10, "epochs between kNN readings during training; 0: never", low=0)
+    limit: int = option(0, "use only this many images of each split; 0: all", low=0)
+    knn_every: int = option(10, "epochs between kNN evaluations during training; 0: none", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
-    loggers: str = option("", "beside metrics.jsonl, log to tensorboard, wandb, or both with a comma between")
+    loggers: str = option("", "besides metrics.jsonl, log to tensorboard, wandb, or both: tensorboard,wandb")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager; captured in a CUDA graph; compiled whole as well, which starts later",
+        "how a step runs: eager, captured in a CUDA graph, or compiled as well, which takes longer to start",
         choices=("auto", "eager", "captured", "compiled"),
     )
     resident: str = option(
         "auto",
-        "keep all images on the device (auto: if they fit), or read them ahead of each step",
+        "keep all images on the device (auto: if they fit); no: read them ahead of each step",
         choices=("auto", "yes", "no"),
     )
     precision: str = option(
         "auto",
-        "bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",
+        "auto: bf16 on CUDA, fp32 elsewhere; in fp32, CUDA convolutions may still use TF32",
         choices=("auto", "bf16", "fp32"),
     )
-    data_dir: str = option("", "where data sets are kept; empty: the user's cache folder")
+    data_dir: str = option("", "where data sets are kept [$MIXNN_DATA or ~/.cache/mixnn/data]")
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         if self.batch_size % self.bn_groups:
             fit = max(2 * self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
             raise UserError(
-                f"batch_size={self.batch_size} is no multiple of bn_groups={self.bn_groups}: "
-                f"type --batch-size {fit} or another --bn-groups"
+                f"batch_size={self.batch_size} is not a multiple of bn_groups={self.bn_groups}: "
+                f"use {setting('batch_size', fit)} or another {setting('bn_groups')}"
             )
         if self.batch_size == self.bn_groups:
             raise UserError(
                 f"batch_size={self.batch_size} gives each of bn_groups={self.bn_groups} one image, and it needs two: "
-                f"type --batch-size {2 * self.bn_groups} or a smaller --bn-groups"
+                f"use {setting('batch_size', 2 * self.bn_groups)} or a smaller {setting('bn_groups')}"
             )
 
     @property

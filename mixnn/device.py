@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from mixnn import processes
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 
 
 def pick_device(name: str) -> torch.device:
@@ -29,10 +29,13 @@ def pick_device(name: str) -> torch.device:
 
 def _pick_cuda(name: str, index: int) -> torch.device:
     if processes.world_size() > 1 and ":" in name:
-        raise UserError(f"device {name!r} is one device, and each process needs its own: use --device cuda")
+        raise UserError(
+            f"device {name!r} is one device, and each process needs its own: use {setting('device', 'cuda')}"
+        )
     if index >= torch.cuda.device_count():
         which = f"device {name!r}" if index == 0 or ":" in name else f"a CUDA device for process {index}"
-        raise UserError(f"{which} is not there: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        seen = f"torch sees {torch.cuda.device_count()} CUDA devices"
+        raise UserError(f"{which} is not there: {seen}; use {setting('device', 'cpu')}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)  # streams and graphs belong to the current device
     return device

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.processes import world_size
 
 
@@ -156,5 +156,5 @@ def check(bn_groups: int) -> None:
         valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]
         raise UserError(
             f"{world_size()} processes cannot share bn_groups={bn_groups}: start {' or '.join(valid)} of them, "
-            f"or use another --bn-groups"
+            f"or use another {setting('bn_groups')}"
         )

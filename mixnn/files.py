@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import yaml
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 
 try:
     import fcntl
 except ImportError:  # no file locks on this system: run one process at a time
     fcntl = None  # type: ignore[assignment]
 
+PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "diverged.txt", LOCK)
@@ -53,7 +55,7 @@ def check_free(file: str | Path, overwrite: bool) -> None:
     if _is_part_of_run(path.absolute()):
         raise UserError(f"{file} would become part of a run folder, or replace part of it: use another name")
     if path.exists() and not overwrite:
-        raise UserError(f"{file} exists: use another name, or --overwrite to replace it")
+        raise UserError(f"{file} exists: use another name, or {setting('overwrite', True)} to replace it")
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
@@ -69,6 +71,14 @@ def check_writable(file: str | Path, overwrite: bool) -> None:
 def _is_part_of_run(path: Path) -> bool:
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     return (run / "config.yaml").is_file() and (path.parent.name == "checkpoints" or path.name in RUN_FILES)
+
+
+def code_digest() -> str:
+    """Twelve hex digits that identify the package's source files, committed or not."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def why(error: Exception) -> str:

@@ -34,11 +34,11 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """`quiet` says nothing but warnings, each once. `reword` puts these in terms of the verb's own flags."""
+    """Says what happens. With `quiet`, only warnings; a warning is given once."""
 
-    def __init__(self, quiet: bool = False, reword: Callable[[str], str] = str) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self.console = _console(stderr=True)
-        self.quiet, self.reword = quiet, reword
+        self.quiet = quiet
         self.warned: set[str] = set()
 
     def info(self, text: str) -> None:
@@ -49,7 +49,7 @@ class Reporter:
         if text in self.warned:
             return
         self.warned.add(text)
-        self.console.print(f"mixnn: {shown(self.reword(text))}", style="yellow", soft_wrap=True)
+        self.console.print(f"mixnn: {shown(text)}", style="yellow", soft_wrap=True)
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
         """Names and reasons of the first, and how many more there are."""

@@ -149,7 +149,7 @@ def test_collapse_shows_in_spread_and_rank():
 def run(tmp_path_factory):
     return mixnn.pretrain(
         "digits", out=tmp_path_factory.mktemp("runs") / "run", epochs=2, knn_every=0, batch_size=32, limit=256,
-        set={"support_size": 64, "hidden": 16, "dim": 8, "topk": 3}, reporter=Reporter(quiet=True),
+        options={"support_size": 64, "hidden": 16, "dim": 8, "topk": 3}, reporter=Reporter(quiet=True),
     )  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def test_features_are_those_that_evaluation_sees_however_many_batches_are_observ
 def test_diagnose_of_a_leaky_queue_finds_the_leak(tmp_path):
     common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 256, "reporter": Reporter(quiet=True)}
     options = {"support_size": 64, "hidden": 16, "dim": 8}
-    leaky = mixnn.pretrain("digits", out=tmp_path / "leaky", set=options | {"leaky_queue": True}, **common)
+    leaky = mixnn.pretrain("digits", out=tmp_path / "leaky", options=options | {"leaky_queue": True}, **common)
     assert mixnn.diagnose(leaky, batches=4, reporter=Reporter(quiet=True))["own_image"] > 0  # in the fixed order: 0
 
 

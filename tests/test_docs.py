@@ -257,17 +257,15 @@ def test_the_contracts_tests_take_the_example_up_and_ask_for_what_the_page_says(
 def test_each_command_is_one(command: str):
     verb, *words = shlex.split(command)
     assert verb == "mixnn"
-    _, args = parse(words)
-    given = vars(args)
-    if "set" in given:
-        options = dict(pair.split("=", 1) for pair in given["set"])
-        methods.resolve_options(given.get("method", "mnn"), {}, options)
-    if args.verb == "pretrain":
-        assert args.data in DATASETS
+    verb, given = parse(words)
+    if "options" in given:
+        methods.resolve_options(given.get("method", "mnn"), {}, given["options"])
+    if verb == "pretrain":
+        assert given["data"] in DATASETS
         fields = {field.name for field in dataclasses.fields(Config)}
         make(Config, "setting", {key: value for key, value in given.items() if key in fields})
-    if args.verb == "methods" and args.name:
-        methods.find(args.name)
+    if verb == "methods" and "name" in given:
+        methods.find(given["name"])
 
 
 def test_there_are_commands_to_check():
@@ -365,7 +363,7 @@ def test_the_example_trains_and_is_evaluated(example, tmp_path: Path):
         limit=128,
         epochs=1,
         batch_size=32,
-        set={"temperature": 0.05, "support_size": 64, "hidden": 32, "dim": 16},
+        options={"temperature": 0.05, "support_size": 64, "hidden": 32, "dim": 16},
         out=tmp_path / "run",
         reporter=Reporter(quiet=True),
     )

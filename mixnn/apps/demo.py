@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.config import Interrupted, UserError
+from mixnn.config import Interrupted, Param, UserError, setting, verb
 from mixnn.data import ImageSet, load
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import knn
@@ -32,14 +32,19 @@ NUM_DRAWS = 20
 SHOWN = 8  # neighbors per test image in the picture
 
 
+@verb
 def demo(
-    *, seed: int = 0, out: str | Path = "runs/demo", epochs: int = 0, reporter: Reporter | None = None
+    *,
+    seed: Annotated[int, Param("seed of everything random", low=0)] = 0,
+    out: Annotated[str | Path, Param("run folder; an earlier demo's is replaced", metavar="FOLDER")] = "runs/demo",
+    epochs: Annotated[int, Param("passes over the images; 0: the recipe's 60", low=0)] = 0,
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate and show. Returns the table as {row: {column: accuracy}}, the picture's path and the run."""
     reporter = reporter or Reporter()
     command = Path(out) / "command.txt"
     if Path(out).exists() and not (command.is_file() and command.read_text().strip() == COMMAND):
-        raise UserError(f"{out} exists and was not made by the demo: use another --out")
+        raise UserError(f"{out} exists and was not made by the demo: use another {setting('out')}")
     reporter.info("MNN on 1,297 handwritten digits of 8 x 8 pixels, without their labels")
     settings: dict[str, Any] = {"epochs": epochs} if epochs else {}
     start = time.perf_counter()

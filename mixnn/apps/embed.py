@@ -8,13 +8,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
-from mixnn.config import UserError
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, verb
 from mixnn.data.images import Images
 from mixnn.files import check_writable
 from mixnn.progress import Reporter, plural
@@ -27,27 +27,35 @@ __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
+@verb
 def embed(
-    run: str | Path | Run,
-    source: str | Path | Sequence[str | Path] = "",
-    out: str | Path = "embeddings.npz",
+    run: Annotated[str | Path | Run, RUN],
+    source: Annotated[
+        str | Path | Sequence[str | Path],
+        Param("folder, images or data set [what the run was trained on]"),
+    ] = "",
+    out: Annotated[str | Path, Param("a .npz, .parquet or .csv file", flag="--out", metavar="FILE")] = "embeddings.npz",
     *,
-    split: str = "train",
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> Path:
     """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
     The default source is all data the run was trained on; its `limit` is for training only. Memory does not grow with
     the number of images. Files that cannot be read are reported and left out.
+
+    Examples:
+        mixnn embed runs/photos
+        mixnn embed runs/photos ./new --out new.csv
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     out = Path(out).expanduser()
     store.check_format(out)
     check_writable(out, overwrite)
-    images = run.images(source, data_dir, split, f"use {run.typed('embed')} FOLDER")
+    images = run.images(source, str(data_dir), split, f"use {run.typed('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""

@@ -14,14 +14,14 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save as serialize
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import Config, UserError, unknown
+from mixnn.config import RUN, Config, Overwrite, Param, UserError, setting, verb
 from mixnn.data import configured_dataset
 from mixnn.files import check_writable, write_atomically
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
@@ -54,36 +54,37 @@ WEIGHTS = {
 }
 
 
+@verb
 def export(
-    run: str | Path | Run,
-    out: str | Path = "",
+    run: Annotated[str | Path | Run, RUN],
+    out: Annotated[str | Path, Param("the file [RUN/encoder.FORMAT]", flag="--out", metavar="FILE")] = "",
     *,
-    format: str = "safetensors",
-    licence: str = "",
-    opset: int = OPSET,
-    overwrite: bool = False,
+    output: Annotated[str, Param("format of the file", choices=tuple(WRITERS), flag="--format")] = "safetensors",
+    licence: Annotated[str, Param("licence of the weights, for the card next to them", metavar="TEXT")] = "",
+    opset: Annotated[int, Param("ONNX operator set", low=OPSETS[0], high=OPSETS[-1])] = OPSET,
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> Path:
     """Write the encoder of a run's last checkpoint to one file (default: encoder.FORMAT in the run folder).
 
     The card is stored inside the file, and next to it as FILE.json.
+
+    Examples:
+        mixnn export runs/photos
+        mixnn export runs/photos --format onnx --out encoder.onnx
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    if format not in WRITERS:
-        raise unknown("format", format, WRITERS)
-    if opset not in OPSETS:
-        raise UserError(f"opset={opset}: opset must be from {OPSETS[0]} to {OPSETS[-1]}")
-    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{format}"
+    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{output}"
     card_file = out.with_name(f"{out.name}.json")
-    _check_name(out, format)
+    _check_name(out, output)
     for path in (out, card_file):
         check_writable(path, overwrite)
-    if format == "onnx":
+    if output == "onnx":
         _check_onnx()
     tensors, state = run.load_checkpoint(reporter.warn)
     encoder = encoder_from_checkpoint(run, tensors, state)
-    card = json.dumps(make_card(run, state, format, licence, reporter), indent=1)
-    content = WRITERS[format](encoder, card, opset, reporter)
+    card = json.dumps(make_card(run, state, output, licence, reporter), indent=1)
+    content = WRITERS[output](encoder, card, opset, reporter)
     write_atomically(out, content)
     write_atomically(card_file, (card + "\n").encode())
     reporter.info(
@@ -95,15 +96,15 @@ def export(
 def _check_name(out: Path, form: str) -> None:
     if out.suffix == f".{form}":
         return
-    other = f" or --format {out.suffix[1:]}" if out.suffix[1:] in WRITERS else ""
-    raise UserError(f"{out} does not end in .{form}: use --out {out.with_suffix(f'.{form}')}{other}")
+    other = f" or {setting('output', out.suffix[1:])}" if out.suffix[1:] in WRITERS else ""
+    raise UserError(f"{out} does not end in .{form}: use {setting('out', out.with_suffix(f'.{form}'))}{other}")
 
 
 def _check_onnx() -> None:
     try:
         importlib.import_module("onnx")
     except ImportError:
-        raise UserError('--format onnx needs the onnx package: use pip install "mixnn[onnx]"') from None
+        raise UserError(f'{setting("output", "onnx")} needs the onnx package: run pip install "mixnn[onnx]"') from None
 
 
 def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
@@ -262,6 +263,6 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
     if not kept:
         reason = "there are no labelled test images"
         if run.dataset().has_test:
-            reason = f"use {run.typed('evaluate')}, then export again with --overwrite"
+            reason = f"use {run.typed('evaluate')}, then export again with {setting('overwrite', True)}"
         reporter.info(f"the card states no accuracy: {reason}")
     return kept

@@ -1,113 +1,140 @@
-"""The command line: a dict from verb to function, flags made from the dataclasses.
+"""The command line: a table of verbs, each a function of the package, and what happens around a call of one.
 
-torch is imported by the verb that needs it, so that help comes at once.
+To add a verb: its function, with `@verb` and a `Param` for each parameter, and its row in VERBS. Its flags and help are
+made from the signature (see cli/parser.py). If its module has a function `show_VERB`, that prints the result, or --json
+does; paths are printed as they are.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from mixnn.cli import evidence, look, train, use
-from mixnn.cli.words import Parser
-from mixnn.config import Interrupted, UserError, unknown
+from mixnn.cli.parser import Command
+from mixnn.config import Interrupted, UserError, spelling, unknown
 from mixnn.processes import is_main_process, world_size
 
-EPILOG = """examples:
-  mixnn demo                                  embedded data, a minute on a CPU: train, evaluate, show
-  mixnn pretrain cifar10                      the paper's recipe, MNN
-  mixnn pretrain cifar10 --method msf --set topk=1 --set views=s/s --seed 3
-  mixnn pretrain ./photos --epochs 100 --out runs/photos
-  mixnn pretrain --resume runs/photos
-  mixnn embed runs/photos ./photos            vectors with file names
-  mixnn reproduce main --data cifar10         a table of the paper, with our numbers beside
-`mixnn VERB --help` says more."""
-
-
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    parser = Parser(
-        prog="mixnn",
-        description="Self-supervised learning of images from nearest neighbors.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="store_true", help="print the version and leave")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
-    parsers = {}
-    for name, (function, add_arguments) in VERBS.items():
-        summary = (function.__doc__ or "").splitlines()[0]
-        parsers[name] = verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        add_arguments(verb)
-    return parser, parsers
-
-
-VERBS: dict[str, tuple[Callable[[argparse.Namespace], int], Callable[[argparse.ArgumentParser], None]]] = {
-    "demo": (train.demo, train.demo_arguments),
-    "pretrain": (train.pretrain, train.pretrain_arguments),
-    "evaluate": (train.evaluate, train.evaluate_arguments),
-    "methods": (look.methods, look.methods_arguments),
-    "data": (look.data, look.data_arguments),
-    "embed": (use.embed, use.embed_arguments),
-    "search": (use.search, use.search_arguments),
-    "classify": (use.classify, use.classify_arguments),
-    "explore": (use.explore, use.explore_arguments),
-    "export": (use.export, use.export_arguments),
-    "diagnose": (evidence.diagnose, evidence.diagnose_arguments),
-    "reproduce": (evidence.reproduce, evidence.reproduce_arguments),
-    "figures": (evidence.figures, evidence.figures_arguments),
-    "report": (evidence.report, evidence.report_arguments),
-    "bench": (train.bench, train.bench_arguments),
+VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it does)
+    "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
+    "embed": ("mixnn.apps.embed:embed", "turn images into vectors, with their file names"),
+    "search": ("mixnn.apps.search.search:search", "find similar images, near-duplicates or outliers"),
+    "classify": (
+        "mixnn.apps.classify.classify:classify",
+        "label all images from a few labels; say which to label next",
+    ),
+    "explore": (
+        "mixnn.apps.explore.explore:explore",
+        "make a web page: a map of all images, with neighbors and groups",
+    ),
+    "pretrain": ("mixnn.training.pretrain:pretrain", "train an encoder without labels"),
+    "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run by kNN and linear probe, as the paper does"),
+    "report": ("mixnn.apps.report.report:report", "make a web page about one run, or compare several"),
+    "export": (
+        "mixnn.apps.export.export:export",
+        "save the encoder for other programs: safetensors, ONNX, torch.export",
+    ),
+    "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
+    "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
+    "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),
+    "reproduce": (
+        "mixnn.paper.reproduce:reproduce",
+        "regenerate a table of the paper, with our numbers next to its own",
+    ),
+    "figures": ("mixnn.paper.figures:figures", "draw the paper's figures and ours from finished runs"),
+    "bench": ("mixnn.paper.bench:bench", "time the training step against a plain PyTorch loop"),
 }
+HEADINGS = {  # each stands above the verb it is listed under
+    "demo": "use an encoder:",
+    "pretrain": "train and judge one:",
+    "methods": "look up:",
+    "reproduce": "redo the paper:",
+}
+OPTIONS = ("--help", "--version")
+EXAMPLES = """examples:
+  mixnn demo                                    a first impression, without any data of your own
+  mixnn pretrain ./photos --out runs/photos     settings are chosen for the folder, and explained
+  mixnn search runs/photos cat.jpg              the ten images most like this one
+  mixnn pretrain cifar10 --method msf --set topk=1 --seed 3
+`mixnn VERB --help` lists a verb's options."""
 
 
-def parse(words: Sequence[str]) -> tuple[Parser, argparse.Namespace]:
-    parser, verbs = build_parser()
-    if words and not words[0].startswith("-") and words[0] not in VERBS:
-        raise unknown("verb", words[0], VERBS)
-    args, rest = parser.parse_known_args(words)
-    for word in rest:
-        if word.startswith("-") and os.path.exists(word):
-            raise UserError(f"{word} looks like an option: type ./{word} for the file")
-        if word.startswith("-"):
-            raise _unknown_flag(word.partition("=")[0], (verbs.get(args.verb) or parser).flags(), args)
-    if rest:
-        raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {args.verb} --help` lists what is valid")
-    return parser, args
+def help_text() -> str:
+    lines = ["usage: mixnn VERB [options]", "", "Self-supervised learning of images from nearest neighbors."]
+    for name, (_, summary) in VERBS.items():
+        lines += ["", HEADINGS[name]] if name in HEADINGS else []
+        lines.append(f"    {name:<10} {summary}")
+    return "\n".join([*lines, "", "options:", f"  {', '.join(OPTIONS)}", "", EXAMPLES])
 
 
-def _unknown_flag(flag: str, valid: Sequence[str], args: argparse.Namespace) -> UserError:
-    if "--set" in valid:
-        from mixnn.training.configure import check_setting
+def command(name: str) -> Command:
+    """The verb of this name, its module imported."""
+    if name not in VERBS:
+        raise unknown("verb", name, VERBS)
+    return Command(name, *VERBS[name])
 
-        check_setting(flag.lstrip("-").replace("-", "_"), getattr(args, "method", "mnn"))
-    return unknown(f"option of {args.verb or 'mixnn'}", flag, valid)
+
+def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The verb, and its arguments under their Python names, as typed."""
+    return words[0], {} if words[0] in OPTIONS else command(words[0]).parse(words[1:])
+
+
+def version() -> str:
+    from mixnn import __version__
+    from mixnn.files import code_digest
+
+    return f"{__version__}, code {code_digest()}"
+
+
+def run(words: Sequence[str]) -> None:
+    """Carry out one command."""
+    started = time.perf_counter()  # before torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences torch's profiler; read when torch is imported
+    if not words or words[0] in ("-h", *OPTIONS):
+        print(version() if "--version" in words else help_text())
+        return
+    if words[0].startswith("-"):
+        raise unknown("option of mixnn", words[0], OPTIONS)
+    if words[0] in VERBS and words[0] != "pretrain" and world_size() > 1:
+        raise UserError(
+            f"only pretrain runs on several processes: run mixnn {words[0]} without torchrun, or unset WORLD_SIZE"
+        )
+    verb = command(words[0])
+    with spelling(verb.spell):
+        given = verb.parse(words[1:])
+        as_json, quiet = given.pop("json", False), given.pop("quiet", False)
+        result = verb(given, quiet, shlex.join(["mixnn", *words]), started)
+    if as_json:
+        print(json.dumps(result, indent=1))
+    elif verb.show:
+        verb.show(result)
+    elif is_main_process():
+        print_paths(result)
+    if world_size() > 1:
+        from mixnn import dist
+
+        dist.shutdown()
+
+
+def print_paths(result: Any) -> None:
+    """The files or the run folder that a verb made, one per line; other results were printed by the verb itself."""
+    for one in result if isinstance(result, list) else [result]:
+        path = getattr(one, "path", one)
+        if isinstance(path, Path):
+            print(path)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
     words = sys.argv[1:] if words is None else words
     try:
-        parser, args = parse(words)
-        args.words = words  # as typed, for the run folder
-        if args.version:
-            from mixnn import __version__
-            from mixnn.runs.folder import code_digest
-
-            print(f"{__version__}, code {code_digest()}")
-            return 0
-        if not args.verb:
-            parser.print_help()
-            return 0
-        if args.verb != "pretrain" and world_size() > 1:
-            raise UserError(
-                f"only pretrain runs on several processes: type mixnn {args.verb} without torchrun, or unset WORLD_SIZE"
-            )
-        return VERBS[args.verb][0](args)
+        run(words)
     except UserError as error:
         from mixnn.progress import shown
 
@@ -123,7 +150,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print("mixnn: interrupted", file=sys.stderr)
         return 130
@@ -131,3 +157,4 @@ def main(words: Sequence[str] | None = None) -> int:
         if is_main_process():
             print(f"mixnn: {error}", file=sys.stderr)
         return 128 + error.signal
+    return 0

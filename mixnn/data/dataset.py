@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mixnn.config import Config, UserError, unknown
+from mixnn.config import Config, UserError, setting, unknown
 from mixnn.data.folder import Listing, list_splits, load_folder
 from mixnn.data.image_set import ImageSet, channel_stats
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
@@ -248,7 +248,8 @@ def open_dataset(
     folder = Path(data).expanduser()
     if str(data) in DATASETS:
         if str(labels) or on_error != "skip":
-            raise UserError(f"--labels and --on-error are for folders of images: {data} has its own labels")
+            flags = f"{setting('labels')} and {setting('on_error')}"
+            raise UserError(f"{flags} are for folders of images: {data} has its own labels")
         return named_dataset(str(data), root, **options)
     if folder.is_dir():
         return FolderDataset(folder=folder.absolute(), labels=_absolute(labels), on_error=on_error, **options)

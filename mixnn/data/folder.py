@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.data.cache import decoded
 from mixnn.data.decode import FileInfo, decode_all
 from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
@@ -43,7 +43,7 @@ class Listing:
     def names(self, split: str) -> list[str]:
         """The names of one split, or of all images; UserError if there are none."""
         if split == "test" and not self.test:
-            hint = f"make the folders {self.folder}/train and {self.folder}/test, and train with --labels"
+            hint = f"make the folders {self.folder}/train and {self.folder}/test, and train with {setting('labels')}"
             raise UserError(f"{self.folder} has no test images\nto provide some, {hint}")
         names = {"test": self.testing, "all": self.everything}.get(split, self.training)
         if not names:
@@ -154,7 +154,7 @@ def _unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> Us
         lines.append(f"  and {len(skipped) - NAMED} more")
     if every:
         return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
-    hint = "repair or remove them, or leave them out with --on-error skip"
+    hint = f"repair or remove them, or leave them out with {setting('on_error', 'skip')}"
     return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))
 
 

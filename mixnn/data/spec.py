@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ Layout = Mapping[str, int | None]
 
 
 def default_root() -> Path:
-    return Path.home() / ".cache" / "mixnn" / "data"
+    """Where data sets are kept: $MIXNN_DATA, or a folder in the user's cache."""
+    chosen = os.environ.get("MIXNN_DATA")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "mixnn" / "data"
 
 
 @dataclass(frozen=True)

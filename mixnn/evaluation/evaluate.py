@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from mixnn.config import UserError, check_int, unknown
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, unknown, verb
 from mixnn.device import pick_device
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
@@ -23,24 +23,28 @@ from mixnn.runs.weights import student_backbone
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (KNN, LINEAR)}
 
 
+@verb
 def evaluate(
-    run: str | Path | Run,
+    run: Annotated[str | Path | Run, RUN],
     *,
-    protocol: str = "all",
-    epochs: int = 100,
-    seed: int = 0,
-    device: str = "auto",
-    data_dir: str | Path = "",
-    save: str | Path = "",
-    overwrite: bool = False,
+    protocol: Annotated[str, Param("which evaluation", choices=tuple(PROTOCOLS))] = "all",
+    epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
+    seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    save: Annotated[str | Path, Param("also write the run, curves and results to one JSON file", metavar="FILE")] = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json.
 
     `save`: a file for the whole run, curves and results, as one JSON.
+
+    Examples:
+        mixnn evaluate runs/cifar10-mnn
+        mixnn evaluate runs/cifar10-mnn --protocol knn --json
     """
     names = protocols_of(protocol)
-    epochs, seed = check_int("epochs", epochs, 1), check_int("seed", seed, 0)
     if str(save):
         check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
@@ -52,7 +56,7 @@ def evaluate(
     config, dataset = run.config, run.dataset(data_dir)
     train, test = (dataset.load(split, config.image_size).to_if_fits(where) for split in ("train", "test"))
     if not (train.fully_labelled and test.fully_labelled):
-        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with --labels")
+        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
         how_on = f"`{run.typed('pretrain --resume')}` goes on"
@@ -83,6 +87,13 @@ def protocols_of(choice: str) -> tuple[str, ...]:
     if choice not in ("all", *PROTOCOLS):
         raise unknown("protocol", choice, ("all", *PROTOCOLS))
     return tuple(PROTOCOLS) if choice == "all" else (choice,)
+
+
+def show_evaluate(results: dict[str, Any]) -> None:
+    """Prints the accuracies, one line per protocol."""
+    for name, protocol in PROTOCOLS.items():
+        if name in results:
+            print(f"{protocol.label:6}  {results[name][protocol.headline]:.2f}  ({protocol.summary(results[name])})")
 
 
 def save_summary(run: str | Path, file: str | Path) -> None:

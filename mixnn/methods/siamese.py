@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn import functional as F
-from mixnn.config import Checked, UserError, option
+from mixnn.config import Checked, UserError, method_option, option
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
 from mixnn.nn.encoder import Student, Teacher, mlp
@@ -70,7 +70,7 @@ class Neighbors(Support):
     def check(self) -> None:
         if self.topk > self.support_size:
             size = self.support_size
-            raise UserError(f"topk={self.topk} exceeds support_size={size}: use --set topk={size} or less")
+            raise UserError(f"topk={self.topk} exceeds support_size={size}: use {method_option('topk', size)} or less")
 
 
 class Embeddings(NamedTuple):

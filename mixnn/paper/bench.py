@@ -7,20 +7,20 @@ step, and compared with the FLOP/s that a large matrix product reaches in the sa
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from mixnn import methods
-from mixnn.config import Config
+from mixnn.config import Config, Device, Overwrite, Param, fields_of, verb
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
@@ -44,19 +44,22 @@ KERNELS = (  # kinds of kernels and parts of their names; the first match counts
 )
 
 
+@verb
 def bench(
-    method: str = "mnn",
+    method: Annotated[str, Param("which method, or all", flag="--method", metavar="METHOD")] = "mnn",
     *,
-    set: dict[str, Any] | None = None,
-    backbone: str = "",
-    image_size: int = 32,
-    batch_size: int = 0,
-    steps: int = 0,
-    device: str = "auto",
-    mode: str = "auto",
-    baseline: bool = True,
-    json: str | Path = "",
-    overwrite: bool = False,
+    options: Annotated[
+        dict[str, Any] | None, Param("an option of the method", flag="--set", metavar="OPTION=VALUE")
+    ] = None,
+    backbone: Annotated[str, Param("encoder [resnet18 on CUDA, resnet8 elsewhere]")] = "",
+    image_size: Annotated[int, Param("side of the images", low=4)] = 32,
+    batch_size: Annotated[int, Param("images per step [256 on CUDA, 64 elsewhere]", low=0)] = 0,
+    steps: Annotated[int, Param("timed steps, five times over [100 on CUDA, 1 elsewhere]", low=0)] = 0,
+    device: Device = "auto",
+    mode: Annotated[str, Param("how a step runs", choices=fields_of(Config)["mode"].param.choices)] = "auto",
+    baseline: Annotated[bool, Param("leave out the plain PyTorch loop with a Pillow DataLoader")] = True,
+    save: Annotated[str | Path, Param("also write the numbers to this file", flag="--json", metavar="FILE")] = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Time the training step; prints and returns ms per step, images/s, FLOP/s, memory, and time by kind of kernel.
@@ -64,10 +67,14 @@ def bench(
     method="all" times every method, and compares it with the time that its encoder passes would take at MNN's rate.
     Methods that encode one view per pass are also timed with twice the batch, so that a pass has as many images as
     MNN's.
+
+    Examples:
+        mixnn bench
+        mixnn bench --method all --no-baseline --json bench.json
     """
     reporter, where = reporter or Reporter(), pick_device(device)
     names = methods.METHODS if method == "all" else [method]
-    configs = {name: _config(name, set or {}, backbone, image_size, batch_size, device, mode) for name in names}
+    configs = {name: _config(name, options or {}, backbone, image_size, batch_size, device, mode) for name in names}
     if method == "all":
         configs |= _doubled(configs)
     images = random_images(image_size)
@@ -75,15 +82,15 @@ def bench(
         check_device(config)
         check_backbone(config.backbone)
         check_images(config, images)
-    if json:
-        check_writable(json, overwrite)
+    if str(save):
+        check_writable(save, overwrite)
     steps = steps or (100 if where.type == "cuda" else 1)
     if method == "all":
         result = _all_methods(configs, images, steps, where, reporter)
     else:
         result = _one_method(configs[method], images, steps, where, baseline, reporter)
-    if json:
-        write_atomically(Path(json), (dumps(result, indent=1) + "\n").encode())
+    if str(save):
+        write_atomically(Path(save), (json.dumps(result, indent=1) + "\n").encode())
     return result
 
 

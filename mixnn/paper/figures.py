@@ -5,12 +5,11 @@ Each figure is an SVG and a PNG, with a caption that says what was run. The same
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mixnn.config import UserError, unknown
+from mixnn.config import SETTING, Param, UserError, setting, unknown, verb
 from mixnn.files import check_free, write_atomically
 from mixnn.paper.plan import resolve_data
 from mixnn.paper.plots import accuracies, curves
@@ -34,21 +33,26 @@ FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
 }
 
 
+@verb
 def figures(
-    names: Sequence[str] = (),
+    names: Annotated[Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
     *,
-    results: str | Path = "results",
-    out: str | Path = "figures",
-    data: str | Path = "cifar10",
-    runs: Iterable[str | Path | Run] = (),
-    overwrite: bool = False,
+    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
+    data: Annotated[str | Path, Param("data set")] = "cifar10",
+    runs: Annotated[Sequence[str | Path | Run], Param("a run folder, for t-SNE", flag="--run", metavar="RUN")] = (),
+    overwrite: Annotated[bool, Param("replace figures that exist")] = False,
     reporter: Reporter | None = None,
-    **settings: Any,
+    **settings: Annotated[Any, SETTING],
 ) -> list[Path]:
     """Draw these figures, or all whose runs are finished; returns the files.
 
     The runs are the summaries in the folder `results` and the run folders `runs`. `settings` are fields of Config, for
     runs that were not made with the defaults.
+
+    Examples:
+        mixnn figures
+        mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
     """
     for name in names:
         if name not in FIGURES:
@@ -59,13 +63,13 @@ def figures(
     if not results.is_dir() and not folders:
         raise UserError(
             f"no finished runs: there is no folder {results.absolute()}; `mixnn reproduce` makes one\n"
-            "use --results FOLDER for another folder, --run RUN for run folders"
+            f"use {setting('results', 'FOLDER')} for another folder, {setting('runs', 'RUN')} for run folders"
         )
     for run in folders:
         if run.config.data != data:
             raise UserError(
                 f"{run.path} was trained on {run.config.data}, but the figures are for {data}: "
-                f"use --data {shlex.quote(run.config.data)}"
+                f"use {setting('data', run.config.data)}"
             )
     finished = FinishedRuns.load(results, folders, data, settings)
     for name in names or FIGURES:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn import methods
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, setting
 from mixnn.data import DATASETS, open_dataset
 from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table
 from mixnn.training.configure import configure
@@ -50,11 +50,14 @@ def resolve_data(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, di
     """
     for name in ("seed", "method", "options"):
         if name in settings:
-            raise UserError(f"{name} cannot be a setting, because the table decides it: use --seeds or --row")
+            raise UserError(
+                f"{name} cannot be a setting, because the table decides it: use {setting('seeds')} or {setting('rows')}"
+            )
     options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
     for name in options & settings.keys():
         raise UserError(
-            f"{name} is a method's option, not a setting: the rows of a table set it; --tables FILE adds rows of yours"
+            f"{name} is a method's option, not a setting: the rows of a table set it; "
+            f"{setting('tables', 'FILE')} adds rows of yours"
         )
     labels = str(settings.get("labels", ""))
     if labels not in ("", "folders"):

@@ -15,13 +15,13 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mixnn import methods
-from mixnn.config import Config, Interrupted, UserError, unknown
+from mixnn.config import SETTING, Config, Interrupted, Param, UserError, setting, unknown, verb
 from mixnn.data import configured_dataset
 from mixnn.device import pick_device
-from mixnn.evaluation.evaluate import evaluate, protocols_of, save_summary
+from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
 from mixnn.files import try_lock
 from mixnn.paper.plan import (
     PlannedRun,
@@ -45,36 +45,41 @@ from mixnn.training.pretrain import MOVABLE, pretrain
 __all__ = ["reproduce", "tables_with"]
 
 
+@verb
 def reproduce(
-    table: str,
+    table: Annotated[str, Param("which table, or all; without it, the tables are listed")] = "",
     *,
-    data: str | Path = "cifar10",
-    seeds: int | Sequence[int] = (0,),
-    rows: str | Sequence[str] = (),
-    results: str | Path = "results",
-    runs: str | Path = "runs",
-    run: bool = True,
-    dry_run: bool = False,
-    format: str = "terminal",
-    protocol: str = "all",
-    probe_epochs: int = PROBE_EPOCHS,
-    tables: str | Path = "",
+    data: Annotated[str | Path, Param("data set, or a folder of images")] = "cifar10",
+    seeds: Annotated[int | Sequence[int], Param("seeds to run every row with", low=0, metavar="0,1,2")] = (0,),
+    rows: Annotated[str | Sequence[str], Param("only this row of the table", flag="--row", metavar="NAME")] = (),
+    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    runs: Annotated[str | Path, Param("where run folders are", metavar="FOLDER")] = "runs",
+    run: Annotated[bool, Param("print what is there, run nothing")] = True,
+    dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
+    output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
+    protocol: Annotated[str, Param("how runs are evaluated", choices=("all", *PROTOCOLS))] = "all",
+    probe_epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = PROBE_EPOCHS,
+    tables: Annotated[str | Path, Param("YAML file with tables of your own", metavar="FILE")] = "",
     reporter: Reporter | None = None,
-    **settings: Any,
+    **settings: Annotated[Any, SETTING],
 ) -> dict[str, Any]:
     """Train and evaluate the runs that a table (or "all") lacks, then print it; returns the cells by table.
 
     `rows` selects rows by name. `run=False` prints what is there, `dry_run` what would be run. `tables` is a file with
     tables of your own. `settings` are fields of Config.
+
+    Examples:
+        mixnn reproduce main --dry-run
+        mixnn reproduce main --row MNN --row MSF --seeds 0,1,2
+        mixnn reproduce main --results results --no-run --format markdown
     """
-    reporter = reporter or Reporter()
-    if format not in FORMATS:
-        raise unknown("format", format, FORMATS)
+    reporter, known = reporter or Reporter(), tables_with(tables)
+    if not table:
+        print_table(("table", "what it compares", "rows"), [(n, t.title, str(len(t.rows))) for n, t in known.items()])
+        return {}
     protocols = protocols_of(protocol)
-    if probe_epochs < 1:
-        raise UserError(f"probe_epochs={probe_epochs}: the linear probe needs at least 1 epoch")
     data, settings = resolve_data(data, settings)
-    seeds, selected = check_seeds(seeds), select_tables(table, rows, tables_with(tables))
+    seeds, selected = check_seeds(seeds), select_tables(table, rows, known)
     chosen, dropped = drop_rows_without_labels(selected, data, settings)
     if dropped:
         reason = f"training needs labels that {data}'s images lack: {'; '.join(dropped)}"
@@ -86,7 +91,8 @@ def reproduce(
     needed, finished = plan(chosen, data, seeds, settings), runner.load_finished()
     if not runner.results.is_dir() and (dry_run or not run):
         reporter.warn(
-            f"no finished runs: there is no folder {runner.results.absolute()}; use --results FOLDER for another"
+            f"no finished runs: there is no folder {runner.results.absolute()}; "
+            f"use {setting('results', 'FOLDER')} for another"
         )
     if dry_run:
         runner.print_plan(needed, finished)
@@ -102,7 +108,7 @@ def reproduce(
         reporter.warn(warning)
     found = {t.name: cells(t, data, seeds, settings, finished) for t in chosen}
     filled = [FilledTable(t.name, title(t, data, settings, probe_epochs), data, found[t.name]) for t in chosen]
-    print_tables(filled, format, as_list=table == "all")
+    print_tables(filled, output, as_list=table == "all")
     if elsewhere:
         reporter.warn(f"another process is running {', '.join(elsewhere)}: run this again later for their numbers")
     if no_data:
@@ -120,7 +126,7 @@ def check_seeds(seeds: int | Iterable[int]) -> list[int]:
     """The seeds as a list; an int is one seed."""
     found = [seeds] if isinstance(seeds, int) else list(seeds)
     if not found or not all(isinstance(seed, int) and seed >= 0 for seed in found):
-        raise UserError(f"seeds={seeds!r}: seeds takes integers from 0 on, as in --seeds 0,1,2")
+        raise UserError(f"seeds={seeds!r}: seeds takes integers from 0 on, as in {setting('seeds', '0,1,2')}")
     for seed in found:
         if found.count(seed) > 1:
             raise UserError(f"seed {seed} is given {found.count(seed)} times: give each seed once")
@@ -136,7 +142,7 @@ def select_tables(table: str, rows: str | Sequence[str], known: Mapping[str, Tab
     wanted = [rows] if isinstance(rows, str) else list(rows)
     for name in wanted:
         if name.lower() not in names:
-            several = "\nname several by repeating --row" if "," in name else ""
+            several = f"\nname several by repeating {setting('rows')}" if "," in name else ""
             raise UserError(f"{unknown('row', name, names.values())}{several}")
     lower = [name.lower() for name in wanted]
     return _filter_rows(tables, lambda row: not lower or row.name.lower() in lower)
@@ -151,7 +157,7 @@ def drop_rows_without_labels(
     if not dataset.has_test:
         raise UserError(
             f"{data} has no labelled test images to evaluate on: it needs the folders train and test, and "
-            "--setting labels=folders or a CSV"
+            f"{setting('labels', 'folders')} or a CSV"
         )
     dropped = [row.name for table in tables for row in table.rows if dataset.has_unlabelled and _needs_labels(row)]
     return _filter_rows(tables, lambda row: row.name not in dropped), sorted(set(dropped))
@@ -200,7 +206,7 @@ class Runner:
             self.results.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"cannot make the folder {self.results} ({error.strerror}): use another --results"
+                f"cannot make the folder {self.results} ({error.strerror}): use another {setting('results')}"
             ) from None
         failed: dict[str, str] = {}
         elsewhere: list[str] = []
@@ -230,7 +236,7 @@ class Runner:
             except KeyboardInterrupt:  # outside training, which turns it into Interrupted itself
                 raise Interrupted("interrupted: the same command goes on from here", signal.SIGINT) from None
             except Exception as error:  # the other runs may still succeed
-                reason = str(error).replace("another --out", "another --runs")
+                reason = str(error)
                 failed[run.name] = reason.splitlines()[0] if reason else type(error).__name__
                 where = "" if isinstance(error, UserError) else self._save_traceback(run)
                 self.reporter.warn(f"{run.name} failed: {failed[run.name]}{where}")
@@ -258,9 +264,13 @@ class Runner:
             given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != defaults[name]}
             return pretrain(resume=path, reporter=self.reporter, **given)
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
+        try:
+            Run.check_free(path, overwrite=True)
+        except UserError:
+            raise UserError(f"{path} is not a run folder: use another {setting('runs')}") from None
         where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
         return pretrain(
-            config.data, set=config.options, command=run.command, reporter=self.reporter, **where, **settings
+            config.data, options=config.options, command=run.command, reporter=self.reporter, **where, **settings
         )
 
     def load_finished(self) -> Summaries:

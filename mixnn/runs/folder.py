@@ -15,7 +15,6 @@ Verbs keep files of their own there: embeddings/, classifier/, explore.html, exp
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import re
@@ -31,13 +30,12 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, make
+from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
-from mixnn.files import LOCK, RUN_FILES, why, write_atomically
+from mixnn.files import LOCK, PACKAGE, RUN_FILES, code_digest, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
-PACKAGE = Path(__file__).parents[1]
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
 # What --overwrite removes: never anything that a user, or another verb, may have put into the folder.
 OWN_FILES = (
@@ -75,11 +73,12 @@ class Run:
             return
         is_run, is_begun = Run.is_one(path), _is_begun(path)
         if not overwrite:
-            ways = f", --resume {path} to continue it, or --overwrite to replace it" if is_run else ""
-            ways = ", or --overwrite to use it" if is_begun else ways
-            raise Taken(f"{path} exists: use another --out{ways}")
+            resume, overwriting = setting("resume", path), setting("overwrite", True)
+            ways = f", {resume} to continue it, or {overwriting} to replace it" if is_run else ""
+            ways = f", or {overwriting} to use it" if is_begun else ways
+            raise Taken(f"{path} exists: use another {setting('out')}{ways}")
         if not (is_run or is_begun):
-            raise UserError(f"{path} is not a run folder, so --overwrite does not apply: use another --out")
+            raise UserError(f"{path} is not a run folder, so it is not overwritten: use another {setting('out')}")
 
     @staticmethod
     def is_one(path: Path) -> bool:
@@ -97,7 +96,7 @@ class Run:
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
         except FileExistsError:
-            raise Taken(f"{path} exists: use another --out") from None
+            raise Taken(f"{path} exists: use another {setting('out')}") from None
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         return path
@@ -129,7 +128,8 @@ class Run:
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
-            return Run(path, make(Config, "setting", values))
+            with spelling(in_python):  # the mistake is in the file
+                return Run(path, make(Config, "setting", values))
         except UserError:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
@@ -154,7 +154,7 @@ class Run:
     ) -> Images:
         """The images of a source; without one, those the run was trained on. `hint`: what to do if these are gone."""
         if isinstance(source, str | Path) and not str(source):
-            self.check_data(hint or "use --source FOLDER")
+            self.check_data(hint or f"use {setting('source', 'FOLDER')}")
             source = self.config.data
         elif not source:
             raise UserError("the list of files is empty")
@@ -268,14 +268,6 @@ def _cpu_name() -> str:
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def code_digest() -> str:
-    """Twelve hex digits that identify the package's source files, committed or not."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
-        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
 
 
 def _git_state() -> str | None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, setting
 from mixnn.nn.backbone import build_backbone
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
@@ -65,18 +65,21 @@ def read_backbone(path: str | Path, config: Config) -> nn.Module:
     """The configured backbone with the weights of a file."""
     weights, backbone = read_weights(path), make_backbone(config)
     if not isinstance(backbone, ResNet):
-        raise UserError(f"--init-from works only with {', '.join(ARCHITECTURES)}, not with {config.backbone}")
+        raise UserError(
+            f"{setting('init_from')} works only with {', '.join(ARCHITECTURES)}, not with {config.backbone}"
+        )
     architecture = next(name for name in ARCHITECTURES if not _mismatches(weights, name))
     if architecture != config.backbone:
         raise UserError(
-            f"{path} holds a {architecture}, this run uses a {config.backbone}: use --backbone {architecture}"
+            f"{path} holds a {architecture}, this run uses a {config.backbone}: use {setting('backbone', architecture)}"
         )
     kernel, needed = weights["conv1.weight"].shape[2], backbone.conv1.weight.shape[2]
     if kernel != needed:
-        sizes = f"{IMAGENET_STEM} or more" if kernel > needed else f"{IMAGENET_STEM - 1} or less"
+        larger = f"{setting('image_size', IMAGENET_STEM)} or more"
+        smaller = f"{setting('image_size', IMAGENET_STEM - 1)} or less"
         raise UserError(
             f"{path} has a {kernel}x{kernel} conv1, but images of {config.image_size} pixels need {needed}x{needed}\n"
-            f"use --image-size {sizes}, or weights of a {architecture} whose conv1 is {needed}x{needed}"
+            f"use {larger if kernel > needed else smaller}, or weights of a {architecture} whose conv1 is {needed}x{needed}"
         )
     load_weights(backbone, weights, str(path))
     return backbone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from mixnn.config import setting
 from mixnn.progress import plural
 from mixnn.training.schedule import short_warmup
 
@@ -54,7 +55,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
         value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     if size < 16:
         value("crop_area", 0.6, "a smaller part of such a tiny image says little")
-    value("mirror", "yes", "a mirrored photograph is one too; for text, digits or maps type --mirror no")
+    value("mirror", "yes", f"a mirrored photograph is one too; for text, digits or maps use {setting('mirror', 'no')}")
     support = 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
     value("support_size", max(support, batch), "the largest power of two up to half the images, at most 4096")
     if not cuda:
@@ -86,4 +87,4 @@ def _batch(num: int, cuda: bool) -> tuple[int, str]:
 def _epochs(num: int, cuda: bool) -> tuple[int, str]:
     seen, low, high = (SEEN_ON_CUDA, 50, 800) if cuda else (SEEN_ON_CPU, 10, 200)
     epochs = max(low, min(high, round(seen / max(1, num))))
-    return epochs, f"{plural(epochs * num, 'image')} seen; --time-budget 30m sets it by the clock"
+    return epochs, f"{plural(epochs * num, 'image')} seen; {setting('time_budget', '30m')} sets it by the clock"

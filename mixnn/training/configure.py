@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from mixnn import dist, methods
-from mixnn.config import Config, UserError, checked, make
+from mixnn.config import Config, UserError, checked, make, method_option, setting
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
@@ -38,8 +39,6 @@ def configure(
 
     `num_images`: number of readable images in a folder, once that is known.
     """
-    if "options" in settings:
-        raise UserError('a method\'s options go into set, as in pretrain(data, set={"topk": 1})')
     method = str(settings.get("method", "mnn"))
     for name in settings:
         check_setting(name, method)
@@ -60,7 +59,7 @@ def configure(
 def check_setting(name: str, method: str) -> None:
     """Refuses an option of the method where a setting of the run is meant."""
     if method in methods.METHODS and name in {f.name for f in fields(methods.find(method).Options)}:
-        raise UserError(f"{name} is an option of the method: type --set {name}=..., or set={{'{name}': ...}} in Python")
+        raise UserError(f"{name} is an option of the method: use {method_option(name)}")
 
 
 def choices(
@@ -87,7 +86,8 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     config = replace(config, image_size=config.image_size or dataset.train_size or images.size[0])
     check_images(config, images)
     # Absolute paths, so that a run can be resumed and evaluated from any folder.
-    given = {"data_dir": config.data_dir, "labels": "" if config.labels == "folders" else config.labels}
+    data_dir = config.data_dir or os.environ.get("MIXNN_DATA", "")
+    given = {"data_dir": data_dir, "labels": "" if config.labels == "folders" else config.labels}
     paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
 
@@ -95,11 +95,13 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
 def check_device(config: Config) -> None:
     on_cpu = pick_device(config.device).type == "cpu"
     if on_cpu and config.precision == "bf16":
-        raise UserError("precision=bf16 needs CUDA: type --precision fp32 or leave it out")
+        raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     if on_cpu and config.mode == "captured":
-        raise UserError("mode=captured needs CUDA: type --mode eager or --mode compiled")
+        raise UserError(f"mode=captured needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}")
     if world_size() > 1 and config.mode in ("captured", "compiled"):
-        raise UserError(f"mode={config.mode} is for a run on one process: type --mode eager or leave it out")
+        raise UserError(
+            f"mode={config.mode} is for a run on one process: use {setting('mode', 'eager')} or leave it out"
+        )
     dist.check(config.bn_groups)
 
 
@@ -108,16 +110,16 @@ def check_images(config: Config, images: ImageSet) -> None:
     if len(images) < config.batch_size:
         fit, hint = len(images) // config.bn_groups * config.bn_groups, "add images"
         if fit > config.bn_groups:
-            hint = f"type --batch-size {fit}"
+            hint = f"use {setting('batch_size', fit)}"
         elif len(images) > 1:
-            hint = "type --batch-size 2 --bn-groups 1 or add images"
+            hint = f"use {setting('batch_size', 2)} and {setting('bn_groups', 1)} or add images"
         count = plural(len(images), "image")
         raise UserError(f"{config.data} has {count}, fewer than batch_size={config.batch_size}: {hint}")
     support = config.options.get("support_size", math.inf)
     if support < config.batch_size and methods.has_support(config.method, config.options):
         raise UserError(
             f"support_size={support} is smaller than batch_size={config.batch_size}: "
-            f"type --set support_size={config.batch_size} or more"
+            f"use {method_option('support_size', config.batch_size)} or more"
         )
 
 

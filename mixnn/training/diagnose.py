@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import check_int
+from mixnn.config import RUN, DataDir, Device, Param, verb
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, print_table
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
 
@@ -33,19 +33,23 @@ FEATURES = {
 MAX_IMAGES = 10_000  # for the features
 
 
+@verb
 def diagnose(
-    run: str | Path | Run,
+    run: Annotated[str | Path | Run, RUN],
     *,
-    batches: int = 20,
-    device: str = "auto",
-    data_dir: str | Path = "",
+    batches: Annotated[int, Param("batches of training images to measure on", low=1)] = 20,
+    device: Device = "auto",
+    data_dir: DataDir = "",
     reporter: Reporter | None = None,
 ) -> dict[str, float]:
     """Means over some batches of training images that the support set does not hold, augmented as in training.
 
     The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
+
+    Examples:
+        mixnn diagnose runs/photos
+        mixnn diagnose runs/photos --batches 100 --json
     """
-    batches = check_int("batches", batches, 1)
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     run.check_data()
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
@@ -57,6 +61,11 @@ def diagnose(
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     means = {name: value for name, value in _observe(trainer, batches, reporter).items() if name != "loss"}
     return means | _derived(means, trainer.method) | health
+
+
+def show_diagnose(numbers: dict[str, float]) -> None:
+    """Prints the numbers with what they mean."""
+    print_table(("", "value", "what it is"), meanings(numbers))
 
 
 def _derived(means: dict[str, float], method: Method) -> dict[str, float]:

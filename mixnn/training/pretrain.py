@@ -8,12 +8,12 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from mixnn import dist, methods
-from mixnn.config import Config, UserError
+from mixnn.config import Config, Param, UserError, setting, verb
 from mixnn.data import Dataset, ImageSet
 from mixnn.files import LOCK, lock_run
 from mixnn.processes import is_main_process
@@ -30,32 +30,48 @@ __all__ = ["pretrain"]
 MOVABLE = {"device", "mode", "data_dir"}  # what a run may change when it goes on, perhaps on another machine
 
 
+@verb
 def pretrain(
-    data: str | Path = "",
+    data: Annotated[str | Path, Param("a data set (`mixnn data` lists them), or a folder of images")] = "",
     *,
-    set: dict[str, Any] | None = None,
-    out: str | Path = "",
-    overwrite: bool = False,
-    resume: str | Path = "",
-    init_from: str | Path = "",
-    time_budget: str = "",
+    options: Annotated[
+        dict[str, Any] | None,
+        Param("an option of the method; `mixnn methods NAME` lists them", flag="--set", metavar="OPTION=VALUE"),
+    ] = None,
+    out: Annotated[str | Path, Param("run folder to create [runs/DATA-METHOD]", metavar="FOLDER")] = "",
+    overwrite: Annotated[bool, Param("replace the run folder if it exists")] = False,
+    resume: Annotated[str | Path, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
+    init_from: Annotated[
+        str | Path, Param("start from the encoder of this run, or from a file of ResNet weights", metavar="RUN")
+    ] = "",
+    time_budget: Annotated[
+        str, Param("train for as many epochs as fit into this time, start-up included: 90s, 30m, 2h", metavar="TIME")
+    ] = "",
     command: str = "mixnn.pretrain(...)",
     started: float | None = None,
     reporter: Reporter | None = None,
-    **settings: Any,
+    **settings: Annotated[Any, Config],
 ) -> Run:
     """Train an encoder without labels; returns the run folder.
 
-    `settings` are Config's fields, `set` the method's own options: pretrain("cifar10", epochs=100, set={"topk": 1}).
-    `time_budget`, as in "30m", sets the epochs by how long a step takes here; it counts from this call, or from
-    `started`, by time.perf_counter().
+    `settings` are Config's fields, `options` the method's own: pretrain("cifar10", epochs=100, options={"topk": 1}).
+    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. `time_budget` sets
+    the epochs by how long a step takes here; it counts from this call, or from `started` by time.perf_counter().
+    `command` is kept in the run folder.
+
+    Examples:
+        mixnn pretrain cifar10
+        mixnn pretrain ./photos --time-budget 30m --out runs/photos
+        mixnn pretrain cifar10 --method msf --set topk=1 --set views=s/s --seed 3
+        mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
     start = time.perf_counter() if started is None else started
     if resume:
-        if data or set or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
+        if data or options or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
             raise UserError(
-                "--resume takes its settings from the run folder; only --device, --mode, --data-dir may differ\n"
+                f"{setting('resume')} takes its settings from the run folder; only "
+                f"{', '.join(map(setting, sorted(MOVABLE)))} may differ\n"
                 f"to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from {resume}"
             )
         run = Run.open(resume)
@@ -77,7 +93,7 @@ def pretrain(
         if (place / LOCK).exists():
             with lock_run(place):  # nor is a run overwritten while another process trains it
                 pass
-    config, images = _decide(dataset, set or {}, settings, str(time_budget), start, reporter)
+    config, images = _decide(dataset, options or {}, settings, time_budget, start, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
     trainer = Trainer(config, images, reporter, dataset.load_labelled(config.image_size))
     if initial is not None:
@@ -92,8 +108,10 @@ def pretrain(
         reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
         reporter.info(f"ready after {startup} s")
         trainer.fit(run)
-    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(str(time_budget)):
-        reporter.warn(f"this took {spent:.0f} s: steps took longer than the first few, by which --time-budget is kept")
+    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(time_budget):
+        reporter.warn(
+            f"this took {spent:.0f} s: steps took longer than the first few, which {setting('time_budget')} goes by"
+        )
     return run
 
 
@@ -102,7 +120,9 @@ def _check_apart(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
     place = out.resolve()
     for given in (dataset.name if dataset.recipe is None else "", str(settings.get("labels", ""))):
         if given not in ("", "folders") and Path(given).expanduser().resolve().is_relative_to(place):
-            raise UserError(f"{given} lies inside the run folder {out}: use another --out, or move it out of there")
+            raise UserError(
+                f"{given} lies inside the run folder {out}: use another {setting('out')}, or move it out of there"
+            )
 
 
 def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
@@ -137,7 +157,7 @@ def _decide(
     """The configuration and its images; says what the images are, and what was chosen for them and why."""
     budget = _seconds(time_budget) if time_budget else 0.0
     if budget and "epochs" in settings:
-        raise UserError("--time-budget sets the number of epochs: leave out one of the two")
+        raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     config, images = resolve(dataset, options, settings)
     reporter.warn_of_skipped(images.skipped)
     for line in images.summary.lines() if images.summary else []:
@@ -154,7 +174,7 @@ def _decide(
     if 0 < config.epochs <= config.warmup_epochs:
         reporter.warn(
             f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
-            f"the end and never falls; type --warmup-epochs {short_warmup(config.epochs)} to change that"
+            f"the end and never falls; use {setting('warmup_epochs', short_warmup(config.epochs))} to change that"
         )
     return config, images
 
@@ -174,7 +194,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise UserError(f"--time-budget {text}: write it as 90s, 30m or 2h")
+        raise UserError(f"{setting('time_budget', text)}: write it as 90s, 30m or 2h")
     return seconds
 
 
@@ -195,7 +215,8 @@ def _epochs_within(
     reporter.info(f"epochs {epochs}: a step takes {1e3 * step:.0f} ms here, an epoch {epoch:.1f} s")
     if left < epoch:
         reporter.warn(
-            f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, so it takes longer than --time-budget"
+            f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, "
+            f"so it takes longer than {setting('time_budget')}"
         )
     del trial
     gc.collect()  # it refers to itself, and its memory is wanted
@@ -209,7 +230,7 @@ def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Mo
     run = Run.open(source)
     theirs = run.config.backbone
     if theirs != config.backbone:
-        raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: type --backbone {theirs}")
+        raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: use {setting('backbone', theirs)}")
     return load_backbone(run, reporter.warn)[0]
 
 

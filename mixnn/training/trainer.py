@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mixnn import dist, methods
 from mixnn.augment import View, strong, weak
-from mixnn.config import Config, Interrupted, UserError
+from mixnn.config import Config, Interrupted, UserError, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
@@ -64,7 +64,7 @@ class Trainer:
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
                 f"{config.method} trains with labels, and some images of {config.data} have none: add labels with "
-                f"--labels, or use a method that needs none (`mixnn methods` lists them)"
+                f"{setting('labels')}, or use a method that needs none (`mixnn methods` lists them)"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -116,7 +116,7 @@ class Trainer:
             raise UserError(
                 f"{self.config.data} has changed since the checkpoint was made: it has "
                 f"{plural(len(self.images), 'image')} now, {state['data']['images']} then, or other ones\n"
-                f"restore the images, or start a new run with --init-from"
+                f"restore the images, or start a new run with {setting('init_from')}"
             )
         if state.get("batch", self.config.batch_size) != self.config.batch_size:
             was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"
@@ -231,7 +231,7 @@ class Trainer:
 
     def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
-        return Diverged(f"{what} at step {self.done}; {last}. A smaller --lr usually helps")
+        return Diverged(f"{what} at step {self.done}; {last}. A smaller {setting('lr')} usually helps")
 
     def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
         """Saves before the kNN reading: if that fails, no training is lost, and a resumed run repeats it."""

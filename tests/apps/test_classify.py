@@ -468,9 +468,9 @@ def test_predictions_name_every_image_and_mark_the_labelled(stub, tmp_path):
 def test_a_saved_classifier_predicts_what_it_predicted(stub, tmp_path, model):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 4))
-    first = classify(run, labels, model=model, apply="elsewhere/new images", out=tmp_path / "out", reporter=QUIET)
+    first = classify(run, labels, model=model, new_images="elsewhere/new images", out=tmp_path / "out", reporter=QUIET)
     assert Path(first["files"]["applied"]).name == "predictions-new images.csv"
-    later = classify(run, apply="new", out=tmp_path / "out", reporter=QUIET)
+    later = classify(run, new_images="new", out=tmp_path / "out", reporter=QUIET)
     trained, applied, again = (
         read(f) for f in (*map(first["files"].get, ("predictions", "applied")), later["files"]["applied"])
     )
@@ -502,7 +502,7 @@ def test_a_classifier_in_the_first_format_can_still_be_applied(stub, model):
     np.savez(path, mean=np.zeros(6), scale=np.ones(6), **arrays)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("about.json", json.dumps(about))
-    rows = read(classify(run, apply="new", reporter=QUIET)["files"]["applied"])
+    rows = read(classify(run, new_images="new", reporter=QUIET)["files"]["applied"])
     assert [row["label"] for row in rows] == truth
 
 
@@ -555,7 +555,7 @@ def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(st
     run, embeddings, truth = stub
     found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), reporter=QUIET)
     found["held_out"] |= {"accuracy": 81.249, "low": 60.0, "high": 90.0}
-    classify_module.show(found)
+    classify_module.show_classify(found)
     said = capsys.readouterr().out
     kept = MODELS[found["classifier"]["model"]]
     assert said.count("(kept)") == 1
@@ -580,7 +580,7 @@ def test_spaces_around_a_name_are_part_of_it_when_suggestions_are_looked_at(tmp_
 def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
-    classify_module.show(classify(run, labels, suggest=2, apply="new", reporter=QUIET))
+    classify_module.show_classify(classify(run, labels, suggest=2, new_images="new", reporter=QUIET))
     said = capsys.readouterr().out
     for words in (
         "Accuracy: 100.0% (95% interval",
@@ -593,9 +593,9 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
         "Gain from training: +30.0 points over the better baseline.\n",
     ):
         assert words in said
-    classify_module.show(classify(run, suggest=2, reporter=QUIET))
+    classify_module.show_classify(classify(run, suggest=2, reporter=QUIET))
     few = write_labels(tmp_path / "few.csv", {"0.png": "cat", "25.png": "dog"})
-    classify_module.show(classify(run, few, reporter=QUIET))
+    classify_module.show_classify(classify(run, few, reporter=QUIET))
     said = capsys.readouterr().out
     assert "Accuracy is not known yet" in said
     assert "it is not calibrated" in said
@@ -608,7 +608,7 @@ def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, ca
     monkeypatch.setattr(
         classify_module, "baselines", lambda *_, **__: {"raw pixels": BASELINES["raw pixels"] | {"accuracy": 100.0}}
     )
-    classify_module.show(classify(run, labels, model="knn", reporter=QUIET))
+    classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
     assert "+0.0 points over the better baseline" in (said := capsys.readouterr().out)
     assert "Training has not paid off yet: train for longer" in said
     monkeypatch.setattr(classify_module, "MAX_COMPARED", 5)
@@ -630,8 +630,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
     ("name,label\n0.png,cat\n", {}, "no column 'file'"),
-    ("", {"labels": "", "apply": "new"}, "there is no classifier in"),
-    ("", {"labels": "", "apply": "new", "source": "old"}, "--source is the folder of the labelled images"),
+    ("", {"labels": "", "new_images": "new"}, "there is no classifier in"),
+    ("", {"labels": "", "new_images": "new", "source": "old"}, "source is the folder of the labelled images"),
 ]
 
 
@@ -654,7 +654,7 @@ def test_nothing_left_to_suggest_predictions_as_labels_and_broken_embeddings_are
         classify(run, every, suggest=1, reporter=QUIET)
     found = classify(run, every, model="knn", reporter=QUIET)
     assert found["predicted"]["images"] == 0
-    classify_module.show(found)
+    classify_module.show_classify(found)
     with pytest.raises(UserError, match="would be overwritten"):
         classify(run, found["files"]["predictions"], reporter=QUIET)
     embeddings.vectors[0, 0] = np.nan
@@ -669,7 +669,7 @@ def test_a_damaged_classifier_is_refused(stub, tmp_path, damage):
     path = run.path / "classifier" / files.CLASSIFIER
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="is damaged"):
-        classify(run, apply="new", reporter=QUIET)
+        classify(run, new_images="new", reporter=QUIET)
 
 
 # --- a real run ---
@@ -691,7 +691,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, dict[str,
     quick: dict[str, Any] = {"epochs": 2, "batch_size": 32, "bn_groups": 1, "warmup_epochs": 0, "knn_every": 0}
     run = mixnn.pretrain(
         folder, out=root / "run", backbone="resnet8", image_size=16, device="cpu", reporter=QUIET, **quick,
-        set={"hidden": 64, "dim": 32, "support_size": 64},
+        options={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
     return run, folder, truth
 
@@ -706,7 +706,7 @@ def test_a_real_run_from_suggestion_to_new_images(real, tmp_path):
     assert {row["file"] for row in rows} == set(truth)
     right = np.mean([row["label"] == truth[row["file"]] for row in rows if not row["labelled"]])
     assert right > 0.3, "chance is a tenth"
-    applied = read(classify(run.path, apply=folder, out=out, reporter=QUIET)["files"]["applied"])
+    applied = read(classify(run.path, new_images=folder, out=out, reporter=QUIET)["files"]["applied"])
     same = {row["file"]: row for row in applied}
     assert all(same[row["file"]] == row for row in rows if not row["labelled"])
     halves = classify(run.path, "folders", out=tmp_path / "halves", model="knn", reporter=QUIET)
@@ -718,7 +718,7 @@ def test_the_checkpoint_is_read_once(real, tmp_path, monkeypatch):
     reads, load_checkpoint = [], Run.load_checkpoint
     monkeypatch.setattr(Run, "load_checkpoint", lambda self, *_: reads.append(self) or load_checkpoint(self, *_))
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::4]))
-    classify(run, labels, apply=folder, model="knn", out=tmp_path / "out", reporter=QUIET)
+    classify(run, labels, new_images=folder, model="knn", out=tmp_path / "out", reporter=QUIET)
     assert len(reads) == 1
 
 
@@ -735,7 +735,7 @@ def test_the_baselines_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tm
     settings = {name: getattr(run.config, name) for name in ("backbone", "image_size", "batch_size", "bn_groups")}
     none = mixnn.pretrain(
         folder, out=tmp_path / "none", epochs=0, warmup_epochs=0, device="cpu", reporter=QUIET, **settings,
-        set={"hidden": 64, "dim": 32, "support_size": 64},
+        options={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
     nothing = classify(none, labels, model="knn", reporter=QUIET)
     assert found["untrained network"] == nothing["baselines"]["untrained network"]
@@ -768,7 +768,7 @@ def test_a_classifier_of_another_encoder_is_refused(real, tmp_path):
     newer = run.save_checkpoint(step, tensors | {name: tensors[name] + 0.01 * torch.ones(())}, state)
     try:
         with pytest.raises(UserError, match="encoder has changed since"):
-            classify(run, apply=folder, out=tmp_path / "out", reporter=QUIET)
+            classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)
     finally:
         newer.unlink()
-    classify(run, apply=folder, out=tmp_path / "out", reporter=QUIET)
+    classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)

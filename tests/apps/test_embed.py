@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
     os.environ["MIXNN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "set": {"hidden": 8, "dim": 8, "support_size": 8}}
+    settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "options": {"hidden": 8, "dim": 8, "support_size": 8}}
     return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", reporter=QUIET, **settings)
 
 

@@ -86,7 +86,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         labels="folders",
         knn_every=0,
         device="cpu",
-        set={"support_size": 64, "hidden": 32},
+        options={"support_size": 64, "hidden": 32},
         reporter=Reporter(quiet=True),
     )
 
@@ -360,13 +360,14 @@ def test_a_data_set_has_its_own_labels_and_max_images_are_chosen_at_random(run: 
         ({"out": "x.html", "serve": True}, "use only one of them"),
         ({"neighbors": 0}, "at least 1"),
         ({"max_images": 1}, "at least 2"),
-        ({"thumb": 1000}, "from 8 to 256"),
-        ({"port": 70000, "serve": True}, "from 1 to 65535"),
+        ({"thumb": 3}, "from 8 to 256"),
+        ({"thumb": 1000}, "from 0 to 256"),
+        ({"port": 70000, "serve": True}, "from 0 to 65535"),
         ({"source": "nowhere"}, "is not a folder"),
         ({"source": "digits", "labels": "folders"}, "its own labels"),
         ({"labels": "none.csv"}, "cannot read the labels"),
-        ({"seed": 2**32}, "seed must be from 0 to"),
-        ({"seed": -1}, "seed must be from 0 to"),
+        ({"seed": 2**32}, "seed must be at most 4294967295"),
+        ({"seed": -1}, "seed must be at least 0"),
     ],
 )
 def test_wrong_options_are_refused_with_what_to_do(options: dict[str, Any], message: str, run: Run):

@@ -22,7 +22,7 @@ from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 1, "knn_every": 0, "batch_size": 32, "device": "cpu", "reporter": QUIET}
-SMALL |= {"set": {"support_size": 64, "hidden": 16, "dim": 8}}
+SMALL |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}}
 # one image; a batch of a size that no program was traced or checked with; other sides than the run's
 SHAPES = [(1, 3, 8, 8), (7, 3, 8, 8), (2, 3, 12, 15)]
 
@@ -122,7 +122,7 @@ def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
 @pytest.mark.parametrize("opset", [17, *OPSETS[:: len(OPSETS) - 1]])
 def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
     onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
-    path = export(run, tmp_path / "a.onnx", format="onnx", opset=opset, reporter=QUIET)
+    path = export(run, tmp_path / "a.onnx", output="onnx", opset=opset, reporter=QUIET)
     assert capfd.readouterr() == ("", "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.json"]  # no separate file of weights
     model = onnx.load(path)
@@ -135,7 +135,7 @@ def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
 
 
 def test_a_torch_export_program_is_the_encoder_and_names_no_folder_of_this_machine(run, tmp_path, capfd):
-    path = export(run, tmp_path / "a.pt2", format="pt2", reporter=QUIET)
+    path = export(run, tmp_path / "a.pt2", output="pt2", reporter=QUIET)
     assert capfd.readouterr() == ("", "")
     inside = {"card.json": ""}
     program, encoder = torch.export.load(path, extra_files=inside).module(), load(run, "cpu")
@@ -214,7 +214,7 @@ def test_a_program_that_differs_from_the_encoder_is_not_written(run, tmp_path, m
     from_numpy = torch.from_numpy
     monkeypatch.setattr(torch, "from_numpy", lambda x: from_numpy(x) + wrong)
     with pytest.raises(UserError, match="differs from the encoder"):
-        export(run, tmp_path / "a.onnx", format="onnx", reporter=QUIET)
+        export(run, tmp_path / "a.onnx", output="onnx", reporter=QUIET)
     assert not list(tmp_path.iterdir())
 
 
@@ -222,7 +222,7 @@ def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, m
     pytest.importorskip("onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     reporter = Listening()
-    assert export(run, tmp_path / "a.onnx", format="onnx", reporter=reporter).is_file()
+    assert export(run, tmp_path / "a.onnx", output="onnx", reporter=reporter).is_file()
     assert ["pip install onnxruntime" in text for text in reporter.warned] == [True]
 
 
@@ -232,9 +232,9 @@ def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, m
         ({"format": "onxx"}, "unknown format 'onxx', did you mean 'onnx'"),
         ({"format": "onnx", "opset": 99}, "opset must be from 13 to 20"),
         ({"format": "onnx", "missing": "onnx"}, r'pip install "mixnn\[onnx\]"'),
-        ({"out": "a.onnx"}, r"does not end in \.safetensors: use --out .*a\.safetensors or --format onnx"),
-        ({"out": "a"}, r"does not end in \.safetensors: use --out .*a\.safetensors$"),
-        ({"out": "taken.safetensors"}, "exists: use another name, or --overwrite"),
+        ({"out": "a.onnx"}, r"does not end in \.safetensors: use out='.*a\.safetensors' or output='onnx'"),
+        ({"out": "a"}, r"does not end in \.safetensors: use out='.*a\.safetensors'$"),
+        ({"out": "taken.safetensors"}, "exists: use another name, or overwrite=True"),
         ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
         ({"out": "nowhere/a.safetensors"}, "is not a folder"),
         ({"run": "empty"}, "no usable checkpoint"),
@@ -251,7 +251,7 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
     form = given.get("format", "safetensors")
     out = tmp_path / given.get("out", f"a.{form}")
     with pytest.raises(UserError, match=message):
-        export(tmp_path / given["run"] if "run" in given else run, out, format=form, opset=given.get("opset", 17))
+        export(tmp_path / given["run"] if "run" in given else run, out, output=form, opset=given.get("opset", 17))
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "taken.safetensors").read_text() == "mine"
 

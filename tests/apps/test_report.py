@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mixnn.runs.images import _root as data_root
 from PIL import Image
 
 import mixnn
@@ -152,7 +153,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     command = "mixnn pretrain digits --epochs 2 </script><script>alert(3)</script>"
     mixnn.pretrain("digits", epochs=2, out=place / "mnn", command=command, **common)
     mixnn.evaluate(place / "mnn", epochs=2, device="cpu", reporter=QUIET)
-    mixnn.pretrain("digits", epochs=1, method="msf", set={"topk": 2}, seed=1, out=place / "msf", **common)
+    mixnn.pretrain("digits", epochs=1, method="msf", options={"topk": 2}, seed=1, out=place / "msf", **common)
     rng = np.random.default_rng(0)
     for i in range(24):
         file = place / "photos" / CLASSES[i % 2] / f"{i}<script>alert(4).png"
@@ -160,7 +161,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(file)
     folder = {"labels": "folders", "image_size": 8, "batch_size": 8, "bn_groups": 1, "backbone": "resnet8"}
     small = {"hidden": 16, "support_size": 16}
-    mixnn.pretrain(place / "photos", epochs=1, out=place / "own", set=small, **folder, **common)
+    mixnn.pretrain(place / "photos", epochs=1, out=place / "own", options=small, **folder, **common)
     shutil.copytree(place / "mnn", place / EVIL)
     yield place
     patch.undo()
@@ -425,16 +426,24 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("own, typed, taken", [("here", [], ""), ("", [], "there"), ("here", ["--data-dir", "x"], "x")])
+@pytest.mark.parametrize(
+    "own, typed, taken", [("here", [], "here"), ("", [], "there"), ("here", ["--data-dir", "x"], "x")]
+)
 def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
     given = []
+
+    def look_for_images(config, *_):
+        given.append(data_root(config))
+        raise UserError("seen enough")
+
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIXNN_DATA", "there")
-    monkeypatch.setattr("mixnn.apps.report.report.report", lambda *_, data_dir, **__: given.append(data_dir))
-    runs = shutil.copytree(place / "mnn", tmp_path / "own"), place / "msf"
-    config = runs[0] / "config.yaml"
+    monkeypatch.setattr("mixnn.apps.report.pictures.load_shown", look_for_images)
+    run = shutil.copytree(place / "mnn", tmp_path / "own")
+    config = run / "config.yaml"
     config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))
-    assert main(["report", *map(str, runs), *typed]) == 0
-    assert given == [taken]
+    assert main(["report", str(run), *typed]) == 0
+    assert given == [Path(taken)]
 
 
 # The page as text

@@ -58,7 +58,7 @@ def given(tmp_path_factory):
         digit(i).save(folder / name)
     run = mixnn.pretrain(
         folder, out=root / "run", backbone="resnet8", epochs=1, image_size=16, batch_size=32, bn_groups=1, knn_every=0,
-        device="cpu", set={"support_size": 64, "hidden": 64}, reporter=QUIET,
+        device="cpu", options={"support_size": 64, "hidden": 64}, reporter=QUIET,
     )  # fmt: skip
     return SimpleNamespace(run=run, folder=folder, names=names, root=root)
 
@@ -248,7 +248,7 @@ def test_an_image_of_a_data_set_is_a_query_by_its_name(given):
     assert result["images"] == 1297
     assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
     out = given.root / "set.html"
-    quietly(given.run, "digits/train/3", source="digits", topk=2, format="html", out=out)
+    quietly(given.run, "digits/train/3", source="digits", topk=2, output="html", out=out)
     assert out.read_text().count("data:image/png") == 3
     assert "nearest to digits/train/3" in printed
 
@@ -369,7 +369,7 @@ def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
 def test_json_is_the_result_and_names_survive_in_every_format(given, kind, monkeypatch):
     monkeypatch.setattr(output, "MAX_IN_GROUP", 96)
     options = kind if kind.get("threshold") else {"topk": 90, **kind}
-    result, printed = quietly(given.run, **options, format="json")
+    result, printed = quietly(given.run, **options, output="json")
     assert json.loads(printed) == result
     mentioned = [name for name in NAMES if name in _strings(result)]
     assert ODD in mentioned
@@ -378,7 +378,7 @@ def test_json_is_the_result_and_names_survive_in_every_format(given, kind, monke
     for name in mentioned:
         assert any(line.endswith(f"  {name}") for line in lines), name
     out = given.root / "odd.html"
-    quietly(given.run, **options, format="html", out=out, overwrite=True)
+    quietly(given.run, **options, output="html", out=out, overwrite=True)
     assert set(mentioned) <= set(_Page.of(out).names)
 
 
@@ -420,7 +420,7 @@ class _Page(html.parser.HTMLParser):
 
 def test_the_page_has_no_script_no_handler_and_no_request(given):
     out = given.root / "page.html"
-    quietly(given.run, [given.folder / name for name in NAMES], topk=90, format="html", out=out)
+    quietly(given.run, [given.folder / name for name in NAMES], topk=90, output="html", out=out)
     made = _Page.of(out)
     assert set(made.tags) == {
         *("html", "head", "meta", "link", "title", "style"),
@@ -439,7 +439,7 @@ def test_the_page_has_no_script_no_handler_and_no_request(given):
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium to look at the page with")
 def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
     out = given.root / "browser.html"
-    quietly(given.run, [given.folder / name for name in NAMES], topk=3, format="html", out=out)
+    quietly(given.run, [given.folder / name for name in NAMES], topk=3, output="html", out=out)
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={given.root / 'profile'}"]
     dom = subprocess.run([*words, "--dump-dom", out.as_uri()], capture_output=True, text=True, timeout=60).stdout
     assert "<title>Nearest images</title>" in dom
@@ -451,13 +451,13 @@ def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
     monkeypatch.setattr(output, "MAX_TILES", 8)
     monkeypatch.setattr(output, "MAX_IN_GROUP", 5)
     out = given.root / "long.html"
-    quietly(given.run, given.folder, topk=3, format="html", out=out)
+    quietly(given.run, given.folder, topk=3, output="html", out=out)
     assert _Page.of(out).tags.count("img") == 8
     assert "94 more queries are not shown" in out.read_text()
-    quietly(given.run, duplicates=True, threshold=0.1, format="html", out=out, overwrite=True)
+    quietly(given.run, duplicates=True, threshold=0.1, output="html", out=out, overwrite=True)
     assert _Page.of(out).tags.count("img") == 5
     assert "91 more images of this group" in out.read_text()
-    quietly(given.run, outliers=True, topk=10, format="html", out=out, overwrite=True)
+    quietly(given.run, outliers=True, topk=10, output="html", out=out, overwrite=True)
     assert f"images of {given.folder.name}." in out.read_text()
     assert str(given.folder.parent) not in out.read_text()  # it may be shown to others
     assert "2 more images are not shown" in out.read_text()
@@ -467,8 +467,8 @@ def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
-    assert quietly(given.run, outliers=True, format="html")[1] == "outliers.html\n"
-    result, _ = quietly(given.run, "4.png", format="json", out=tmp_path / "a.json")
+    assert quietly(given.run, outliers=True, output="html")[1] == "outliers.html\n"
+    result, _ = quietly(given.run, "4.png", output="json", out=tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == result
 
 
@@ -496,10 +496,10 @@ def test_a_name_cannot_steer_the_terminal():
         ({"duplicates": True, "threshold": 1.5}, "threshold=1.5"),
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
-        ({"query": "4.png", "threshold": 0.9}, "--threshold works only with --duplicates"),
-        ({"query": "4.png", "format": "htm"}, "did you mean 'html'"),
+        ({"query": "4.png", "threshold": 0.9}, "threshold works only with duplicates=True"),
+        ({"query": "4.png", "output": "htm"}, "did you mean 'html'"),
         ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
-        ({"outliers": True, "method": "faiss"}, "not with --outliers"),
+        ({"outliers": True, "method": "faiss"}, "not with outliers=True"),
         ({"query": "4.png", "out": "{root}/no/where.json"}, "is not a folder"),
         ({"query": "4.png", "out": "{root}"}, "is a folder"),
         ({"query": "4.png", "source": "{root}/nowhere"}, "is not a folder, an image file or a data set"),
@@ -523,7 +523,7 @@ def test_a_run_whose_images_are_gone_suggests_a_source(given, tmp_path):
     shutil.copytree(given.run.path, run)
     settings = (run / "config.yaml").read_text().replace(str(given.folder), "gone")
     (run / "config.yaml").write_text(settings)
-    with pytest.raises(UserError, match=r"gone, which .* was trained on, is gone: use --source"):
+    with pytest.raises(UserError, match=r"gone, which .* was trained on, is gone: use source='FOLDER'"):
         quietly(run, "4.png")
 
 

@@ -86,7 +86,7 @@ def test_refuse_names_every_unreadable_file(tmp_path: Path):
     for i in range(3):
         (tmp_path / f"bad{i}.png").touch()
     with pytest.raises(
-        UserError, match=r"3 files(.|\n)*bad0.png: empty file\n  bad1.png: .*\n  bad2.png(.|\n)*--on-error skip"
+        UserError, match=r"3 files(.|\n)*bad0.png: empty file\n  bad1.png: .*\n  bad2.png(.|\n)*on_error='skip'"
     ):
         load(tmp_path, "pretrain", on_error="refuse", size=8)
 

@@ -214,7 +214,7 @@ OPTIONS = {"support_size": 64, "hidden": 16, "dim": 8}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("evaluated") / "run"
-    return mixnn.pretrain("digits", set=OPTIONS, epochs=1, out=out, reporter=QUIET, **SETTINGS)
+    return mixnn.pretrain("digits", options=OPTIONS, epochs=1, out=out, reporter=QUIET, **SETTINGS)
 
 
 def test_what_is_evaluated_is_the_students_backbone_of_the_last_checkpoint(run: Run):

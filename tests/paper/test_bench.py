@@ -22,7 +22,7 @@ def _few_images(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    result = mixnn.bench(set=OPTIONS, json=tmp_path / "bench.json", **TINY)
+    result = mixnn.bench(options=OPTIONS, save=tmp_path / "bench.json", **TINY)
     assert json.loads((tmp_path / "bench.json").read_text()) == result
     assert result["mode"] == "eager"
     assert result["times_faster"] == pytest.approx(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], rel=0.1)
@@ -32,18 +32,18 @@ def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.Captu
 
 def test_flops_are_those_of_two_student_and_two_teacher_passes():
     """For 32 images: one student forward, a backward of twice that (less the stem's input), one teacher forward."""
-    result = mixnn.bench(set=OPTIONS, baseline=False, **TINY)
+    result = mixnn.bench(options=OPTIONS, baseline=False, **TINY)
     forward = 6.14e6  # FLOPs of one image through ResNet-8 at 8 pixels, counted by hand as 2 per multiplication
     assert result["gflop_per_step"] == pytest.approx(32 * 4 * forward / 1e9, abs=0.05)
 
 
 def test_bench_refuses_what_it_could_not_finish(tmp_path: Path):
     with pytest.raises(mixnn.UserError, match="nowhere"):
-        mixnn.bench(set=OPTIONS, json=tmp_path / "nowhere" / "x.json", **TINY)
+        mixnn.bench(options=OPTIONS, save=tmp_path / "nowhere" / "x.json", **TINY)
     with pytest.raises(mixnn.UserError, match="fewer than batch_size"):
         mixnn.bench(**(TINY | {"batch_size": 512}))
     with pytest.raises(mixnn.UserError, match="smaller than batch_size"):
-        mixnn.bench(set={"support_size": 8}, **TINY)
+        mixnn.bench(options={"support_size": 8}, **TINY)
 
 
 def test_twice_the_batch_is_timed_only_where_it_fits():

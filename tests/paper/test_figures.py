@@ -32,7 +32,7 @@ from mixnn.runs import Run
 
 EPOCHS = {"epochs": 12, "warmup_epochs": 2}  # of the runs made up here: others than the defaults
 FROM_RESULTS = [name for name in FIGURES if name != "tsne"]
-NO_RUN_FOLDER = "it needs a run folder on cifar10 with a checkpoint: use --run RUN"
+NO_RUN_FOLDER = "it needs a run folder on cifar10 with a checkpoint: use runs='RUN'"
 COLUMNS = ["loss", "d_positive", "d_neighbors", "purity", "inconsistency", "spread", "cas_entropy", "cas_entropy_0.1"]
 
 
@@ -365,7 +365,7 @@ def test_runs_with_other_settings_are_other_runs(results: Path, finished: Finish
 def test_names_and_folders_that_do_not_exist_are_the_users_errors(tmp_path: Path):
     with pytest.raises(UserError, match="did you mean 'ranks'"):
         figures(["rank"], results=tmp_path)
-    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*--results FOLDER.*--run RUN"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere.*\n.*results='FOLDER'.*runs='RUN'"):
         figures(results=tmp_path / "nowhere")
     with pytest.raises(UserError, match="unknown data set or folder 'digit', did you mean 'digits'"):
         figures(results=tmp_path, data="digit")
@@ -384,14 +384,14 @@ def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(tmp_path: P
 
 
 def test_a_run_on_other_data_is_refused_with_the_flag_to_use(trained: Run, tmp_path: Path):
-    with pytest.raises(UserError, match=r"digits-run was trained on digits, .*: use --data digits"):
+    with pytest.raises(UserError, match=r"digits-run was trained on digits, .*: use data='digits'"):
         figures(["tsne"], results=tmp_path, runs=[trained])
 
 
 def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(FIGURES, "loss", lambda _: pytest.fail("drawn"))
     (tmp_path / "cifar10-loss.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: .*--overwrite"):
+    with pytest.raises(UserError, match=r"cifar10-loss.txt exists: use another name, or overwrite=True"):
         figures(["loss"], results=tmp_path, out=tmp_path)
     monkeypatch.undo()
     with pytest.raises(UserError, match="cannot draw loss"):

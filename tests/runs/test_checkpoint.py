@@ -252,7 +252,7 @@ def test_a_file_that_could_not_be_written_is_refused_beforehand(tmp_path: Path, 
     with pytest.raises(UserError, match="is not a folder"):
         check_writable(tmp_path / "absent" / "x.json", overwrite=False)
     (tmp_path / "x.json").touch()
-    with pytest.raises(UserError, match="--overwrite to replace it"):
+    with pytest.raises(UserError, match="overwrite=True to replace it"):
         check_writable(tmp_path / "x.json", overwrite=False)
     check_writable(tmp_path / "x.json", overwrite=True)
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -9,11 +9,11 @@ import torch
 import yaml
 
 import mixnn
-from mixnn import data
+from mixnn import data, files
 from mixnn.config import Config, UserError
+from mixnn.files import code_digest
 from mixnn.progress import Reporter
-from mixnn.runs import folder
-from mixnn.runs.folder import Run, code_digest, environment
+from mixnn.runs.folder import Run, environment
 
 QUIET = Reporter(quiet=True)
 CONFIG = Config(
@@ -43,7 +43,7 @@ def test_what_exists_is_refused_and_left_alone(tmp_path: Path, what: str):
         if what != "an empty folder":
             (path / "notes.txt").write_text("precious")
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"x exists: use another --out"):
+    with pytest.raises(UserError, match=r"x exists: use another out"):
         Run.create(path, CONFIG, "")
     assert contents(tmp_path) == before
 
@@ -53,10 +53,10 @@ def test_a_refusal_offers_to_resume_only_what_can_be_resumed(tmp_path: Path):
     (tmp_path / "notes" / "a.txt").write_text("precious")
     with pytest.raises(UserError) as error:
         Run.check_free(tmp_path / "notes", overwrite=False)
-    assert "--resume" not in str(error.value)
-    assert "--overwrite" not in str(error.value)
+    assert "resume" not in str(error.value)
+    assert "overwrite" not in str(error.value)
     Run.create(tmp_path / "run", CONFIG, "")
-    with pytest.raises(UserError, match=r"--resume .*run .*--overwrite"):
+    with pytest.raises(UserError, match=r"resume=.*run.* overwrite=True"):
         Run.check_free(tmp_path / "run", overwrite=False)
 
 
@@ -85,7 +85,7 @@ def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, 
             Run.create(tmp_path / "x", CONFIG, "")
     assert not Run.is_one(tmp_path / "x")
     (tmp_path / "x" / ".config.yaml.7.tmp").touch()  # it was being written
-    with pytest.raises(UserError, match="or --overwrite to use it"):
+    with pytest.raises(UserError, match="or overwrite=True to use it"):
         Run.create(tmp_path / "x", CONFIG, "")
     assert Run.create(tmp_path / "x", CONFIG, "", overwrite=True).config == CONFIG
 
@@ -159,7 +159,7 @@ def test_the_configuration_comes_back_equal_and_is_plain_yaml(tmp_path: Path):
     [
         ("epoks: 3\n", "did you mean 'epochs'"),
         ("epochs: -3\n", "at least 0"),
-        ("epochs: ten\n", "epochs=ten"),
+        ("epochs: ten\n", "epochs='ten'"),
         ("", "config.yaml cannot be read"),
         ("data: digits\n[1, 2\n", "config.yaml cannot be read: line 3: [^\n]*$"),
         ("just words", "config.yaml cannot be read|unknown setting"),
@@ -271,9 +271,9 @@ def test_the_environment_names_versions_device_and_code():
 
 
 def test_the_code_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    copy = shutil.copytree(folder.PACKAGE, tmp_path / "mixnn", ignore=shutil.ignore_patterns("*.pyc"))
+    copy = shutil.copytree(files.PACKAGE, tmp_path / "mixnn", ignore=shutil.ignore_patterns("*.pyc"))
     before = code_digest()
-    monkeypatch.setattr(folder, "PACKAGE", copy)
+    monkeypatch.setattr(files, "PACKAGE", copy)
     assert code_digest() == before
     (copy / "config.py").write_text((copy / "config.py").read_text() + "\n")
     assert code_digest() != before
@@ -285,7 +285,13 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     mixnn.data.to_folder(np.zeros((8, 8, 8, 3), np.uint8), "~/photos")
     (tmp_path / "labels.csv").write_text("file,label\n0.png,cat\n")
     run = mixnn.pretrain(
-        "~/photos", labels="~/labels.csv", out="~/run", epochs=0, batch_size=4, set={"support_size": 8}, reporter=QUIET
+        "~/photos",
+        labels="~/labels.csv",
+        out="~/run",
+        epochs=0,
+        batch_size=4,
+        options={"support_size": 8},
+        reporter=QUIET,
     )
     assert run.path == tmp_path / "run"
     assert Run.open("~/run").path == run.path

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, make, message):
 def test_another_architecture_than_the_runs_is_refused_with_what_to_use(tmp_path):
     torch.save(SMALL, tmp_path / "weights.pth")
     read_backbone(tmp_path / "weights.pth", Config(backbone="resnet8", image_size=8))
-    with pytest.raises(UserError, match="holds a resnet8, this run uses a resnet18: use --backbone resnet8"):
+    with pytest.raises(UserError, match="holds a resnet8, this run uses a resnet18: use backbone='resnet8'"):
         read_backbone(tmp_path / "weights.pth", Config(image_size=32))
 
 
@@ -101,8 +101,8 @@ def test_another_architecture_than_the_runs_is_refused_with_what_to_use(tmp_path
         (3, 32, ""),
         (3, 64, ""),
         (7, 128, ""),
-        (7, 32, r"a 7x7 conv1, but images of 32 pixels need 3x3\nuse --image-size 128 or more, or .* is 3x3"),
-        (3, 224, r"a 3x3 conv1, but images of 224 pixels need 7x7\nuse --image-size 127 or less, or .* is 7x7"),
+        (7, 32, r"a 7x7 conv1, but images of 32 pixels need 3x3\nuse image_size=128 or more, or .* is 3x3"),
+        (3, 224, r"a 3x3 conv1, but images of 224 pixels need 7x7\nuse image_size=127 or less, or .* is 7x7"),
     ],
 )
 def test_a_stem_must_fit_the_image_size_and_is_never_converted(tmp_path, stem, size, message):

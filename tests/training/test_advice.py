@@ -122,9 +122,9 @@ def test_a_time_budget_that_is_none(text):
 def test_a_time_budget_shortens_the_warm_up_unless_the_user_has_one(tmp_path):
     common = {"time_budget": "0.2s", "limit": 128, "knn_every": 0, "reporter": QUIET}
     options = {"support_size": 64, "hidden": 16, "dim": 8}
-    run = mixnn.pretrain("digits", out=tmp_path / "short", set=options, **common)
+    run = mixnn.pretrain("digits", out=tmp_path / "short", options=options, **common)
     assert run.config.warmup_epochs == short_warmup(run.config.epochs)
-    own = mixnn.pretrain("digits", out=tmp_path / "own", set=options, warmup_epochs=4, **common)
+    own = mixnn.pretrain("digits", out=tmp_path / "own", options=options, warmup_epochs=4, **common)
     assert own.config.warmup_epochs == 4
 
 
@@ -146,7 +146,7 @@ def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
 
 
 def test_a_time_budget_that_was_not_kept_is_told(tmp_path, capsys):
-    small = {"limit": 64, "batch_size": 16, "knn_every": 0, "set": {"support_size": 64, "hidden": 16, "dim": 8}}
+    small = {"limit": 64, "batch_size": 16, "knn_every": 0, "options": {"support_size": 64, "hidden": 16, "dim": 8}}
     began = time.perf_counter() - 100
     mixnn.pretrain("digits", out=tmp_path / "late", time_budget="50s", started=began, reporter=QUIET, **small)
     assert "this took 10" in capsys.readouterr().err

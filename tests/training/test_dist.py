@@ -266,7 +266,7 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     [
         (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "start 1 or 3 of them"),
         (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled is for a run on one process"),
-        (["methods"], "only pretrain runs on several processes: type mixnn methods without torchrun"),
+        (["methods"], "only pretrain runs on several processes: run mixnn methods without torchrun"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_once(words: list[str], says: str):

@@ -38,7 +38,7 @@ def test_a_few_epochs_lift_knn_far_above_the_untrained_networks(tmp_path: Path, 
         mixnn.pretrain(
             "digits",
             method=method,
-            set=options,
+            options=options,
             epochs=epochs,
             out=tmp_path / str(epochs),
             reporter=Reporter(quiet=True),

@@ -35,7 +35,7 @@ def train(out: Path, case: str) -> Run:
     name, options = CASES[case]
     known = {row["name"] for row in methods.describe(name)}
     options = {key: value for key, value in OPTIONS.items() if key in known} | options
-    return mixnn.pretrain("digits", method=name, set=options, out=out, reporter=QUIET, **SETTINGS)
+    return mixnn.pretrain("digits", method=name, options=options, out=out, reporter=QUIET, **SETTINGS)
 
 
 def state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -54,7 +54,7 @@ def test_views_follow_the_configuration():
 def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
     newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     tensors["generator"], state["device"], state["step"] = torch.zeros(16, dtype=torch.uint8), "cuda", 4
@@ -66,7 +66,7 @@ def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_diffe
 
 
 def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path: Path):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
     newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     state["data"]["mean"][0] += 0.01
@@ -79,7 +79,7 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
     monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "cache"))
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     photos = mixnn.data.to_folder(images, tmp_path / "photos")
-    small = {"epochs": 1, "batch_size": 8, "device": "cpu", "set": {"hidden": 8, "dim": 8, "support_size": 8}}
+    small = {"epochs": 1, "batch_size": 8, "device": "cpu", "options": {"hidden": 8, "dim": 8, "support_size": 8}}
     run = mixnn.pretrain(photos, out=tmp_path / "run", reporter=QUIET, **small)
     mixnn.pretrain(resume=run.path, reporter=QUIET)
     first, second, aside = photos / "00.png", photos / "01.png", tmp_path / "aside"
@@ -95,7 +95,7 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
 
 
 def test_an_edited_batch_size_does_not_mix_up_steps_and_epochs(tmp_path: Path):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("batch_size: 16", "batch_size: 32"))
     before = (run.path / "metrics.jsonl").read_text()
@@ -106,15 +106,15 @@ def test_an_edited_batch_size_does_not_mix_up_steps_and_epochs(tmp_path: Path):
 
 def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path, monkeypatch, capsys):
     often = SMALL | {"knn_every": 1}
-    quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", set=OPTIONS, reporter=QUIET, **SMALL)
-    whole = mixnn.pretrain("digits", out=tmp_path / "whole", set=OPTIONS, reporter=QUIET, **often)
+    quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", options=OPTIONS, reporter=QUIET, **SMALL)
+    whole = mixnn.pretrain("digits", out=tmp_path / "whole", options=OPTIONS, reporter=QUIET, **often)
     capsys.readouterr()
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory\nand a long explanation")
 
     monkeypatch.setattr("mixnn.training.trainer.knn", fail)
-    failed = mixnn.pretrain("digits", out=tmp_path / "failed", set=OPTIONS, reporter=QUIET, **often)
+    failed = mixnn.pretrain("digits", out=tmp_path / "failed", options=OPTIONS, reporter=QUIET, **often)
     err = " ".join(capsys.readouterr().err.split())
     assert "no kNN reading at step 4: out of memory" in err
     assert "explanation" not in err
@@ -136,7 +136,7 @@ def test_embeddings_that_move_together_are_warned_of_once_and_after_a_resume_too
         return honest(trainer) | {"spread": spreads[max(1, trainer.done // trainer.steps_per_epoch)]}
 
     monkeypatch.setattr(Trainer, "_means", told)
-    run = mixnn.pretrain("digits", out=tmp_path / "run", set=OPTIONS, reporter=QUIET, **settings)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **settings)
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("a collapse may have begun") == 1
     assert "epoch 4: a collapse may have begun. Spread was 0.90 at epoch 2 and is 0.60" in said
@@ -149,9 +149,9 @@ def test_embeddings_that_move_together_are_warned_of_once_and_after_a_resume_too
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_images_that_stay_on_the_host_are_trained_and_read_with_the_same_result(tmp_path: Path, monkeypatch):
     often = SMALL | {"knn_every": 1, "mode": "eager"}
-    there = mixnn.pretrain("digits", out=tmp_path / "there", set=OPTIONS, reporter=QUIET, **often)
+    there = mixnn.pretrain("digits", out=tmp_path / "there", options=OPTIONS, reporter=QUIET, **often)
     monkeypatch.setattr(mixnn.data.ImageSet, "fits", lambda *_: False)
-    host = mixnn.pretrain("digits", out=tmp_path / "host", set=OPTIONS, reporter=QUIET, **often)
+    host = mixnn.pretrain("digits", out=tmp_path / "host", options=OPTIONS, reporter=QUIET, **often)
     for ours, theirs in zip(host.metrics(), there.metrics(), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
         assert ours["knn"] == pytest.approx(theirs["knn"], abs=10)  # of 64 images
@@ -165,10 +165,10 @@ def test_a_name_that_another_process_takes_in_the_meantime_is_not_taken_twice(tm
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             monkeypatch.setattr(training, "Trainer", Trainer)
-            first.append(mixnn.pretrain("digits", set=OPTIONS, reporter=QUIET, **SMALL))
+            first.append(mixnn.pretrain("digits", options=OPTIONS, reporter=QUIET, **SMALL))
 
     monkeypatch.setattr(training, "Trainer", Slow)
-    second = mixnn.pretrain("digits", set=OPTIONS, reporter=QUIET, **SMALL)
+    second = mixnn.pretrain("digits", options=OPTIONS, reporter=QUIET, **SMALL)
     assert [str(run.path) for run in (*first, second)] == ["runs/digits-mnn", "runs/digits-mnn-2"]
 
 
@@ -180,10 +180,10 @@ def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeyp
     monkeypatch.setattr(training, "Trainer", fail)
     for out in ("", "here"):
         with pytest.raises(RuntimeError, match="out of memory"):
-            mixnn.pretrain("digits", out=out, set=OPTIONS, reporter=QUIET, **SMALL)
+            mixnn.pretrain("digits", out=out, options=OPTIONS, reporter=QUIET, **SMALL)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_methods_options_given_as_a_setting_are_refused():
-    with pytest.raises(mixnn.UserError, match="set="):
-        mixnn.pretrain("digits", options={"topk": 1}, reporter=QUIET)
+    with pytest.raises(mixnn.UserError, match=r"use options=\{'topk': "):
+        mixnn.pretrain("digits", topk=1, reporter=QUIET)

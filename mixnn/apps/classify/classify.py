@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,14 +19,14 @@ from mixnn.apps.classify.classifiers import (
 )
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, Encoder, collect, load
-from mixnn.config import UserError, check_int, unknown
+from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
 from mixnn.files import check_free
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
 from mixnn.runs.weights import untrained
 
-__all__ = ["classify", "show"]
+__all__ = ["classify", "show_classify"]
 
 MAX_COMPARED = 2000  # labels up to which the baselines are computed; more would take minutes
 BASELINE_SIDE = 16  # raw pixels are shrunk to this: 768 numbers, about as many as an embedding has
@@ -36,36 +36,46 @@ MAX_CLASSES_SHOWN = 25  # if there are more, those with the lowest accuracy are 
 SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more labels may help little
 
 
+@verb
 def classify(
-    run: str | Path | Run,
-    labels: str | Path = "",
+    run: Annotated[str | Path | Run, RUN],
+    labels: Annotated[str | Path, Param("CSV of file,label; or the word folders, where subfolders are classes")] = "",
     *,
-    source: str | Path = "",
-    apply: str | Path = "",
-    suggest: int = 0,
-    out: str | Path = "",
-    model: str = "auto",
-    seed: int = 0,
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    source: Annotated[str | Path, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
+    new_images: Annotated[
+        str | Path,
+        Param(
+            "images to classify with this classifier, or with the one saved before", flag="--apply", metavar="FOLDER"
+        ),
+    ] = "",
+    suggest: Annotated[int, Param("how many images to name that are most worth labelling", low=0, high=2**32 - 1)] = 0,
+    out: Annotated[str | Path, Param("where all files go [RUN/classifier]", metavar="FOLDER")] = "",
+    model: Annotated[str, Param("kind of classifier [auto: by cross-validation]", choices=("auto", *MODELS))] = "auto",
+    seed: Annotated[int, Param("seed of the folds and of the suggestions", low=0, high=2**32 - 1)] = 0,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Annotated[bool, Param("replace the files in the output folder")] = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Label all images from a CSV of file,label, and say how far to trust it; accuracies are in percent.
 
     `labels`: a CSV, or "folders" where subfolders are classes; names are relative to `source`, by default what the run
-    was trained on. `apply`: new images for the classifier just made, or made earlier. `suggest`: how many images to
+    was trained on. `new_images`: a folder for the classifier just made, or made earlier. `suggest`: how many images to
     name that are most worth labelling, with or without labels. All files go to `out`, by default RUN/classifier.
+
+    Examples:
+        mixnn classify runs/photos labels.csv
+        mixnn classify runs/photos --suggest 20
+        mixnn classify runs/photos --apply ./new
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
-    new_images = apply
-    _check_arguments(run, labels, source, new_images, suggest, folder, model, seed)
+    _check_arguments(run, labels, source, new_images, suggest, folder)
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
-    images = run.images(source, data_dir) if str(labels) or suggest else None
-    others = run.images(new_images, data_dir) if str(new_images) else None
+    images = run.images(source, str(data_dir)) if str(labels) or suggest else None
+    others = run.images(new_images, str(data_dir)) if str(new_images) else None
     encoder = load(run, device, reporter=reporter)
     results: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
     if images is not None:
@@ -76,7 +86,7 @@ def classify(
             for name in unreadable:
                 reporter.warn(f"{name} has a label but cannot be read")
         if suggest and len(given) == len(embeddings):
-            raise UserError("every image has a label, so there is none to suggest: leave out --suggest")
+            raise UserError(f"every image has a label, so there is none to suggest: leave out {setting('suggest')}")
         trained: TrainingResult | None = None
         if given:
             trained = train_classifier(
@@ -107,23 +117,18 @@ def _check_arguments(
     new_images: str | Path,
     suggest: int,
     folder: Path,
-    model: str,
-    seed: int,
 ) -> None:
     """UserError for what is wrong before any work is done."""
     if not (str(labels) or str(new_images) or suggest):
         raise UserError(
-            "nothing to do: give labels (a CSV of file,label), --suggest COUNT (images worth labelling), "
-            "or --apply FOLDER (new images, for a classifier made before)"
+            f"nothing to do: give labels (a CSV of file,label), {setting('suggest', 'COUNT')} (images to label), "
+            f"or {setting('new_images', 'FOLDER')} (new images, for a classifier made before)"
         )
     if str(new_images) and str(source) and not (str(labels) or suggest):
-        raise UserError("--source is the folder of the labelled images: for new images, use --apply alone")
-    if model not in ("auto", *MODELS):
-        raise unknown("model", model, ("auto", *MODELS))
-    for name, value in (("suggest", suggest), ("seed", seed)):
-        check_int(name, value, 0, 2**32 - 1)
+        alone = f"for new images, use {setting('new_images')} alone"
+        raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: --out takes a folder")
+        raise UserError(f"{folder} is a file: {setting('out')} takes a folder")
     if str(labels) and Path(labels).resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
     if str(new_images) and not str(labels):
@@ -178,7 +183,7 @@ def baselines(
 # --- what is printed ---
 
 
-def show(results: dict[str, Any]) -> None:
+def show_classify(results: dict[str, Any]) -> None:
     """Print the results of `classify`: accuracy first, tables, then advice and the files."""
     if "classifier" in results:
         _show_accuracy(results)

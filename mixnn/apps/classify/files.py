@@ -20,7 +20,7 @@ import numpy as np
 
 from mixnn.apps.classify.classifiers import Classifier, Scaler, Setting
 from mixnn.apps.embed import Embeddings, Encoder
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.data import Images
 from mixnn.data import labels as data_labels
 from mixnn.files import write_atomically
@@ -100,7 +100,7 @@ def read_suggested(folder: Path) -> list[str]:
     except (OSError, ValueError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{path} is not a list of suggested images: move it away, or use another --out")
+        raise UserError(f"{path} is not a list of suggested images: move it away, or use another {setting('out')}")
     return names
 
 

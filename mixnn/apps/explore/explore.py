@@ -6,6 +6,7 @@ import warnings
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import SERVED_SIDE, Server
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
-from mixnn.config import UserError, check_int
+from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
@@ -31,23 +32,28 @@ __all__ = ["explore"]
 USE_SERVE = "Use mixnn explore --serve to see the images themselves."
 
 
+@verb
 def explore(
-    run: str | Path | Run,
-    source: str | Path | Sequence[str | Path] = "",
+    run: Annotated[str | Path | Run, RUN],
+    source: Annotated[
+        str | Path | Sequence[str | Path], Param("folder, images or data set [what the run was trained on]")
+    ] = "",
     *,
-    out: str | Path = "",
-    serve: bool = False,
-    port: int = 0,
-    labels: str | Path = "",
-    layout: str = "auto",
-    neighbors: int = 10,
-    max_images: int = 50_000,
-    thumb: int = 0,
-    seed: int = 0,
-    open: bool = False,
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
+    serve: Annotated[bool, Param("serve it on a local address instead, until Ctrl-C")] = False,
+    port: Annotated[int, Param("port of that address [any that is free]", low=0, high=2**16 - 1)] = 0,
+    labels: Annotated[
+        str | Path, Param("folders, a CSV of file,label, or none [the run's own labels]", metavar="LABELS")
+    ] = "",
+    layout: Annotated[str, Param("how to lay out the map", choices=layouts.LAYOUTS)] = "auto",
+    neighbors: Annotated[int, Param("neighbors to show per image", low=1)] = 10,
+    max_images: Annotated[int, Param("most images on the map; of more, a random sample", low=2)] = 50_000,
+    thumb: Annotated[int, Param("side of the thumbnails in pixels; 0: as large as fits", low=0, high=MAX_SIDE)] = 0,
+    seed: Annotated[int, Param("seed of the map", low=0, high=2**32 - 1)] = 0,
+    browser: Annotated[bool, Param("open the page in the browser", flag="--open")] = False,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Annotated[bool, Param("replace the output file if it exists")] = False,
     reporter: Reporter | None = None,
 ) -> Path | None:
     """Writes one HTML file with a map of all images (default: RUN/explore.html), or serves it until Ctrl-C.
@@ -57,13 +63,17 @@ def explore(
     layout: auto (t-SNE; above 4,000 images, t-SNE of 4,000 and the others next to their neighbors), tsne (of all
     images) or pca.
     thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
+
+    Examples:
+        mixnn explore runs/photos --open
+        mixnn explore runs/photos ./new --serve
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
     target = Path(out).expanduser() if str(out) else None
-    _check_options(target, serve, port, layout, neighbors, max_images, thumb, seed)
+    _check_options(target, serve, thumb)
     if target:
         check_writable(target, overwrite)
-    images = run.images(source, data_dir, hint=f"use {run.typed('explore')} FOLDER")
+    images = run.images(source, str(data_dir), hint=f"use {run.typed('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
     embedded = collect(run, images, device=device, reporter=reporter)
     sample = _sample(embedded, max_images, seed)
@@ -73,26 +83,19 @@ def explore(
         data.notes.append(f"The map shows {len(sample):,} of {plural(len(embedded), 'image')}, chosen at random.")
     thumbnails = Thumbnails(images.rows([images.position[name] for name in sample.names]))
     if serve:
-        _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), open, reporter)
+        _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), browser, reporter)
         return None
-    return _write(data, thumbnails, target or run.path / "explore.html", thumb, open, reporter)
+    return _write(data, thumbnails, target or run.path / "explore.html", thumb, browser, reporter)
 
 
-def _check_options(
-    out: Path | None, serve: bool, port: int, layout: str, neighbors: int, max_images: int, thumb: int, seed: int
-) -> None:
-    check_int("seed", seed, 0, 2**32 - 1)
-    layouts.check(layout)
+def _check_options(out: Path | None, serve: bool, thumb: int) -> None:
     if out and serve:
-        raise UserError("--out writes a file and --serve writes none: use only one of them")
+        raise UserError(f"{setting('out')} writes a file and {setting('serve')} writes none: use only one of them")
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{out} would be a web page: use a name that ends in .html")
-    if neighbors < 1 or max_images < 2:
-        raise UserError("neighbors must be at least 1, and max_images at least 2")
     if thumb and not MIN_SIDE <= thumb <= MAX_SIDE:
-        raise UserError(f"thumb={thumb}: use a side from {MIN_SIDE} to {MAX_SIDE} pixels, or 0 to choose it")
-    if not 0 <= port < 2**16:
-        raise UserError(f"port={port}: use a number from 1 to 65535, or 0 for any free port")
+        side = f"a side from {MIN_SIDE} to {MAX_SIDE} pixels, or 0 to choose it"
+        raise UserError(f"{setting('thumb', thumb)}: use {side}")
 
 
 def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Images) -> dict[str, str]:
@@ -105,9 +108,9 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
     if not labels:
         return images.labels
     if labels == FOLDERS and images.labels:
-        raise UserError(f"{data} has its own labels: leave --labels out, or give a CSV of file,label")
+        raise UserError(f"{data} has its own labels: leave out {setting('labels')}, or give a CSV of file,label")
     if labels == FOLDERS and (not isinstance(data, str | Path) or not Path(data).expanduser().is_dir()):
-        raise UserError("--labels folders needs a folder of images: give a CSV of file,label instead")
+        raise UserError(f"{setting('labels', 'folders')} needs a folder of images: give a CSV of file,label instead")
     return read_labels(labels, images.names, images.has_splits)
 
 
@@ -163,8 +166,8 @@ def purity(index: np.ndarray, labels: np.ndarray) -> float:
     return 100 * float(same.sum()) / max(1, int(pairs.sum()))
 
 
-def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, show: bool, reporter: Reporter) -> Path:
-    """The page as one file, opened in the browser if `show`."""
+def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, browser: bool, reporter: Reporter) -> Path:
+    """The page as one file, opened in the browser if asked."""
     room = (page.MAX_BYTES - len(page.render(data))) * 3 / 4  # base64 takes four letters for three bytes
     side = thumb or thumbnails.largest_side(room)
     if not side:
@@ -178,20 +181,20 @@ def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, show: b
     write_atomically(out, text)
     size = f"{len(text) / 1e6:.1f} MB"
     if len(text) > page.MAX_BYTES * 1.05:
-        reporter.warn(f"{out} has {size}, which may be slow in a browser: leave thumb out, or use --serve")
+        reporter.warn(f"{out} has {size}, which may be slow in a browser: leave thumb out, or serve it")
     reporter.info(f"{plural(len(data), 'image')} in {out}, {size}: open it in a browser")
-    if show:
+    if browser:
         webbrowser.open(out.resolve().as_uri())
     return out
 
 
-def _serve(data: MapData, thumbnails: Thumbnails, port: int, side: int, show: bool, reporter: Reporter) -> None:
-    """The page on a local address until Ctrl-C, opened in the browser if `show`."""
+def _serve(data: MapData, thumbnails: Thumbnails, port: int, side: int, browser: bool, reporter: Reporter) -> None:
+    """The page on a local address until Ctrl-C, opened in the browser if asked."""
     with Server(page.render(data, side, served=True), thumbnails, port, side) as server:
         reporter.info(f"{plural(len(data), 'image')} at {server.url}, on this machine only; press Ctrl-C to stop")
         if reporter.quiet:
             print(server.url, flush=True)  # the result, like the name of a file
-        if show:
+        if browser:
             webbrowser.open(server.url)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about odd metadata of images that could be embedded

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from mixnn.apps.projection import COMPONENTS, principal, tsne
-from mixnn.config import unknown
 from mixnn.evaluation.neighbors import nearest
 
 LAYOUTS = ("auto", "tsne", "pca")
@@ -40,11 +39,6 @@ class Layout(NamedTuple):
 
     points: np.ndarray  # float32 (N, 2), within -1..1
     name: str
-
-
-def check(how: str) -> None:
-    if how not in LAYOUTS:
-        raise unknown("layout", how, LAYOUTS)
 
 
 def lay_out(vectors: np.ndarray, how: str, seed: int, device: torch.device) -> Layout:

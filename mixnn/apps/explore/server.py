@@ -12,7 +12,7 @@ from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mixnn.apps.thumbnails import Thumbnails, preview
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 
 SERVED_SIDE = 128  # default side of the thumbnails
 LONGEST = 1600  # longest side of /image/N in pixels
@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             raise UserError(
-                f"cannot listen on port {port}: {error.strerror}; without --port a free one is chosen"
+                f"cannot listen on port {port}: {error.strerror}; without {setting('port')} a free one is chosen"
             ) from None
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -17,7 +17,7 @@ from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES, judge
-from mixnn.config import UserError
+from mixnn.config import DataDir, Device, Overwrite, Param, UserError, verb
 from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
@@ -30,25 +30,31 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SCRIPTS = ("dom.js", "curves.js", "map.js", "neighbors.js", "page.js")
 
 
+@verb
 def report(
-    runs: str | Path | Run | Sequence[str | Path | Run],
-    out: str | Path = "report.html",
+    runs: Annotated[
+        str | Path | Run | Sequence[str | Path | Run], Param("run folders; several are compared", metavar="run")
+    ],
+    out: Annotated[str | Path, Param("the page", flag="--out", metavar="FILE")] = "report.html",
     *,
-    device: str = "auto",
-    data_dir: str | Path = "",
-    images: int = 500,
-    overwrite: bool = False,
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    images: Annotated[int, Param("images on the map; 0: show no images", low=0, high=MAX_IMAGES)] = 500,
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> Path:
-    """Writes a page about these run folders. `images` is the number of images on the map; 0 leaves images out."""
+    """Writes a page about these run folders. `images` is the number of images on the map; 0 leaves images out.
+
+    Examples:
+        mixnn report runs/photos
+        mixnn report runs/photos runs/photos-2 --out compared.html
+    """
     reporter, where = reporter or Reporter(), pick_device(device)
     runs = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not runs:
         raise UserError("report needs at least one run folder; `mixnn pretrain` makes one")
     if len(runs) > len(LETTERS):
         raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
-    if not 0 <= images <= MAX_IMAGES:
-        raise UserError(f"images={images}: images must be from 0 to {MAX_IMAGES}")
     out = Path(out).expanduser()
     check_writable(out, overwrite)
     loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]

@@ -9,14 +9,14 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from mixnn.apps.embed import collect, load
-from mixnn.apps.search import output, similarity
+from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
-from mixnn.config import UserError, unknown
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images
 from mixnn.files import check_writable, write_atomically
@@ -42,21 +42,28 @@ class QueryImage:
     from_folder: bool = False  # found in a folder that was given, so it may be left out if it cannot be read
 
 
+@verb
 def search(
-    run: str | Path | Run,
-    query: Query = "",
+    run: Annotated[str | Path | Run, RUN],
+    query: Annotated[Query, Param("images to look for: files, a folder of them, or names in the source")] = "",
     *,
-    source: str | Path | Sequence[str | Path] = "",
-    topk: int = 10,
-    duplicates: bool = False,
-    outliers: bool = False,
-    threshold: float | None = None,
-    method: str = "auto",
-    format: str = "terminal",
-    out: str | Path = "",
-    device: str = "auto",
-    data_dir: str = "",
-    overwrite: bool = False,
+    source: Annotated[
+        str | Path | Sequence[str | Path],
+        Param("folder, images or data set to search in [what the run was trained on]", metavar="FOLDER"),
+    ] = "",
+    topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
+    duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
+    outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
+    threshold: Annotated[
+        float | None,
+        Param("cosine from which images count as duplicates [chosen]", low=0.001, high=1, metavar="COSINE"),
+    ] = None,
+    method: Annotated[str, Param("how to search", choices=("auto", *METHODS))] = "auto",
+    output: Annotated[str, Param("how to show the results", choices=FORMATS, flag="--format")] = "terminal",
+    out: Annotated[str | Path, Param("write the results here; a page needs a file", metavar="FILE")] = "",
+    device: Device = "auto",
+    data_dir: DataDir = "",
+    overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """The `topk` images of `source` most similar to each query, by cosine. Default source: the run's training data.
@@ -65,20 +72,25 @@ def search(
     image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
     `outliers` the `topk` images least similar to their neighbors. Prints the result as terminal text, JSON or HTML, or
     writes it to `out`; returns it as plain values.
+
+    Examples:
+        mixnn search runs/photos cat.jpg
+        mixnn search runs/photos cat.jpg dog.jpg --source ./new --format html
+        mixnn search runs/photos --duplicates
     """
     kind = _kind(query, duplicates, outliers)
-    _check_options(kind, topk, threshold, method, format)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if format == "html" else ""
+    _check_options(kind, threshold, method)
+    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if output == "html" else ""
     if out:
         check_writable(out, overwrite)
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
-    images = run.images(source, data_dir)
+    images = run.images(source, str(data_dir))
     if kind == "nearest":
         check_query(query, images.position)  # find a typo before an hour of embedding
     embeddings = collect(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
-        raise UserError(f"--{kind} needs at least two images, but only one in {images.title} can be read")
+        raise UserError(f"{setting(kind, True)} needs at least two images, but only one in {images.title} can be read")
     queries: list[QueryImage] = []
     if kind == "nearest":
         queries, vectors = encode_queries(find_queries(query, images, names), bank, run, device, reporter)
@@ -89,10 +101,10 @@ def search(
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
-    if format == "html":
-        text = output.page(result, images, [query.path for query in queries])
+    if output == "html":
+        text = render.page(result, images, [query.path for query in queries])
     else:
-        text = json.dumps(result, indent=1) if format == "json" else output.terminal(result)
+        text = json.dumps(result, indent=1) if output == "json" else render.terminal(result)
     if out:
         write_atomically(Path(out), (text + "\n").encode())
     print(out or text)
@@ -103,25 +115,18 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     has_query = isinstance(query, Path) or len(query) > 0
     kinds = [k for k, on in (("nearest", has_query), ("duplicates", duplicates), ("outliers", outliers)) if on]
     if len(kinds) != 1:
-        raise UserError("give exactly one of: an image or a folder to search for, --duplicates, --outliers")
+        others = f"{setting('duplicates', True)}, {setting('outliers', True)}"
+        raise UserError(f"give exactly one of: an image or a folder to search for, {others}")
     return kinds[0]
 
 
-def _check_options(kind: str, topk: int, threshold: float | None, method: str, form: str) -> None:
-    if form not in FORMATS:
-        raise unknown("format", form, FORMATS)
-    if method not in ("auto", *METHODS):
-        raise unknown("method", method, ("auto", *METHODS))
+def _check_options(kind: str, threshold: float | None, method: str) -> None:
     if method == "faiss":
         if kind != "nearest":
-            raise UserError(f"--method faiss works with a query, not with --{kind}")
+            raise UserError(f"{setting('method', 'faiss')} works with a query, not with {setting(kind, True)}")
         check_faiss()
-    if topk < 1:
-        raise UserError(f"topk={topk}: topk must be at least 1")
     if threshold is not None and kind != "duplicates":
-        raise UserError("--threshold works only with --duplicates")
-    if threshold is not None and not 0 < threshold <= 1:
-        raise UserError(f"threshold={threshold:g}: use a cosine above 0 and at most 1, such as 0.99")
+        raise UserError(f"{setting('threshold')} works only with {setting('duplicates', True)}")
 
 
 def check_query(query: Query, names: Collection[str]) -> list[str | Path]:

@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.evaluation import neighbors
 
 METHODS = ("exact", "faiss")  # matrix products are faster than faiss's flat search at every size (notes/log.md)
@@ -70,7 +70,9 @@ def check_faiss() -> None:
     try:
         import faiss  # noqa: F401
     except ImportError:
-        raise UserError("faiss is not installed: use pip install faiss-cpu, or --method exact") from None
+        raise UserError(
+            f"faiss is not installed: run pip install faiss-cpu, or use {setting('method', 'exact')}"
+        ) from None
 
 
 def near_duplicates(

@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mixnn.apps import projection
-from mixnn.config import UserError
+from mixnn.config import UserError, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.evaluation.features import features
@@ -33,7 +33,9 @@ def tsne(finished: FinishedRuns) -> Drawing:
     """One panel per run folder that was given."""
     runs = [run for run in finished.folders if list_checkpoints(run.path / "checkpoints")]
     if not runs:
-        raise CannotDraw(f"it needs a run folder on {finished.data_name} with a checkpoint: use --run RUN")
+        raise CannotDraw(
+            f"it needs a run folder on {finished.data_name} with a checkpoint: use {setting('runs', 'RUN')}"
+        )
     if len(runs) > MAX_PANELS:
         raise CannotDraw(f"{len(runs)} run folders are too many: give at most {MAX_PANELS}")
     try:

@@ -1,0 +1,166 @@
+"""A verb as a command: positionals, flags and help from the signature of its function."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import shlex
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown
+
+QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
+JSON = Parameter("json", bool, Param("print the results as JSON"), False)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in this project's manner: what is wrong, and where to read what is valid."""
+
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message}\n`{self.prog} --help` lists what is valid")
+
+
+class Command:
+    """One verb: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
+
+    def __init__(self, name: str, where: str, summary: str) -> None:
+        module, _, function = where.partition(":")
+        home = importlib.import_module(module)
+        self.name, self.function, self.show = name, getattr(home, function), getattr(home, f"show_{function}", None)
+        self.known = parameters(self.function)
+        self.supplied = inspect.signature(self.function).parameters.keys() - self.known.keys()
+        extra = [JSON] * bool(self.show) + [QUIET] * ("reporter" in self.supplied)
+        self.parameters = [*self.known.values(), *extra]
+        self.parser = Parser(
+            prog=f"mixnn {name}",
+            usage=self._usage(),
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=_examples(self.function),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for parameter in self.parameters:
+            _add(self.parser, parameter)
+
+    def _usage(self) -> str:
+        words = []
+        for p in self.parameters:
+            if p.positional:
+                word = _metavar(p) + " ..." * _is_several(p)
+                words.append(word if p.default is inspect.Parameter.empty else f"[{word}]")
+        return " ".join(["mixnn", self.name, *words, "[options]"])
+
+    def flags(self) -> list[str]:
+        return [flag_of(parameter) for parameter in self.parameters if not parameter.positional]
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """Arguments by Python name, as typed: the function checks and converts them. Flags may stand anywhere."""
+        found, rest = self.parser.parse_known_intermixed_args(words)
+        for word in rest:
+            if word.startswith("-") and os.path.exists(word):
+                raise UserError(f"{word} looks like an option: use ./{word} for the file")
+            if word.startswith("-"):
+                raise self._unknown_flag(word.partition("=")[0], getattr(found, "method", "mnn"))
+        if rest:
+            raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {self.name} --help` lists what is valid")
+        given = {name: self._value(name, value) for name, value in vars(found).items()}
+        settings = given.pop("settings", {})
+        for name in settings.keys() & (self.known.keys() | self.supplied):
+            raise UserError(f"{name} is not a setting of a run: `mixnn {self.name} --help` says how to give it")
+        return given | settings
+
+    def _value(self, name: str, value: Any) -> Any:
+        parameter = self.known.get(name)
+        if parameter is None or not isinstance(value, list):
+            return value
+        if _is_pairs(parameter):
+            return dict(_pair(text, flag_of(parameter)) for text in value)
+        return value[0] if len(value) == 1 and str in kinds_of(parameter.hint) else value
+
+    def _unknown_flag(self, flag: str, method: str) -> UserError:
+        if "--set" in self.flags():
+            from mixnn.training.configure import check_setting
+
+            check_setting(flag.lstrip("-").replace("-", "_"), method)
+        return unknown(f"option of {self.name}", flag, [*self.flags(), "--help"])
+
+    def __call__(self, given: dict[str, Any], quiet: bool, command: str, started: float) -> Any:
+        from mixnn.progress import Reporter
+
+        internal = {"reporter": Reporter(quiet), "command": command, "started": started}
+        return self.function(**given, **{name: value for name, value in internal.items() if name in self.supplied})
+
+    def spell(self, name: str, value: Any, of_method: bool) -> str:
+        """How messages name a setting to those who typed this verb."""
+        text = "..." if value is None else shlex.quote(str(value))
+        if of_method or name not in self.known:
+            flag = "--set" if of_method else "--setting"
+            takes = flag in self.flags() and (of_method or name in fields_of(Config))
+            return f"{flag} {name}={text}" if takes else in_python(name, value, False)
+        if self.known[name].positional:
+            return name.upper() if value is None else text
+        flag = flag_of(self.known[name])
+        return flag if value is None or isinstance(value, bool) else f"{flag} {text}"
+
+
+def flag_of(parameter: Parameter) -> str:
+    return parameter.param.flag or f"--{'no-' * (parameter.default is True)}{parameter.name.replace('_', '-')}"
+
+
+def _is_pairs(parameter: Parameter) -> bool:
+    return any(typing.get_origin(kind) is dict for kind in kinds_of(parameter.hint))
+
+
+def _is_several(parameter: Parameter) -> bool:
+    """Whether more than one word may be given: several positionals, or a flag that is repeated."""
+    kinds = [kind for kind in kinds_of(parameter.hint) if typing.get_origin(kind) is not None]
+    return _is_pairs(parameter) or any(typing.get_args(kind) != (int,) for kind in kinds)
+
+
+def _metavar(parameter: Parameter) -> str:
+    if parameter.param.metavar or parameter.param.choices:
+        return parameter.param.metavar or "{" + ",".join(parameter.param.choices) + "}"
+    numbers = {int: "INT", float: "FLOAT"}
+    return parameter.name if parameter.positional else numbers.get(kinds_of(parameter.hint)[0], parameter.name.upper())
+
+
+def _add(parser: Parser, parameter: Parameter) -> None:
+    default = parameter.default
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    silent = shown in ("", None, inspect.Parameter.empty) or isinstance(shown, bool) or "[" in parameter.param.help
+    text = parameter.param.help + ("" if silent else f" [{shown}]") + "; may be repeated" * _is_repeated(parameter)
+    about: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if parameter.hint is bool:
+        about["action"] = "store_false" if default is True else "store_true"
+    else:
+        about["metavar"] = _metavar(parameter)
+    if _is_repeated(parameter):
+        about["action"] = "append"
+    if not parameter.positional:
+        parser.add_argument(flag_of(parameter), dest=parameter.name, **about)
+        return
+    required = default is inspect.Parameter.empty
+    nargs = ("+" if required else "*") if _is_several(parameter) else None if required else "?"
+    parser.add_argument(parameter.name, nargs=nargs, **about)
+
+
+def _is_repeated(parameter: Parameter) -> bool:
+    return _is_several(parameter) and not parameter.positional
+
+
+def _pair(text: str, flag: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        example = {"--set": "topk=5"}.get(flag, "epochs=20")
+        raise UserError(f"{flag} {text}: write it as NAME=VALUE, as in {flag} {example}")
+    return name, value
+
+
+def _examples(function: Any) -> str | None:
+    """The lines below "Examples:" in the function's docstring."""
+    _, found, lines = (inspect.getdoc(function) or "").partition("Examples:\n")
+    return f"examples:\n{inspect.cleandoc(lines)}".replace("\n", "\n  ") if found else None
