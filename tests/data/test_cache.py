@@ -97,19 +97,18 @@ def test_a_place_that_cannot_be_written_is_no_obstacle(folder, monkeypatch, tmp_
 
 
 def _decode(folder, start):
-    while time.time() < start:
-        pass
+    start.wait()
     cache.decoded(folder, names(folder), 8)
 
 
 def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
     context = multiprocessing.get_context("fork")
-    start = time.time() + 0.3
+    start = context.Barrier(2)
     workers = [context.Process(target=_decode, args=(folder, start)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
     (entry,) = entries(tmp_path)
     assert len(json.loads((entry / "facts.json").read_text())) == 7
