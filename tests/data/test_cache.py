@@ -97,18 +97,19 @@ def test_a_place_that_cannot_be_written_is_no_obstacle(folder, monkeypatch, tmp_
 
 
 def _decode(folder, start):
-    start.wait()
+    while time.time() < start:
+        pass
     cache.decoded(folder, names(folder), 8)
 
 
 def test_two_at_once_keep_one_whole_entry(folder, tmp_path):
     context = multiprocessing.get_context("fork")
-    start = context.Barrier(2)
+    start = time.time() + 0.3
     workers = [context.Process(target=_decode, args=(folder, start)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join()
+        worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0]
     (entry,) = entries(tmp_path)
     assert len(json.loads((entry / "facts.json").read_text())) == 7
