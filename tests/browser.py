@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-WAIT = 60.0  # seconds; enough for anything on a busy machine
+WAIT = 300.0  # seconds; enough for anything on a busy machine
 
 
 def find_browser() -> str | None:

@@ -24,7 +24,7 @@ def test_what_another_process_holds_is_refused_until_it_is_killed(tmp_path: Path
     ready = FORKS.Event()
     other = FORKS.Process(target=hold, args=(tmp_path, ready), daemon=True)
     other.start()
-    assert ready.wait(60)
+    assert ready.wait(600)
     with pytest.raises(UserError, match="another process is training"), lock_run(tmp_path):
         pytest.fail("two processes have it")
     os.kill(other.pid, signal.SIGKILL)

@@ -14,6 +14,9 @@ DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead every
 FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
 STEP_FILES = ("dist", "augment", "functional", "diagnostics", "nn/", "methods/", "training/step.py")
 STEP_PATH = [file for file in FILES if file.startswith(STEP_FILES)]
+CORE = ORDER[: ORDER.index("apps")]
+OUTSIDE_CORE = {"mixnn.apps", "mixnn.paper", "matplotlib", "sklearn", "scipy"}
+DATA_OF_OTHERS = "data/digits.py"  # scikit-learn holds the digits
 HOST_READS = {"item", "cpu", "tolist", "numpy", "cuda", "nonzero", "synchronize"}
 
 
@@ -49,6 +52,15 @@ def to_the_right(file: str, tree: ast.AST) -> list[str]:
     return wrong
 
 
+def not_for_the_core(file: str, tree: ast.AST) -> list[str]:
+    """Imports of this file that belong to apps and paper, if it is one of the core."""
+    if home(file) not in CORE:
+        return []
+    banned = OUTSIDE_CORE - ({"sklearn"} if file == DATA_OF_OTHERS else set())
+    found = [(line, name) for name, line in imports(tree) if any(f"{name}.".startswith(f"{b}.") for b in banned)]
+    return [f"{file}:{line} imports {name}" for line, name in found]
+
+
 def host_reads(tree: ast.AST, exempt: tuple[str, ...] = ()) -> list[str]:
     """Calls that make the host wait for the device or speak, outside the functions named."""
     found = []
@@ -68,21 +80,28 @@ def test_every_module_has_its_place_in_the_order():
     assert {home(file) for file in FILES if file not in DOORS} <= set(ORDER)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file not in DOORS])
-def test_imports_point_left(file):
-    assert to_the_right(file, FILES[file]) == []
+def test_imports_point_left():
+    assert [each for file, tree in FILES.items() if file not in DOORS for each in to_the_right(file, tree)] == []
 
 
-@pytest.mark.parametrize("file", STEP_PATH)
-def test_nothing_on_the_steps_path_reads_from_the_device_or_prints(file):
+def test_the_core_needs_neither_apps_nor_paper_nor_their_libraries():
+    assert [each for file, tree in FILES.items() for each in not_for_the_core(file, tree)] == []
+
+
+def test_nothing_on_the_steps_path_reads_from_the_device_or_prints():
     # The one place where the host waits, and what processes settle on the host.
-    exempt = {"training/step.py": ("means", "restore"), "dist.py": ("all_max",)}.get(file, ())
-    assert host_reads(FILES[file], exempt) == []
+    exempt = {"training/step.py": ("means", "restore"), "dist.py": ("all_max",)}
+    assert [f"{file}, {each}" for file in STEP_PATH for each in host_reads(FILES[file], exempt.get(file, ()))] == []
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_torchvision_and_timm_are_not_needed(file):
-    assert not [name for name, _ in imports(FILES[file]) if name.split(".")[0] in ("torchvision", "timm")]
+def test_torchvision_and_timm_are_not_needed():
+    found = [(file, name) for file, tree in FILES.items() for name, _ in imports(tree)]
+    assert [each for each in found if each[1].split(".")[0] in ("torchvision", "timm")] == []
+
+
+def test_the_rules_look_at_files_that_are_there():
+    assert all(any(file.startswith(start) for file in FILES) for start in STEP_FILES)
+    assert {DATA_OF_OTHERS, "training/step.py", "dist.py"} <= FILES.keys()
 
 
 @pytest.mark.parametrize(
@@ -100,6 +119,24 @@ def test_torchvision_and_timm_are_not_needed(file):
 )
 def test_the_import_rule_sees_every_form(source, wrong):
     assert bool(to_the_right("nn/encoder.py", ast.parse(source))) == wrong
+
+
+@pytest.mark.parametrize(
+    "file, source, wrong",
+    [
+        ("evaluation/knn.py", "from mixnn.apps.embed import embed", True),
+        ("evaluation/knn.py", "from mixnn import paper", True),
+        ("functional.py", "def f():\n    from scipy.stats import t", True),
+        ("device.py", "import matplotlib.pyplot as plt", True),
+        ("data/cifar.py", "from sklearn.datasets import load_digits", True),
+        ("data/digits.py", "from sklearn.datasets import load_digits", False),
+        ("data/digits.py", "import scipy", True),
+        ("apps/demo.py", "import sklearn, scipy, matplotlib\nfrom mixnn.apps import embed", False),
+        ("training/step.py", "import scipyish\nfrom mixnn.nn.resnet import ResNet", False),
+    ],
+)
+def test_the_rule_of_the_core_sees_every_form(file, source, wrong):
+    assert bool(not_for_the_core(file, ast.parse(source))) == wrong
 
 
 @pytest.mark.parametrize(

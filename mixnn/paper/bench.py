@@ -152,9 +152,9 @@ def _one_method(
     about = {k: getattr(config, k) for k in ("method", "backbone", "image_size", "batch_size")}
     result = {"config": about, "environment": environment(where)} | measured
     result["share_by_kernel"] = _share_by_kernel(advance, where)
-    result["tflops"] = round(result["gflop_per_step"] / result["ms_per_step"], 2)
-    result["matmul_tflops"] = round(_matmul_tflops(where), 2)
-    result["share_of_ceiling"] = round(result["tflops"] / result["matmul_tflops"], 3)
+    tflops, ceiling = result["gflop_per_step"] / result["ms_per_step"], _matmul_tflops(where)
+    result |= {"tflops": round(tflops, 2), "matmul_tflops": round(ceiling, 2)}
+    result["share_of_ceiling"] = round(tflops / ceiling, 3)
     if baseline:
         reporter.info("timing the plain loop: eager PyTorch, Pillow in a DataLoader")
         result["plain_loop"] = time_baseline(

@@ -79,7 +79,8 @@ def read_backbone(path: str | Path, config: Config) -> nn.Module:
         smaller = f"{setting('image_size', IMAGENET_STEM - 1)} or less"
         raise UserError(
             f"{path} has a {kernel}x{kernel} conv1, but images of {config.image_size} pixels need {needed}x{needed}\n"
-            f"use {larger if kernel > needed else smaller}, or weights of a {architecture} whose conv1 is {needed}x{needed}"
+            f"use {larger if kernel > needed else smaller}, "
+            f"or weights of a {architecture} whose conv1 is {needed}x{needed}"
         )
     load_weights(backbone, weights, str(path))
     return backbone

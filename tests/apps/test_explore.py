@@ -262,6 +262,21 @@ def test_principal_components_are_those_of_an_svd_with_fixed_signs():
     np.testing.assert_allclose(principal(x, 2), centred @ axes, atol=1e-5)
 
 
+@pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
+def test_a_solver_that_turns_the_components_round_changes_no_sign(
+    signs: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+):
+    x = blobs(50)[0]
+    want, eigh = principal(x, 2), np.linalg.eigh
+
+    def turned(square: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        values, vectors = eigh(square)
+        return values, np.concatenate([vectors[:, :-2], vectors[:, -2:] * signs[::-1]], axis=1)
+
+    monkeypatch.setattr(np.linalg, "eigh", turned)
+    np.testing.assert_array_equal(principal(x, 2), want)
+
+
 def test_clusters_are_the_separated_classes_largest_first():
     x, labels = blobs(90)
     keep = (labels != 2) | (np.arange(90) < 30)
@@ -389,7 +404,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
     try:
         connection.putrequest(method, path, skip_host="Host" in headers)
         for name, value in headers.items():
@@ -475,7 +490,7 @@ def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
                 threading.Thread(target=self.visit).start()
 
         def visit(self) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
             connection.request("GET", "/")
             self.page = connection.getresponse().read()
             connection.close()
@@ -487,7 +502,7 @@ def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == f"http://127.0.0.1:{reporter.port}/\n"  # even when quiet
     assert reporter.messages[-1] == "stopped"
     with pytest.raises(ConnectionRefusedError):
-        http.client.HTTPConnection("127.0.0.1", reporter.port, timeout=5).request("GET", "/")
+        http.client.HTTPConnection("127.0.0.1", reporter.port, timeout=300).request("GET", "/")
 
 
 # The page in a browser

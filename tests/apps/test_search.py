@@ -441,7 +441,7 @@ def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
     out = given.root / "browser.html"
     quietly(given.run, [given.folder / name for name in NAMES], topk=3, output="html", out=out)
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={given.root / 'profile'}"]
-    dom = subprocess.run([*words, "--dump-dom", out.as_uri()], capture_output=True, text=True, timeout=60).stdout
+    dom = subprocess.run([*words, "--dump-dom", out.as_uri()], capture_output=True, text=True, timeout=600).stdout
     assert "<title>Nearest images</title>" in dom
     assert f"<bdi>{given.folder}/{ODD}</bdi>".replace("<img", "&lt;img").replace("'>", "'&gt;") in dom
     assert dom.count("<img ") == 6 * 4

@@ -6,9 +6,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import matplotlib.pyplot
@@ -30,6 +27,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.training.configure import configure
 from mixnn.training.trainer import Trainer
+from tests.command import command
 
 QUIET = Reporter(quiet=True)
 SMALL = {"epochs": 2, "limit": 128, "knn_every": 0, "batch_size": 32}
@@ -641,31 +639,35 @@ COMMAND = [
 ]  # fmt: skip
 
 
-def command(folder, wait=True):
-    words = [sys.executable, "-m", "mixnn", *COMMAND]
-    environment = {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "PATH": ""}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(words, cwd=folder, env=environment, **pipes)
-    return process.communicate(timeout=300)[0] if wait else process
+def stop_in_the_second_run() -> None:
+    """Sends SIGTERM in the middle of the second run that the process trains."""
+    original, begun = Trainer._one_step, []
+
+    def one_step(self: Trainer) -> None:
+        begun.extend([self] * (self.done == 0))
+        if len(begun) == 2 and self.done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self)
+
+    Trainer._one_step = one_step
 
 
-def test_interrupted_and_repeated_it_ends_with_the_same_table(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
-    broken.mkdir()
-    want = json.loads(command(whole))
-    process = command(broken, wait=False)
-    deadline = time.monotonic() + 120
-    while not list(broken.glob("results/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)  # after the first of four runs, somewhere in the second
-    process.communicate(timeout=60)
-    done = len(list(broken.glob("results/*.json")))
-    assert 1 <= done < 4
-    first = {path: path.stat().st_mtime_ns for path in broken.glob("results/*.json")}
-    assert json.loads(command(broken)) == want
-    assert all(path.stat().st_mtime_ns == when for path, when in first.items())  # not run again
-    assert len(list(broken.glob("results/*.json"))) == 4
+def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path, monkeypatch):
+    def results(folder):
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / folder).glob("results/*.json")}
+
+    def reproduce(folder, **fault):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        return command(*COMMAND, **fault)
+
+    want = json.loads(reproduce("whole").out)
+    assert reproduce("broken", fault=stop_in_the_second_run).code == 128 + signal.SIGTERM
+    first = results("broken")
+    assert len(first) == 1
+    assert json.loads(reproduce("broken").out) == want
+    assert first.items() <= results("broken").items(), "what was there is not run again"
+    assert len(results("broken")) == 4
     for row in want["rows"]:
         assert row["linear"]["n"] == row["knn"]["n"] == 2
 

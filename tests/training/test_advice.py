@@ -1,5 +1,6 @@
 """Settings chosen for a folder: sensible at every size, explained, and never against the user's own."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -149,7 +150,8 @@ def test_a_time_budget_that_was_not_kept_is_told(tmp_path, capsys):
     small = {"limit": 64, "batch_size": 16, "knn_every": 0, "options": {"support_size": 64, "hidden": 16, "dim": 8}}
     began = time.perf_counter() - 100
     mixnn.pretrain("digits", out=tmp_path / "late", time_budget="50s", started=began, reporter=QUIET, **small)
-    assert "this took 10" in capsys.readouterr().err
+    (seconds,) = re.findall(r"this took (\d+) s", capsys.readouterr().err)
+    assert int(seconds) >= 100
 
 
 def test_a_time_budget_and_epochs_exclude_each_other():

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,9 +240,9 @@ def test_a_signal_in_the_very_last_step_finds_a_finished_run(unbroken: Path, tmp
 
 
 def start(run: Path) -> subprocess.Popen[str]:
-    """A long run in a process of its own, under way."""
+    """A run in a process of its own that has finished an epoch, and would not end by itself while the test lasts."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mixnn.__file__).parents[1])}
-    words = [*DIGITS, "--epochs", "500", "--checkpoint-every", "500", "--knn-every", "0", "--out", str(run)]
+    words = [*DIGITS, "--epochs", "100000", "--checkpoint-every", "100000", "--knn-every", "0", "--out", str(run)]
     process = subprocess.Popen(
         [sys.executable, "-m", "mixnn", *words],
         env=environment,
@@ -249,10 +250,11 @@ def start(run: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "/500" in line:
-            break
+    metrics, end = run / "metrics.jsonl", time.monotonic() + 600
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "no epoch in ten minutes"
+        time.sleep(0.05)
     return process
 
 
@@ -290,7 +292,7 @@ def test_the_command_itself_exits_with_143_when_another_process_terminates_it(tm
     run = tmp_path / "run"
     process = start(run)
     process.terminate()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 143, err
     assert out == ""
     assert re.fullmatch(
