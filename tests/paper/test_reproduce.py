@@ -176,6 +176,34 @@ def committed(table, name):
     return json.loads((HERE / "results" / f"{planning.plan_row(row, 'cifar10', [0], {})[0].name}.json").read_text())
 
 
+def test_the_pages_leads_of_mnn_are_those_of_the_paper_and_the_committed_runs():
+    def accuracies(name):
+        (row,) = (row for row in TABLES["main"].rows if row.name == name)
+        results = committed("main", name)["results"]
+        ours = {"linear": results["linear"]["last"], "knn": results["knn"]["weighted"]}
+        return [n for p in ("linear", "knn") for n in (tables.published(row, "paper", p, "cifar10"), ours[p])]
+
+    for name in ("MSF", "CMSF", "UnMix", "SCE", "BYOL"):
+        leads = [f"{mnn - other:.2f}" for mnn, other in zip(accuracies("MNN"), accuracies(name), strict=True)]
+        assert " | ".join([f"| {name}", *leads]) + " |" in PAGE
+
+
+@pytest.mark.parametrize("name", ["MNN", "CMSF", "SNCLR", "MSF"])
+def test_the_pages_purity_and_rank_are_those_of_the_committed_runs(name):
+    end = committed("main", name)["metrics"][-1]
+    assert f"| {name} | {100 * end['purity']:.1f}% | {end['rank']:.0f} |" in PAGE
+
+
+def test_links_of_the_page_lead_to_files_and_headings():
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert links
+    for file, _, anchor in (link.partition("#") for link in links):
+        assert (HERE / "docs" / file).exists()
+        assert file or anchor in anchors
+
+
 def test_the_pages_account_of_attention_is_that_of_the_committed_runs():
     for row in ("CAS, mixture", "CAS"):
         for table, name in (("weights", row), ("controls", f"{row}, gradient through it")):
@@ -200,20 +228,30 @@ def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
         return f"{knn:.2f} points", f"{100 * purity:.1f} points", f"{rank:.1f}"
 
     words, run = " ".join(PAGE.split()), committed("controls", control)
-    assert " | ".join(["| weights (1.5, 0.5 / K)", *farthest(run["metrics"], mnn)]) in PAGE
-    assert " | ".join(["| weights (1, 1 / K), WSE", *farthest(wse, mnn)]) in PAGE
-    for pair, runs in (("MNN and CAS with mixture by", (mnn, mixed)), ("WSE and CAS by", (wse, cas))):
-        assert "{} {}, {} and {}".format(pair, *farthest(*runs)) in words
+    for label, ours, theirs in (
+        ("no mixture, weights (1.5, 0.5 / K)", run["metrics"], mnn),
+        ("no mixture, weights (1, 1 / K): WSE", wse, mnn),
+        ("for scale: MNN and CAS with mixture", mnn, mixed),
+        ("for scale: WSE and CAS without mixture", wse, cas),
+    ):
+        assert " | ".join([f"| {label}", *farthest(ours, theirs)]) + " |" in PAGE
     linear, knn = run["results"]["linear"]["last"], run["results"]["knn"]["weighted"]
     assert f"linear {linear:.2f} and kNN {knn:.2f} (MNN:" in words
+    for label, lines in (
+        ("MNN: WSE, mixture", mnn),
+        ("WSE, no mixture", wse),
+        ("weights (1.5, 0.5 / K), no mixture", run["metrics"]),
+    ):
+        losses = [f"{lines[-1][column]:.3f}" for column in ("loss", "d_positive", "d_neighbors")]
+        assert " | ".join([f"| {label}", *losses]) + " |" in PAGE
 
 
 def test_the_pages_account_of_the_leak_is_that_of_the_committed_run():
     run, words = committed("controls", "MNN, leaky queue"), " ".join(PAGE.split())
     results, end = run["results"], run["metrics"][-1]
-    assert f"MNN has linear {results['linear']['last']:.2f} and kNN {results['knn']['weighted']:.2f}, where" in words
+    assert f"MNN has linear {results['linear']['last']:.2f} and kNN {results['knn']['weighted']:.2f}. The" in words
     assert f"{end['own_image']:.0%} of anchors find their own image" in words
-    assert f"{100 * end['purity_1']:.1f}% are of the anchor's class" in words
+    assert f"{100 * end['purity_1']:.1f}% have the anchor's class" in words
     gain = [a["purity"] - b["purity"] for a, b in zip(run["metrics"], committed("main", "MNN")["metrics"], strict=True)]
     most = max(gain)
     assert f"up to {100 * most:.1f} points (epoch {1 + gain.index(most)}) and {100 * gain[-1]:.1f} at the end" in words
