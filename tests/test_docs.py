@@ -1,8 +1,9 @@
-"""docs/methods.md speaks the truth: tables, defaults, identities and commands, and its example is a working method."""
+"""docs/methods.md matches the code: tables, defaults, identities and commands; its example is a working method."""
 
 import ast
 import dataclasses
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,9 @@ from mixnn import methods
 from mixnn.cli import parse
 from mixnn.config import Config, UserError, make
 from mixnn.data import DATASETS
+from mixnn.data.spec import DatasetSpec
+from mixnn.evaluation.evaluate import PROTOCOLS
+from mixnn.evaluation.protocol import Protocol
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
@@ -84,6 +89,35 @@ def test_files_that_the_page_names_exist():
     named = [code for code in INLINE if re.fullmatch(r"[\w/]+\.py", code) and "softmsf" not in code]
     assert len(named) > 10
     assert all((ROOT / name).exists() or (ROOT / "mixnn/methods" / name).exists() for name in named)
+
+
+def test_registries_that_the_page_names_exist():
+    """Each cell `NAME` in `file.py` of the table on extending."""
+    text = TEXT.split("## Extending\n")[1].split("\n## ")[0]
+    named = re.findall(r"`(\w+)`(?: row, with its recipe,|, all)? in `(mixnn/[\w/]+)\.py`", text)
+    assert len(named) == 9
+    for name, path in named:
+        module = importlib.import_module(path.replace("/", ".").removesuffix(".__init__"))
+        assert hasattr(module, name), (name, path)
+
+
+def test_a_data_set_and_a_protocol_are_a_row_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = {"pretrain": 64, "train": 64, "test": 16}
+
+    def read(_: Path, split: str):
+        rng = np.random.default_rng(images[split])
+        pixels = rng.integers(0, 256, (images[split], 3, 8, 8), dtype=np.uint8)
+        return pixels, rng.integers(0, 2, images[split]), ["a", "b"]
+
+    recipe = {"backbone": "resnet8", "batch_size": 32, "bn_groups": 1, "epochs": 1, "warmup_epochs": 0}
+    spec = DatasetSpec("mine", "Mine", 2, 8, 8, images, None, None, read, recipe=recipe | {"options": {"hidden": 8}})
+    monkeypatch.setitem(DATASETS, "mine", spec)
+    half = Protocol("half", "half", "value", {"value": "50"}, lambda _: ({"value": 50.0}, {"k": 1}), lambda _: "always")
+    monkeypatch.setitem(PROTOCOLS, "half", half)
+    run = mixnn.pretrain("mine", out=tmp_path / "run", reporter=Reporter(quiet=True), options={"support_size": 32})
+    assert run.config.options["hidden"] == 8
+    found = mixnn.evaluate(run, protocol="half", reporter=Reporter(quiet=True))
+    assert found["half"]["value"] == run.results()["half"]["value"] == 50.0
 
 
 @pytest.mark.parametrize("row", table("Overview"), ids=lambda row: row["method"])
@@ -246,9 +280,9 @@ def test_the_contracts_tests_take_the_example_up_and_ask_for_what_the_page_says(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    world_size = [f"test_{name}[softmsf]" for name in ("heads_are_the_authors", "defaults_are_the_authors")]
-    world_size += ["test_twenty_steps_from_seed_0_give_the_stored_losses[softmsf]"]
-    assert re.findall(r"^FAILED \S+::(\S+)", done.stdout, re.MULTILINE) == world_size, done.stdout
+    expected = [f"test_{name}[softmsf]" for name in ("heads_are_the_authors", "defaults_are_the_authors")]
+    expected += ["test_twenty_steps_from_seed_0_give_the_stored_losses[softmsf]"]
+    assert re.findall(r"^FAILED \S+::(\S+)", done.stdout, re.MULTILINE) == expected, done.stdout
     assert done.stdout.count(".") > 40
 
 
