@@ -15,7 +15,9 @@ color jitter. Color operations need C = 3; the rest works for any C.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,6 +80,10 @@ def strong(size: int, *, flip: float = 0.5, area: tuple[float, float] = (0.2, 1.
 def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)) -> View:
     """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value."""
     return View(size, area=area, flip=flip)
+
+
+# Registry: name -> factory(size, area=, flip=). A method names its views; methods/contract.py has the usual pairs.
+VIEWS: dict[str, Callable[..., View]] = {"strong": strong, "weak": weak, "plain": partial(weak, flip=0.5)}
 
 
 def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:

@@ -35,7 +35,7 @@ FLAGS = {
     "demo": {"--seed", "--out", "--epochs", "--quiet"},
     "pretrain": {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
-        "--epochs", "--batch-size",
+        "--epochs", "--batch-size", "--optimizer",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",

@@ -36,7 +36,10 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "pretrain": ("mixnn.training.pretrain:pretrain", "train an encoder without labels"),
     "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run by kNN and linear probe, as the paper does"),
     "report": ("mixnn.apps.report.report:report", "make a web page about one run, or compare several"),
-    "export": ("mixnn.apps.export:export", "save the encoder for other programs: safetensors, ONNX, torch.export"),
+    "export": (
+        "mixnn.apps.export:export",
+        "save the encoder for other programs: safetensors, ONNX, torch.export",
+    ),
     "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
     "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
     "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),

@@ -19,6 +19,7 @@ from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Taken
 from mixnn.training.advice import OPTIONS, Choice, choose
+from mixnn.training.optimizers import check_optimizer
 
 
 def open_data(data: str | Path, settings: Mapping[str, Any]) -> Dataset:
@@ -53,6 +54,7 @@ def configure(
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
     check_backbone(config.backbone)
+    check_optimizer(config.optimizer)
     return config
 
 

@@ -29,6 +29,7 @@ from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.dist import gather_batch, scatter_batch, size, sum_gradients
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
+from mixnn.training.optimizers import optimizer_tensors
 from mixnn.training.prefetch import Prefetcher
 
 MODES = ("eager", "compiled", "captured")
@@ -155,7 +156,7 @@ class Step:
 
     def _capture(self) -> Callable[[], None]:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
-        state = [*self.method.state_dict().values(), *_momentum_buffers(self.optimizer)]
+        state = [*self.method.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
         before = [t.clone() for t in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -193,16 +194,3 @@ def log(
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """torch.compile, cached so that later runs in this process reuse it."""
     return torch.compile(function, fullgraph=True, dynamic=False)
-
-
-def sgd(parameters: list[torch.nn.Parameter], momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """SGD whose learning rate is a tensor (no host read, no recompilation) and whose momentum exists from the start."""
-    lr = torch.zeros((), device=parameters[0].device)
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-    for p in parameters:  # zeros here equal torch's own first step, and can be saved, loaded and captured
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return optimizer
-
-
-def _momentum_buffers(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [state["momentum_buffer"] for state in optimizer.state.values()]

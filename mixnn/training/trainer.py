@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.augment import View, strong, weak
+from mixnn.augment import VIEWS, View
 from mixnn.config import Config, Interrupted, UserError, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
@@ -29,8 +29,9 @@ from mixnn.runs.folder import Diverged
 from mixnn.runs.weights import load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
+from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
 from mixnn.training.schedule import learning_rate
-from mixnn.training.step import Step, sgd
+from mixnn.training.step import Step
 
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
 DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would repeat the numbers that made the weights
@@ -75,7 +76,7 @@ class Trainer:
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        self.optimizer = sgd(parameters, config.sgd_momentum, config.weight_decay)
+        self.optimizer = OPTIMIZERS[config.optimizer](parameters, config)
         fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
         self.mode = fastest if config.mode == "auto" else config.mode
         if self.mode != "eager":
@@ -103,9 +104,7 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
-        tensors |= {
-            f"momentum.{i}": buffer["momentum_buffer"] for i, buffer in enumerate(self.optimizer.state.values())
-        }
+        tensors |= optimizer_tensors(self.optimizer)
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
@@ -123,8 +122,8 @@ class Trainer:
             raise UserError(f"{was}: a run cannot change its settings; restore config.yaml")
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
-        for i, buffer in enumerate(self.optimizer.state.values()):
-            buffer["momentum_buffer"].copy_(tensors[f"momentum.{i}"])
+        for name, tensor in optimizer_tensors(self.optimizer).items():
+            tensor.copy_(tensors[name])
         self.order = tensors["order"].to(self.order.device)
         self.image_order = self.order.to(self.images.images.device)
         if state["device"] == self.order.device.type:
@@ -295,13 +294,8 @@ class Trainer:
 
 def configured_views(config: Config, mirror: bool, kinds: tuple[str, ...]) -> list[View]:
     """The augmentation of each view. Nothing is flipped if a mirrored image would mean something else."""
-    area = (config.crop_area, 1.0)
-    made = {
-        "strong": strong(config.image_size, area=area, flip=0.5 if mirror else 0.0),
-        "weak": weak(config.image_size, area=area, flip=config.weak_flip if mirror else 0.0),
-        "plain": weak(config.image_size, area=area, flip=0.5 if mirror else 0.0),
-    }
-    return [made[kind] for kind in kinds]
+    area, flips = (config.crop_area, 1.0), {"weak": config.weak_flip}
+    return [VIEWS[kind](config.image_size, area=area, flip=flips.get(kind, 0.5) * mirror) for kind in kinds]
 
 
 def _progress_note(values: dict[str, Any]) -> str:

@@ -663,9 +663,11 @@ def test_the_committed_results_are_there(capsys):
     assert rows["MNN"] == ["91.47", "89.81", "57.26", "-32.55"]
 
 
-def test_the_committed_page_of_tables_is_what_the_command_prints(capsys):
-    assert mixnn.cli.main(["reproduce", "all", "--no-run", "--format", "markdown", "--results", str(RESULTS)]) == 0
-    assert capsys.readouterr().out == (RESULTS / "tables.md").read_text()
+@pytest.mark.parametrize("data, page", [("cifar10", "tables.md"), ("cifar100", "tables-cifar100.md")])
+def test_the_committed_page_of_tables_is_what_the_command_prints(capsys, data, page):
+    words = ["reproduce", "all", "--data", data, "--no-run", "--format", "markdown", "--results", str(RESULTS)]
+    assert mixnn.cli.main(words) == 0
+    assert capsys.readouterr().out == (RESULTS / page).read_text()
 
 
 # From nothing to a table

@@ -19,7 +19,7 @@ from mixnn.config import UserError
 from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.runs import Run
-from mixnn.training.step import sgd
+from mixnn.training.optimizers import sgd
 from mixnn.training.trainer import Trainer
 from tests.command import FORKS, Done, command
 from tests.methods.test_contract import CASES as ALL_CASES

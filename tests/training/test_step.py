@@ -13,8 +13,9 @@ from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
+from mixnn.training.optimizers import sgd
 from mixnn.training.prefetch import Prefetcher
-from mixnn.training.step import Step, sgd
+from mixnn.training.step import Step
 
 B, M, SIZE, LR, MOMENTUM, DECAY = 8, 24, 8, 0.02, 0.9, 5e-3
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
