@@ -95,7 +95,7 @@ def test_registries_that_the_page_names_exist():
     """Each cell `NAME` in `file.py` of the table on extending."""
     text = TEXT.split("## Extending\n")[1].split("\n## ")[0]
     named = re.findall(r"`(\w+)`(?: row, with its recipe,|, all)? in `(mixnn/[\w/]+)\.py`", text)
-    assert len(named) == 9
+    assert len(named) == 10
     for name, path in named:
         module = importlib.import_module(path.replace("/", ".").removesuffix(".__init__"))
         assert hasattr(module, name), (name, path)

@@ -1,8 +1,8 @@
 """docs/tutorial.md from top to bottom: its commands and snippets are taken from the page itself and run in order.
 
-To make it quick fewer digits are written, a step is taken to last a second, so that a dozen epochs fill the training
-budget, and the curve of `classify` is drawn from fewer labellings; nothing else is changed. What is printed is compared
-with what the page shows, numbers aside, and which of two classifiers was kept.
+To save time, the test writes fewer digits, pretends that a step takes a second, so that the time budget buys a dozen
+epochs, and draws the learning curve of `classify` from fewer samples. Output is compared with the page except for
+numbers and for which of two classifiers was kept.
 """
 
 import contextlib

@@ -170,10 +170,10 @@ def test_the_pages_miniature_is_that_of_the_committed_runs():
         assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in PAGE
 
 
-def committed(table, name):
+def committed(table, name, data="cifar10"):
     """The run of 200 epochs behind a row."""
     (row,) = (row for row in TABLES[table].rows if row.name == name)
-    return json.loads((HERE / "results" / f"{planning.plan_row(row, 'cifar10', [0], {})[0].name}.json").read_text())
+    return json.loads((HERE / "results" / f"{planning.plan_row(row, data, [0], {})[0].name}.json").read_text())
 
 
 def test_the_pages_leads_of_mnn_are_those_of_the_paper_and_the_committed_runs():
@@ -219,6 +219,9 @@ def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
     control = "re-weighting (1.5, 0.5/K), no mixture"
     cas, wse, mixed = (committed("weights", name)["metrics"] for name in ("CAS", "WSE", "CAS, mixture"))
 
+    def accuracies(run):
+        return run["results"]["linear"]["last"], run["results"]["knn"]["weighted"]
+
     def farthest(ours, theirs):
         pairs = list(zip(ours, theirs, strict=True))
         knn, purity, rank = (
@@ -228,15 +231,29 @@ def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
         return f"{knn:.2f} points", f"{100 * purity:.1f} points", f"{rank:.1f}"
 
     words, run = " ".join(PAGE.split()), committed("controls", control)
+    mnn100, wse100 = (committed("weights", name, "cifar100") for name in ("WSE, mixture (MNN)", "WSE"))
+    run100 = committed("controls", control, "cifar100")
     for label, ours, theirs in (
-        ("no mixture, weights (1.5, 0.5 / K)", run["metrics"], mnn),
-        ("no mixture, weights (1, 1 / K): WSE", wse, mnn),
+        ("MNN and weights (1.5, 0.5 / K), no mixture", run["metrics"], mnn),
+        ("MNN and weights (1, 1 / K), no mixture: WSE", wse, mnn),
+        ("CIFAR-100: MNN and weights (1.5, 0.5 / K), no mixture", run100["metrics"], mnn100["metrics"]),
+        ("CIFAR-100: MNN and weights (1, 1 / K), no mixture: WSE", wse100["metrics"], mnn100["metrics"]),
         ("for scale: MNN and CAS with mixture", mnn, mixed),
         ("for scale: WSE and CAS without mixture", wse, cas),
     ):
         assert " | ".join([f"| {label}", *farthest(ours, theirs)]) + " |" in PAGE
-    linear, knn = run["results"]["linear"]["last"], run["results"]["knn"]["weighted"]
+    linear, knn = accuracies(run)
     assert f"linear {linear:.2f} and kNN {knn:.2f} (MNN:" in words
+    ends = [f"{value:.2f}" for each in (run100, mnn100) for value in accuracies(each)]
+    assert "on CIFAR-100 at linear {} and kNN {} (MNN: {} and {})".format(*ends) in words
+    msf, mse = (committed("weights", name, "cifar100") for name in ("MSE (MSF)", "MSE, mixture"))
+    gains = [f"{accuracies(each)[0] - accuracies(msf)[0]:.2f}" for each in (wse100, mse, mnn100)]
+    assert "alone gain {} points linear over MSF, the mixture alone {}, and both {}.".format(*gains) in words
+    lead = [f"{ours - theirs:.2f}" for ours, theirs in zip(accuracies(mnn100), accuracies(msf), strict=True)]
+    assert "on CIFAR-100 by {} and {}.".format(*lead) in words
+    over_wse = [f"{accuracies(each)[0] - accuracies(wse100)[0]:.2f}" for each in (mnn100, run100)]
+    assert "on CIFAR-100 are {} here, and {} by re-weighting".format(*over_wse) in words
+    assert f"by {accuracies(mnn100)[1] - accuracies(wse100)[1]:.2f} points at the end on CIFAR-100" in words
     for label, lines in (
         ("MNN: WSE, mixture", mnn),
         ("WSE, no mixture", wse),
