@@ -241,7 +241,7 @@ def test_diagnose_of_a_leaky_queue_finds_the_leak(tmp_path):
 
 
 def test_diagnose_refuses_what_is_no_run(tmp_path, run):
-    with pytest.raises(mixnn.UserError, match="no run folder"):
+    with pytest.raises(mixnn.UserError, match="not a run folder"):
         mixnn.diagnose(tmp_path)
     with pytest.raises(mixnn.UserError, match="at least 1"):
         mixnn.diagnose(run, batches=0)

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mixnn.runs.images import _root as data_root
 from PIL import Image
 
 import mixnn
@@ -432,13 +431,13 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
 def test_a_runs_own_data_folder_comes_before_the_environments(place, tmp_path, monkeypatch, own, typed, taken):
     given = []
 
-    def look_for_images(config, *_):
-        given.append(data_root(config))
+    def look_for_images(dataset, *_):
+        given.append(dataset.root)
         raise UserError("seen enough")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIXNN_DATA", "there")
-    monkeypatch.setattr("mixnn.apps.report.pictures.load_shown", look_for_images)
+    monkeypatch.setattr("mixnn.apps.report.gallery.load_sample", look_for_images)
     run = shutil.copytree(place / "mnn", tmp_path / "own")
     config = run / "config.yaml"
     config.write_text(re.sub("data_dir: .*", f"data_dir: {own!r}", config.read_text()))

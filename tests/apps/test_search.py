@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixnn
-from mixnn.apps.search import output, similarity
+from mixnn.apps.search import render, similarity
 from mixnn.apps.search.search import first_with_same_content, search
 from mixnn.config import UserError
 from mixnn.data.images import ImageFiles
@@ -289,7 +289,7 @@ def test_identical_images_cause_a_warning_about_collapse(given, tmp_path, capsys
         digit(0).save(tmp_path / f"{i}.png")
     result, _ = quietly(given.run, source=tmp_path, duplicates=True)
     assert [len(group) for group in result["groups"]] == [14]
-    assert "not copies" not in output.group_titles(result)[0]
+    assert "not copies" not in render.group_titles(result)[0]
     assert "collapsed" in capsys.readouterr().err
 
 
@@ -311,12 +311,12 @@ def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
         return [{"name": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
 
     result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.91, 0.995, 0.5]}
-    varied, copies, few = output.group_titles(result)
+    varied, copies, few = render.group_titles(result)
     assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity is 0.9100"
     assert copies == "group 2, 6 images"
     assert few == "group 3, 4 images"
     strict = result | {"threshold": 0.999, "lowest": [0.995] * 3}
-    assert "not copies" in output.group_titles(strict)[0], "below the threshold"
+    assert "not copies" in render.group_titles(strict)[0], "below the threshold"
 
 
 def test_the_lowest_similarity_is_between_two_images_of_the_group():
@@ -343,7 +343,7 @@ def test_contents_are_compared_by_bytes_and_missing_files_are_ignored(tmp_path):
     images = ImageFiles("", names, paths=[tmp_path / name for name in names])
     (tmp_path / "e").unlink()
     assert first_with_same_content(images, names) == {"b": "a"}
-    assert output.thumbnail(images, "e") == ("", False)
+    assert render.thumbnail(images, "e") is None
 
 
 def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
@@ -356,10 +356,10 @@ def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
     assert images.open(1).size == (4000, 2000)
     assert max(images.open(1, 384).size) < 4000, "decoded at a smaller size"
     for name, (size, kind, tiny) in names.items():
-        uri, is_tiny = output.thumbnail(images, name)
-        with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
-            assert (image.size, image.format, is_tiny) == (size, kind, tiny)
-    assert output.thumbnail(images, "absent.png") == ("", False)
+        thumb = render.thumbnail(images, name)
+        with Image.open(io.BytesIO(base64.b64decode(thumb.data_uri.partition(",")[2]))) as image:
+            assert (image.size, image.format, thumb.lossless) == (size, kind, tiny)
+    assert render.thumbnail(images, "absent.png") is None
 
 
 # Forms
@@ -367,7 +367,7 @@ def test_thumbnails_are_small_and_tiny_images_keep_their_pixels(tmp_path):
 
 @pytest.mark.parametrize("kind", [{"query": NAMES}, {"duplicates": True, "threshold": 0.5}, {"outliers": True}])
 def test_json_is_the_result_and_names_survive_in_every_format(given, kind, monkeypatch):
-    monkeypatch.setattr(output, "MAX_IN_GROUP", 96)
+    monkeypatch.setattr(render, "MAX_IN_GROUP", 96)
     options = kind if kind.get("threshold") else {"topk": 90, **kind}
     result, printed = quietly(given.run, **options, output="json")
     assert json.loads(printed) == result
@@ -448,8 +448,8 @@ def test_a_browser_shows_the_names_as_they_are_and_runs_none_of_them(given):
 
 
 def test_a_long_result_is_cut_on_the_page_and_says_so(given, monkeypatch):
-    monkeypatch.setattr(output, "MAX_TILES", 8)
-    monkeypatch.setattr(output, "MAX_IN_GROUP", 5)
+    monkeypatch.setattr(render, "MAX_TILES", 8)
+    monkeypatch.setattr(render, "MAX_IN_GROUP", 5)
     out = given.root / "long.html"
     quietly(given.run, given.folder, topk=3, output="html", out=out)
     assert _Page.of(out).tags.count("img") == 8
@@ -491,8 +491,8 @@ def test_a_name_cannot_steer_the_terminal():
         ({"query": "{root}/unreadable"}, "none of the 1 query images can be read"),
         ({"query": "4.png", "topk": 0}, "topk must be at least 1"),
         ({"query": "{folder}/4.png", "source": "{folder}/4.png"}, "there are no images other than the query"),
-        ({"outliers": True, "topk": 1, "source": "{folder}/4.png"}, "--outliers needs at least two images"),
-        ({"duplicates": True, "source": "{folder}/4.png"}, "--duplicates needs at least two images"),
+        ({"outliers": True, "topk": 1, "source": "{folder}/4.png"}, "outliers=True needs at least two images"),
+        ({"duplicates": True, "source": "{folder}/4.png"}, "duplicates=True needs at least two images"),
         ({"duplicates": True, "threshold": 1.5}, "threshold=1.5"),
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
