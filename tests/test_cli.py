@@ -616,7 +616,7 @@ def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask
     assert answer.code == 0
     assert f"{labelled} of 16 images labelled, 2 classes" in answer.err
     assert ("  purity " in answer.err) == (labelled == 14)
-    assert ("purity is left out" in answer.err) == (labelled == 6)
+    assert ("too few to measure purity" in answer.err) == (labelled == 6)
 
 
 def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):

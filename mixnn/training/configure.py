@@ -102,13 +102,13 @@ def check_device(config: Config) -> None:
         raise UserError(f"mode=captured needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}")
     if world_size() > 1 and config.mode in ("captured", "compiled"):
         raise UserError(
-            f"mode={config.mode} is for a run on one process: use {setting('mode', 'eager')} or leave it out"
+            f"mode={config.mode} works with one process only: use {setting('mode', 'eager')} or leave it out"
         )
     dist.check(config.bn_groups)
 
 
 def check_images(config: Config, images: ImageSet) -> None:
-    """Limits that only the images can tell."""
+    """Limits that depend on the number of images."""
     if len(images) < config.batch_size:
         fit, hint = len(images) // config.bn_groups * config.bn_groups, "add images"
         if fit > config.bn_groups:
@@ -126,7 +126,7 @@ def check_images(config: Config, images: ImageSet) -> None:
 
 
 def new_folder(config: Config) -> Path:
-    """runs/DATA-METHOD, numbered if that is taken; made at once, so that another process takes the next name."""
+    """runs/DATA-METHOD, numbered if it exists. Made at once, so that another process takes the next name."""
     stem = f"{Path(config.data).resolve().name}-{config.method}"
     number = 1
     while True:

@@ -27,7 +27,7 @@ from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
 
-MOVABLE = {"device", "mode", "data_dir"}  # what a run may change when it goes on, perhaps on another machine
+MOVABLE = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
 
 
 @verb
@@ -72,15 +72,15 @@ def pretrain(
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(MOVABLE)))} may differ\n"
-                f"to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from {resume}"
+                f"to train further, start a new run from its encoder: mixnn pretrain DATA --init-from {resume}"
             )
         run = Run.open(resume)
-        with _alone(run.path):
+        with _lock(run.path):
             return _resume(run, settings, reporter)
     if not isinstance(data, str | Path):
         raise UserError(
             f"pretrain takes the name of a data set or a folder, not a {type(data).__name__}: "
-            'mixnn.data.to_folder(images, "mine", labels) makes a folder of arrays'
+            'mixnn.data.to_folder(images, "mine", labels) writes arrays as a folder'
         )
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
@@ -89,17 +89,17 @@ def pretrain(
     if place:
         _check_apart(place, dataset, settings)
     if place and is_main_process():
-        Run.check_free(place, overwrite)  # before the data are read
+        Run.check_free(place, overwrite)  # before any image is read
         if (place / LOCK).exists():
-            with lock_run(place):  # nor is a run overwritten while another process trains it
+            with lock_run(place):  # refuse to overwrite a run that another process is training
                 pass
-    config, images = _decide(dataset, options or {}, settings, time_budget, start, reporter)
+    config, images = _plan(dataset, options or {}, settings, time_budget, start, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
     trainer = Trainer(config, images, reporter, dataset.load_labelled(config.image_size))
     if initial is not None:
         trainer.start_from(initial, str(init_from))
-    path = _folder(place, overwrite, config)  # last: a failure leaves nothing
-    with _alone(path):
+    path = _folder(place, overwrite, config)  # last, so that a failure leaves no folder
+    with _lock(path):
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
         about |= {"processes": dist.size(), "startup_s": startup}
@@ -110,7 +110,7 @@ def pretrain(
         trainer.fit(run)
     if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(time_budget):
         reporter.warn(
-            f"this took {spent:.0f} s: steps took longer than the first few, which {setting('time_budget')} goes by"
+            f"this took {spent:.0f} s: steps became slower than those that {setting('time_budget')} was planned with"
         )
     return run
 
@@ -126,11 +126,11 @@ def _check_apart(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
 
 
 def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
-    """Made by one process, for all."""
-    made = None
+    """The run folder, made by the main process and known to all."""
+    path = None
     if is_main_process():
-        made = Run.reserve(out, overwrite) if out else new_folder(config)
-    return dist.broadcast(made)
+        path = Run.reserve(out, overwrite) if out else new_folder(config)
+    return dist.broadcast(path)
 
 
 def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
@@ -141,12 +141,12 @@ def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> 
     return run
 
 
-def _alone(path: Path) -> AbstractContextManager[None]:
-    """The run's own processes count as one."""
+def _lock(path: Path) -> AbstractContextManager[None]:
+    """Locks the run folder; the main process does so for all processes of the run."""
     return lock_run(path) if is_main_process() else nullcontext()
 
 
-def _decide(
+def _plan(
     dataset: Dataset,
     options: dict[str, Any],
     settings: dict[str, Any],
@@ -154,7 +154,7 @@ def _decide(
     start: float,
     reporter: Reporter,
 ) -> tuple[Config, ImageSet]:
-    """The configuration and its images; says what the images are, and what was chosen for them and why."""
+    """The configuration and its images. Reports what the images are, which settings were chosen, and why."""
     budget = _seconds(time_budget) if time_budget else 0.0
     if budget and "epochs" in settings:
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
@@ -164,7 +164,7 @@ def _decide(
         reporter.info(line)
     if config.labels:
         reporter.info(_about_labels(images, config.batch_size))
-    if budget:  # what else is chosen depends on how many epochs there will be
+    if budget:  # other choices depend on the number of epochs
         settings = settings | {"epochs": _epochs_within(budget, start, config, images, dataset, reporter)}
         config, images = resolve(dataset, options, settings)
         if "warmup_epochs" not in settings:
@@ -173,8 +173,8 @@ def _decide(
         reporter.info(str(choice))
     if 0 < config.epochs <= config.warmup_epochs:
         reporter.warn(
-            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}: the learning rate rises to "
-            f"the end and never falls; use {setting('warmup_epochs', short_warmup(config.epochs))} to change that"
+            f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}, so the learning rate never "
+            f"falls: use {setting('warmup_epochs', short_warmup(config.epochs))} to change that"
         )
     return config, images
 
@@ -182,12 +182,12 @@ def _decide(
 def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
-    why = "; purity is left out, which so few cannot tell"
-    return text if images.labels_tell_purity(batch_size) else text + why
+    too_few = "; too few to measure purity"
+    return text if images.labels_tell_purity(batch_size) else text + too_few
 
 
 def _seconds(text: str) -> float:
-    """90s, 30m, 2h, 1.5h; a number alone could be any."""
+    """Seconds in 90s, 30m, 2h or 1.5h. A number without a unit is refused."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
         seconds = float(text[:-1]) * units.get(text[-1:], 0)
@@ -201,9 +201,9 @@ def _seconds(text: str) -> float:
 def _epochs_within(
     budget: float, start: float, config: Config, images: ImageSet, dataset: Dataset, reporter: Reporter
 ) -> int:
-    """As many as fit, by the time of a few steps and a reading on a trainer that is thrown away.
+    """Epochs that fit into the budget, from a few timed steps and one kNN reading of a trainer that is thrown away.
 
-    What has gone by since the start is counted, and the last reading; a twentieth is left for checkpoints.
+    Time since the start and the last reading count; a twentieth is left for checkpoints.
     """
     knn_sets = dataset.load_labelled(config.image_size)
     trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, knn_sets)
@@ -212,25 +212,25 @@ def _epochs_within(
     gone = time.perf_counter() - start
     left = 0.95 * (budget - gone - reading)
     epochs = dist.broadcast(max(1, int(left / epoch)))
-    reporter.info(f"epochs {epochs}: a step takes {1e3 * step:.0f} ms here, an epoch {epoch:.1f} s")
+    reporter.info(f"epochs {epochs}: {1e3 * step:.0f} ms per step, {epoch:.1f} s per epoch on this machine")
     if left < epoch:
         reporter.warn(
-            f"{gone:.0f} of {budget:.0f} s are gone before the first epoch, "
-            f"so it takes longer than {setting('time_budget')}"
+            f"{gone:.0f} of {budget:.0f} s have passed before the first epoch, "
+            f"so training takes longer than {setting('time_budget')}"
         )
     del trial
-    gc.collect()  # it refers to itself, and its memory is wanted
+    gc.collect()  # it refers to itself, and its memory is needed
     return epochs
 
 
 def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Module:
-    """Of another run's folder, or of a file of ResNet weights."""
+    """The backbone of another run, or ResNet weights from a file."""
     if source.is_file():
         return read_backbone(source, config)
     run = Run.open(source)
-    theirs = run.config.backbone
-    if theirs != config.backbone:
-        raise UserError(f"{run.path} has a {theirs}, this run a {config.backbone}: use {setting('backbone', theirs)}")
+    other = run.config.backbone
+    if other != config.backbone:
+        raise UserError(f"{run.path} has a {other}, this run a {config.backbone}: use {setting('backbone', other)}")
     return load_backbone(run, reporter.warn)[0]
 
 
@@ -249,6 +249,6 @@ def _resume(run: Run, settings: dict[str, Any], reporter: Reporter) -> Run:
     if trainer.done == trainer.total_steps:
         reporter.info(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")
     else:
-        reporter.info(f"{run.path}: going on at step {trainer.done} of {trainer.total_steps}")
+        reporter.info(f"{run.path}: resuming at step {trainer.done} of {trainer.total_steps}")
     trainer.fit(run)
     return run
