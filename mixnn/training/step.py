@@ -148,7 +148,7 @@ class Step:
         self._accumulate(loss, aux)
 
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss, aux.metrics, aux.record, self.labels[self.index], self.index)
+        names, values = self._log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
