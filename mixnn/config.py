@@ -26,11 +26,11 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 
 class UserError(ValueError):
-    """A mistake of the user's: what is wrong and what to do, in a line or two. The command exits with 2."""
+    """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2."""
 
 
 class Interrupted(Exception):
-    """A run was asked to stop, and saved itself; the text says how to go on, `signal` is the number of what asked."""
+    """Training was asked to stop and saved a checkpoint. The text says how to continue; `signal` is the number."""
 
     def __init__(self, text: str, signal: int) -> None:
         super().__init__(text)
@@ -137,7 +137,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, Any], str] = setting) -> Any:
     """The value in its type; UserError if it has another type or is outside the limits.
 
-    Text is converted. Types that no text stands for, and paths, are left to the verb.
+    Text is converted. Paths and other types that text cannot express are returned unchanged; the verb checks them.
     """
     kinds = tuple(kind for kind in kinds_of(hint) if kind is not types.NoneType)
     label = param.flag.lstrip("-") or name

@@ -55,7 +55,7 @@ def embed(
     out = Path(out).expanduser()
     store.check_format(out)
     check_writable(out, overwrite)
-    images = run.images(source, str(data_dir), split, f"use {run.typed('embed')} FOLDER")
+    images = run.images(source, str(data_dir), split, f"use {run.command_line('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""

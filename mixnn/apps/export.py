@@ -262,7 +262,7 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
             reporter.warn(f"{name} was measured at step {measured}, not {step}: the card leaves it out")
     if not kept:
         reason = "there are no labelled test images"
-        if run.dataset().has_test:
-            reason = f"use {run.typed('evaluate')}, then export again with {setting('overwrite', True)}"
+        if run.dataset().has_labelled_test:
+            reason = f"use {run.command_line('evaluate')}, then export again with {setting('overwrite', True)}"
         reporter.info(f"the card states no accuracy: {reason}")
     return kept

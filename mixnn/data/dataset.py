@@ -4,8 +4,8 @@
     open_dataset("./photos", labels="folders")    a folder, with or without labels
 
 Both answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
-`load` gives one split in memory, for training and evaluation; `images` gives a lazy list, for everything that looks at
-files one by one.
+`load` gives one split in memory, for training and evaluation. `images` gives a list of images whose files are decoded
+when needed, for everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ON_ERROR = ("skip", "refuse")
 
 @dataclass
 class Dataset(ABC):
-    """What a Config says of its data. Loaded splits are kept, so asking twice costs nothing."""
+    """A data set as one run uses it. Each split is loaded once and kept."""
 
     limit: int = 0  # use at most this many images per split; 0: all
     mirror: bool = True  # mirrored images may be used as views
@@ -62,22 +62,22 @@ class Dataset(ABC):
 
     @property
     @abstractmethod
-    def has_test_images(self) -> bool:
+    def has_test(self) -> bool:
         """There is a test split. Decodes nothing."""
 
     @property
     @abstractmethod
-    def has_test(self) -> bool:
+    def has_labelled_test(self) -> bool:
         """There is a test split with labels. Decodes nothing."""
 
     @property
     @abstractmethod
     def has_unlabelled(self) -> bool:
-        """Some pre-training images have no label and never will."""
+        """Some pre-training images have no label, so a method that trains with labels cannot use it."""
 
     @abstractmethod
     def images(self, split: str = "all") -> Images:
-        """The images as a lazy list: of one split, or of all files in a folder."""
+        """The images of one split, or of all files in a folder, as a list that is decoded when needed."""
 
     @property
     @abstractmethod
@@ -86,8 +86,8 @@ class Dataset(ABC):
 
     @property
     @abstractmethod
-    def shares_train(self) -> bool:
-        """The pre-training images are the training images of the probes."""
+    def pretrain_is_train(self) -> bool:
+        """The pre-training images are also the training images of the probes."""
 
     def num_images(self, split: str) -> int | None:  # noqa: ARG002
         """Number of images of a split, at most `limit`; None if only listing the files would tell."""
@@ -97,7 +97,7 @@ class Dataset(ABC):
         """One split in memory. `size` is the side to decode a folder's images to; named data sets have their own."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
-        split = "train" if split == "pretrain" and self.shares_train else split
+        split = "train" if split == "pretrain" and self.pretrain_is_train else split
         size = 0 if self.stored_size else size or FOLDER_SIZE
         if (split, size) not in self._loaded:
             images = self._load(split, size)
@@ -110,7 +110,7 @@ class Dataset(ABC):
 
     def load_labelled(self, size: int = 0) -> tuple[ImageSet, ImageSet] | None:
         """Training and test images for kNN or a linear probe; None if either has images without labels."""
-        if not self.has_test:
+        if not self.has_labelled_test:
             return None
         train, test = self.load("train", size), self.load("test", size)
         return (train, test) if train.fully_labelled and test.fully_labelled else None
@@ -140,20 +140,20 @@ class NamedDataset(Dataset):
         return self.name, self.limit
 
     @property
-    def shares_train(self) -> bool:
+    def pretrain_is_train(self) -> bool:
         return self.spec.splits["pretrain"] == self.spec.splits["train"]
-
-    @property
-    def has_test_images(self) -> bool:
-        return True
 
     @property
     def has_test(self) -> bool:
         return True
 
     @property
+    def has_labelled_test(self) -> bool:
+        return True
+
+    @property
     def has_unlabelled(self) -> bool:
-        return not self.shares_train
+        return not self.pretrain_is_train
 
     def num_images(self, split: str) -> int:
         return min(self.spec.splits[split], self.limit or self.spec.splits[split])
@@ -166,7 +166,7 @@ class NamedDataset(Dataset):
         images, labels, classes = spec.read(folder, split)
         mean, std = spec.mean, spec.std
         if mean is None or std is None:
-            training = images if split == "train" and self.shares_train else spec.read(folder, "pretrain")[0]
+            training = images if split == "train" and self.pretrain_is_train else spec.read(folder, "pretrain")[0]
             mean, std = channel_stats(torch.from_numpy(training))
         return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), None, classes, mean, std, spec.mirror)
 
@@ -200,16 +200,16 @@ class FolderDataset(Dataset):
         return self.name, self.limit, self.labels, self.on_error
 
     @property
-    def shares_train(self) -> bool:
+    def pretrain_is_train(self) -> bool:
         return not self.labels  # probes leave out images without labels
 
     @property
-    def has_test_images(self) -> bool:
+    def has_test(self) -> bool:
         return bool(self.listing.testing)
 
     @property
-    def has_test(self) -> bool:
-        return bool(self.labels) and self.has_test_images
+    def has_labelled_test(self) -> bool:
+        return bool(self.labels) and self.has_test
 
     @property
     def has_unlabelled(self) -> bool:
@@ -225,6 +225,7 @@ class FolderDataset(Dataset):
 
     def _load(self, split: str, size: int) -> ImageSet:
         images = load_folder(self.listing, split, size, self.labels, self.on_error, mirror=True)
+        # Probes use labelled images only. If there are none, all are kept, and the caller refuses them.
         if split == "pretrain" or not self.labels or images.num_labelled in (0, len(images)):
             return images
         return images.subset((images.labels >= 0).nonzero()[:, 0])
@@ -274,7 +275,7 @@ def configured_dataset(config: Config) -> Dataset:
 
 
 def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path = "", split: str = "train") -> Images:
-    """The images of a folder (all of them), of single files, or of one split of a named data set, as a lazy list."""
+    """The images of a folder (all of them), of single files, or of one split of a named data set."""
     if not isinstance(source, str | Path):
         return _files([Path(path).expanduser() for path in source])
     path = Path(source).expanduser()
@@ -284,7 +285,7 @@ def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path 
         return _files([path])
     if not path.is_dir():
         raise UserError(f"{source} is not a folder, an image file or a data set (`mixnn data` lists the data sets)")
-    return FolderDataset(folder=path).images()
+    return FolderDataset(folder=path.absolute()).images()
 
 
 def _files(paths: list[Path]) -> ImageFiles:

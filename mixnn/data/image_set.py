@@ -96,7 +96,7 @@ class ImageSet:
         """Every image has a label, and there are at least two classes."""
         return self.num_classes > 1 and self.num_labelled == len(self)
 
-    def labels_tell_purity(self, batch_size: int) -> bool:
+    def can_measure_purity(self, batch_size: int) -> bool:
         """Enough images have labels to measure purity: a batch without a labelled pair would count as impure."""
         share = self.num_labelled / len(self)
         return share == 1 or share**2 * batch_size >= MIN_PAIRS

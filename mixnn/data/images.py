@@ -98,7 +98,7 @@ class Images(ABC):
 
     @abstractmethod
     def digest(self, i: int) -> bytes:
-        """Equal for images with the same content: of the file, or of the pixels; b"" if it cannot be read."""
+        """Hash of the content: of the file, or of the pixels in memory; b"" if the file cannot be read."""
 
     @abstractmethod
     def signature(self) -> list[tuple[str, int, int, int]]:
@@ -131,6 +131,8 @@ class ImageFiles(Images):
         sides = []
         for path in self.paths[:: -(-len(self) // HEADERS) or 1]:
             try:
+                if not path.is_file():  # a pipe named x.jpg would block
+                    continue
                 with Image.open(path) as image:
                     sides.append(min(image.size))
             except Exception:  # decoding them all will say which are damaged
@@ -190,7 +192,7 @@ def list_files(paths: Sequence[Path]) -> ImageFiles:
 
 
 def _size_and_times(path: Path) -> tuple[int, int, int]:
-    """Zeros for a broken link or a file that is gone: reading it will say so."""
+    """Size, mtime and ctime of a file; zeros if it is missing, which reading it will report."""
     try:
         status = path.stat()
     except OSError:

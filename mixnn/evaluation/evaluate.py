@@ -45,6 +45,7 @@ def evaluate(
         mixnn evaluate runs/cifar10-mnn --protocol knn --json
     """
     names = protocols_of(protocol)
+    save = Path(save).expanduser() if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
     run = run if isinstance(run, Run) else Run.open(run)
@@ -59,7 +60,7 @@ def evaluate(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        how_on = f"`{run.typed('pretrain --resume')}` goes on"
+        how_on = f"`{run.command_line('pretrain --resume')}` goes on"
         reporter.warn(
             f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {how_on}"
         )

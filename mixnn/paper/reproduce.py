@@ -39,8 +39,9 @@ from mixnn.paper.render import FORMATS, FilledTable, cells, print_tables, title
 from mixnn.paper.tables import PROBE_EPOCHS, Row, Table, tables_with
 from mixnn.progress import Reporter, duration, plural, print_table
 from mixnn.runs import Run
+from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.folder import device_name
-from mixnn.training.pretrain import MOVABLE, pretrain
+from mixnn.training.pretrain import RESUMABLE_SETTINGS, pretrain
 
 __all__ = ["reproduce", "tables_with"]
 
@@ -154,7 +155,7 @@ def drop_rows_without_labels(
     """The tables without rows that train with labels where images have none, and the names of these rows."""
     config = plan_row(tables[0].rows[0], data, [0], settings)[0].config
     dataset = configured_dataset(config)
-    if not dataset.has_test:
+    if not dataset.has_labelled_test:
         raise UserError(
             f"{data} has no labelled test images to evaluate on: it needs the folders train and test, and "
             f"{setting('labels', 'folders')} or a CSV"
@@ -259,9 +260,9 @@ class Runner:
     def _train(self, run: PlannedRun) -> Run:
         """Train a run from the start, or resume it."""
         path, config = self.run_folder(run), run.config
-        if Run.is_one(path) and any((path / "checkpoints").glob("*")):
+        if Run.is_run_folder(path) and list_checkpoints(path / "checkpoints"):
             defaults = {f.name: f.default for f in dataclasses.fields(Config)}
-            given = {name: getattr(config, name) for name in MOVABLE if getattr(config, name) != defaults[name]}
+            given = {k: getattr(config, k) for k in RESUMABLE_SETTINGS if getattr(config, k) != defaults[k]}
             return pretrain(resume=path, reporter=self.reporter, **given)
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
         try:

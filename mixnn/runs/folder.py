@@ -37,7 +37,7 @@ from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
-# What --overwrite removes: never anything that a user, or another verb, may have put into the folder.
+# --overwrite removes only these, which pretrain and evaluate wrote. Files of the user and of other verbs stay.
 OWN_FILES = (
     *(name for name in RUN_FILES if name != LOCK),
     *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
@@ -62,7 +62,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
 
-    def typed(self, words: str) -> str:
+    def command_line(self, words: str) -> str:
         """A command about this run, quoted for a shell: mixnn evaluate 'runs/my cats'."""
         return f"mixnn {words} {shlex.quote(str(self.path))}"
 
@@ -71,7 +71,7 @@ class Run:
         """UserError if the path exists, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
-        is_run, is_begun = Run.is_one(path), _is_begun(path)
+        is_run, is_begun = Run.is_run_folder(path), _is_begun(path)
         if not overwrite:
             resume, overwriting = setting("resume", path), setting("overwrite", True)
             ways = f", {resume} to continue it, or {overwriting} to replace it" if is_run else ""
@@ -81,7 +81,7 @@ class Run:
             raise UserError(f"{path} is not a run folder, so it is not overwritten: use another {setting('out')}")
 
     @staticmethod
-    def is_one(path: Path) -> bool:
+    def is_run_folder(path: Path) -> bool:
         """The path is a run folder, not just any folder with a config.yaml."""
         try:
             Run.open(path)

@@ -94,7 +94,7 @@ def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, fl
     step.reset()
     for index in chosen:
         step.observe(index, generator)
-    means = trainer.readable_means()
+    means = trainer.reliable_means()
     if holds_all and "own_image" in means:
         reporter.warn("the support set holds nearly all images: own_image counts those too")
     return means

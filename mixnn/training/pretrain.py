@@ -27,7 +27,7 @@ from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
 
-MOVABLE = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
+RESUMABLE_SETTINGS = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
 
 
 @verb
@@ -55,9 +55,9 @@ def pretrain(
     """Train an encoder without labels; returns the run folder.
 
     `settings` are Config's fields, `options` the method's own: pretrain("cifar10", epochs=100, options={"topk": 1}).
-    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. `time_budget` sets
-    the epochs by how long a step takes here; it counts from this call, or from `started` by time.perf_counter().
-    `command` is kept in the run folder.
+    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. `time_budget`
+    chooses the number of epochs from the measured time per step. The time counts from this call, or from `started`, a
+    value of time.perf_counter(). `command` is stored in the run folder.
 
     Examples:
         mixnn pretrain cifar10
@@ -68,10 +68,10 @@ def pretrain(
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
     start = time.perf_counter() if started is None else started
     if resume:
-        if data or options or out or overwrite or init_from or time_budget or not settings.keys() <= MOVABLE:
+        if data or options or out or overwrite or init_from or time_budget or not settings.keys() <= RESUMABLE_SETTINGS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
-                f"{', '.join(map(setting, sorted(MOVABLE)))} may differ\n"
+                f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
                 f"to train further, start a new run from its encoder: mixnn pretrain DATA --init-from {resume}"
             )
         run = Run.open(resume)
@@ -85,37 +85,37 @@ def pretrain(
     if not str(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings)
-    place = Path(out).expanduser() if str(out) else None
-    if place:
-        _check_apart(place, dataset, settings)
-    if place and is_main_process():
-        Run.check_free(place, overwrite)  # before any image is read
-        if (place / LOCK).exists():
-            with lock_run(place):  # refuse to overwrite a run that another process is training
+    folder = Path(out).expanduser() if str(out) else None
+    if folder:
+        _check_data_outside(folder, dataset, settings)
+    if folder and is_main_process():
+        Run.check_free(folder, overwrite)  # before any image is read
+        if (folder / LOCK).exists():
+            with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
     config, images = _plan(dataset, options or {}, settings, time_budget, start, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
     trainer = Trainer(config, images, reporter, dataset.load_labelled(config.image_size))
     if initial is not None:
         trainer.start_from(initial, str(init_from))
-    path = _folder(place, overwrite, config)  # last, so that a failure leaves no folder
+    path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
         startup = round(time.perf_counter() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
         about |= {"processes": dist.size(), "startup_s": startup}
-        run = _create(path, config, command, about)
+        run = _write_run(path, config, command, about)
         amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
         reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
         reporter.info(f"ready after {startup} s")
         trainer.fit(run)
-    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _seconds(time_budget):
+    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _parse_duration(time_budget):
         reporter.warn(
             f"this took {spent:.0f} s: steps became slower than those that {setting('time_budget')} was planned with"
         )
     return run
 
 
-def _check_apart(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
+def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
     """UserError if images or labels lie inside the run folder: they would look like part of the run."""
     place = out.resolve()
     for given in (dataset.name if dataset.recipe is None else "", str(settings.get("labels", ""))):
@@ -125,7 +125,7 @@ def _check_apart(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
             )
 
 
-def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
+def _reserve_folder(out: Path | None, overwrite: bool, config: Config) -> Path:
     """The run folder, made by the main process and known to all."""
     path = None
     if is_main_process():
@@ -133,7 +133,7 @@ def _folder(out: Path | None, overwrite: bool, config: Config) -> Path:
     return dist.broadcast(path)
 
 
-def _create(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
+def _write_run(path: Path, config: Config, command: str, about: dict[str, Any]) -> Run:
     if not is_main_process():
         return Run(path, config)
     run = Run.create(path, config, command, overwrite=True)
@@ -155,7 +155,7 @@ def _plan(
     reporter: Reporter,
 ) -> tuple[Config, ImageSet]:
     """The configuration and its images. Reports what the images are, which settings were chosen, and why."""
-    budget = _seconds(time_budget) if time_budget else 0.0
+    budget = _parse_duration(time_budget) if time_budget else 0.0
     if budget and "epochs" in settings:
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     config, images = resolve(dataset, options, settings)
@@ -183,10 +183,10 @@ def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     too_few = "; too few to measure purity"
-    return text if images.labels_tell_purity(batch_size) else text + too_few
+    return text if images.can_measure_purity(batch_size) else text + too_few
 
 
-def _seconds(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """Seconds in 90s, 30m, 2h or 1.5h. A number without a unit is refused."""
     units = {"s": 1, "m": 60, "h": 3600}
     try:
@@ -201,21 +201,21 @@ def _seconds(text: str) -> float:
 def _epochs_within(
     budget: float, start: float, config: Config, images: ImageSet, dataset: Dataset, reporter: Reporter
 ) -> int:
-    """Epochs that fit into the budget, from a few timed steps and one kNN reading of a trainer that is thrown away.
+    """Epochs that fit into the budget, from a few timed steps and one kNN evaluation of a trainer that is thrown away.
 
-    Time since the start and the last reading count; a twentieth is left for checkpoints.
+    The budget includes the time already spent and one last kNN evaluation. 5% is kept for checkpoints.
     """
     knn_sets = dataset.load_labelled(config.image_size)
     trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, knn_sets)
-    step, reading = trial.seconds_per_step(), trial.seconds_per_reading()
+    step, reading = trial.seconds_per_step(), trial.seconds_per_knn()
     epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
-    gone = time.perf_counter() - start
-    left = 0.95 * (budget - gone - reading)
-    epochs = dist.broadcast(max(1, int(left / epoch)))
+    elapsed = time.perf_counter() - start
+    remaining = 0.95 * (budget - elapsed - reading)
+    epochs = dist.broadcast(max(1, int(remaining / epoch)))
     reporter.info(f"epochs {epochs}: {1e3 * step:.0f} ms per step, {epoch:.1f} s per epoch on this machine")
-    if left < epoch:
+    if remaining < epoch:
         reporter.warn(
-            f"{gone:.0f} of {budget:.0f} s have passed before the first epoch, "
+            f"{elapsed:.0f} of {budget:.0f} s have passed before the first epoch, "
             f"so training takes longer than {setting('time_budget')}"
         )
     del trial

@@ -38,7 +38,10 @@ DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would rep
 
 
 class Trainer:
-    """Every random draw (order, crops, lam, shuffle) comes from one generator, whose state is saved."""
+    """Builds the parts of a run and trains them.
+
+    All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved.
+    """
 
     def __init__(
         self,
@@ -51,13 +54,14 @@ class Trainer:
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
-        self.labels_tell_purity = images.labels_tell_purity(config.batch_size)
+        self.can_measure_purity = images.can_measure_purity(config.batch_size)
         self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         self.knn_sets = None  # labelled training and test images for kNN readings
         if knn_sets and config.knn_every and is_main_process():
             train, test = knn_sets
-            self.knn_sets = self.images if train is images else train.to_if_fits(device), test.to_if_fits(device)
+            bank = self.images if train is images else train.to_if_fits(device)
+            self.knn_sets = bank, test.to_if_fits(device)
         if not self.resident:
             reporter.info(
                 f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host and are read one step ahead"
@@ -152,26 +156,27 @@ class Trainer:
             self.reporter.bar(self.config.method, self.config.epochs) as advance,
         ):
             self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
-            if dist.broadcast(self._unlogged(run)):  # the process died after saving it
+            if dist.broadcast(self._unlogged(run)):  # the last process saved this epoch and died before logging it
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
-            clock = read = time.perf_counter()
-            first = self.done
+            epoch_start = refreshed = time.perf_counter()
+            first_step = self.done
             while self.done < self.total_steps:
                 self._one_step()
                 now = time.perf_counter()
                 if self.done % self.steps_per_epoch == 0:
-                    self._end_epoch(run, clock, self.done - first)
-                    clock, read, first = time.perf_counter(), time.perf_counter(), self.done
+                    self._end_epoch(run, epoch_start, self.done - first_step)
+                    epoch_start = refreshed = time.perf_counter()
+                    first_step = self.done
                     advance(self.record["epoch"], _progress_note(self.record))
-                elif now - read > REFRESH and is_main_process():
-                    read = now
+                elif now - refreshed > REFRESH and is_main_process():
+                    refreshed = now
                     advance(self.done / self.steps_per_epoch, _progress_note(self.record | self._means()))
                 if (signal := dist.all_max(flag.signal)) and self.done < self.total_steps:
-                    self.seconds += time.perf_counter() - clock
+                    self.seconds += time.perf_counter() - epoch_start
                     self._save(run)
-                    how = f"continue with `{run.typed('pretrain --resume')}`"
+                    how = f"continue with `{run.command_line('pretrain --resume')}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", signal)
-        if self.saved != self.done:
+        if self.saved != self.done:  # a run of no epochs: the end of an epoch saves it otherwise
             self._save(run)
 
     def seconds_per_step(self, steps: int = 40, seconds: float = 4.0) -> float:
@@ -187,7 +192,7 @@ class Trainer:
             times.append(time.perf_counter() - start)
         return dist.broadcast(statistics.median(times[3:]))
 
-    def seconds_per_reading(self) -> float:
+    def seconds_per_knn(self) -> float:
         """Seconds one kNN evaluation takes; 0 if the run does none."""
         if not self.knn_sets:
             return 0.0
@@ -213,20 +218,20 @@ class Trainer:
         warmup = self.config.warmup_epochs * self.steps_per_epoch
         lr = learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
         size = self.config.batch_size
-        now, coming = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
-        self.step(now, lr, self.generator, coming if position + 1 < self.steps_per_epoch else None)
+        index, next_index = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
+        self.step(index, lr, self.generator, next_index if position + 1 < self.steps_per_epoch else None)
         self.done += 1
 
     def _means(self) -> dict[str, float]:
-        means = self.readable_means()
+        means = self.reliable_means()
         if not math.isfinite(means["loss"]):
             raise self._diverged(f"the loss is {means['loss']}")
         return means
 
-    def readable_means(self) -> dict[str, float]:
+    def reliable_means(self) -> dict[str, float]:
         """Running means of the step's numbers; without purity if too few images have labels."""
         means = self.step.means()
-        return means if self.labels_tell_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
+        return means if self.can_measure_purity else {k: v for k, v in means.items() if not k.startswith("purity")}
 
     def _diverged(self, what: str) -> Diverged:
         last = f"the last good checkpoint is step {self.saved}" if self.saved >= 0 else "nothing was saved yet"

@@ -81,4 +81,4 @@ def test_std_of_images_of_one_color_is_not_zero():
 def test_purity_is_told_where_batches_hold_pairs_of_labelled_images(share: float, batch_size: int, told: bool):
     images = load("digits", "train").limit(100)
     few = torch.where(torch.arange(100) < 100 * share, images.labels, -1)
-    assert replace(images, labels=few).labels_tell_purity(batch_size) == told
+    assert replace(images, labels=few).can_measure_purity(batch_size) == told

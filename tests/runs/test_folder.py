@@ -83,7 +83,7 @@ def test_overwrite_accepts_a_folder_whose_making_was_broken_off(tmp_path: Path, 
         patch.setattr(Run, "write", die_at_second)
         with pytest.raises(KeyboardInterrupt):
             Run.create(tmp_path / "x", CONFIG, "")
-    assert not Run.is_one(tmp_path / "x")
+    assert not Run.is_run_folder(tmp_path / "x")
     (tmp_path / "x" / ".config.yaml.7.tmp").touch()  # it was being written
     with pytest.raises(UserError, match="or overwrite=True to use it"):
         Run.create(tmp_path / "x", CONFIG, "")

@@ -15,7 +15,7 @@ from mixnn.progress import Reporter
 from mixnn.training import pretrain as training
 from mixnn.training.advice import OPTIONS, choose
 from mixnn.training.configure import choices, open_data, resolve
-from mixnn.training.pretrain import _seconds
+from mixnn.training.pretrain import _parse_duration
 from mixnn.training.schedule import short_warmup
 from mixnn.training.trainer import Trainer, configured_views
 
@@ -111,7 +111,7 @@ def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
 
 @pytest.mark.parametrize("text, seconds", [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5h", 5400)])
 def test_a_time_budget_is_read(text, seconds):
-    assert _seconds(text) == seconds
+    assert _parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "0m", "-5m", "m", "infh", "nan", "10"])
@@ -133,7 +133,7 @@ def test_a_time_budget_counts_the_start_and_the_readings(monkeypatch, capsys):
     dataset = open_dataset("digits", limit=64)
     config, images = resolve(dataset, {"support_size": 64, "hidden": 16, "dim": 8}, {"limit": 64, "batch_size": 16})
     monkeypatch.setattr(Trainer, "seconds_per_step", lambda _: 1.0)
-    monkeypatch.setattr(Trainer, "seconds_per_reading", lambda _: 6.0)
+    monkeypatch.setattr(Trainer, "seconds_per_knn", lambda _: 6.0)
     monkeypatch.setattr(training.time, "perf_counter", lambda: 500.0)
 
     def within(budget, start, every):

@@ -224,7 +224,7 @@ def enter_impatiently(rank: int, size: int, port: int) -> None:
     if rank:
         original = Trainer.seconds_per_step
         Trainer.seconds_per_step = lambda self: original(self, steps=0)  # type: ignore[method-assign]
-        Trainer.seconds_per_reading = lambda _: 600.0  # type: ignore[method-assign]
+        Trainer.seconds_per_knn = lambda _: 600.0  # type: ignore[method-assign]
 
     def note(self: Trainer, run: Run) -> None:
         (run.path.parent / f"epochs-{rank}").write_text(str(self.config.epochs))

@@ -48,7 +48,7 @@ def classify(
             "images to classify with this classifier, or with the one saved before", flag="--apply", metavar="FOLDER"
         ),
     ] = "",
-    suggest: Annotated[int, Param("how many images to name that are most worth labelling", low=0, high=2**32 - 1)] = 0,
+    suggest: Annotated[int, Param("suggest this many images to label next", low=0, high=2**32 - 1)] = 0,
     out: Annotated[str | Path, Param("where all files go [RUN/classifier]", metavar="FOLDER")] = "",
     model: Annotated[str, Param("kind of classifier [auto: by cross-validation]", choices=("auto", *MODELS))] = "auto",
     seed: Annotated[int, Param("seed of the folds and of the suggestions", low=0, high=2**32 - 1)] = 0,
@@ -57,11 +57,11 @@ def classify(
     overwrite: Annotated[bool, Param("replace the files in the output folder")] = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """Label all images from a CSV of file,label, and say how far to trust it; accuracies are in percent.
+    """Label all images from a few labels, and estimate the accuracy (in percent).
 
     `labels`: a CSV, or "folders" where subfolders are classes; names are relative to `source`, by default what the run
     was trained on. `new_images`: a folder for the classifier just made, or made earlier. `suggest`: how many images to
-    name that are most worth labelling, with or without labels. All files go to `out`, by default RUN/classifier.
+    suggest for labelling, with or without labels. All files go to `out`, by default RUN/classifier.
 
     Examples:
         mixnn classify runs/photos labels.csv
@@ -129,7 +129,7 @@ def _check_arguments(
         raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: {setting('out')} takes a folder")
-    if str(labels) and Path(labels).resolve() == (folder / files.PREDICTIONS).resolve():
+    if str(labels) and Path(labels).expanduser().resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
     if str(new_images) and not str(labels):
         files.find_classifier(folder, run)
@@ -269,7 +269,8 @@ def _show_classes(results: dict[str, Any]) -> None:
             rows.append((c, str(count), accuracy, str(results["predicted"]["by_class"].get(c, 0))))
     print_table(("class", "labels", "held-out accuracy", "predicted images"), rows)
     if len(order) > len(rows):
-        print(f"... and {len(order) - len(rows)} more with higher accuracy")
+        best = all(c in tested for c in order)  # then the table shows those with the lowest accuracy
+        print(f"... and {len(order) - len(rows)} more classes{' with higher accuracy' * best}")
     print()
 
 

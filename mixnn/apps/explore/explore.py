@@ -73,7 +73,7 @@ def explore(
     _check_options(target, serve, thumb)
     if target:
         check_writable(target, overwrite)
-    images = run.images(source, str(data_dir), hint=f"use {run.typed('explore')} FOLDER")
+    images = run.images(source, str(data_dir), hint=f"use {run.command_line('explore')} FOLDER")
     label_of = _labels(run, source, labels, images)
     embedded = collect(run, images, device=device, reporter=reporter)
     sample = _sample(embedded, max_images, seed)

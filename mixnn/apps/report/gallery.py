@@ -72,7 +72,7 @@ class Embedded:
 def load_sample(dataset: Dataset, size: int, num_images: int, device: torch.device) -> Sample:
     """A fixed random choice of test images, or of training images if there are no others."""
     train, max_bank = dataset.load("train", size), MAX_BANK[device.type]
-    if dataset.has_test_images:
+    if dataset.has_test:
         test = dataset.load("test", size)
         queries, bank = test.limit(num_images, SEED), train.limit(max_bank, SEED)
         return Sample("test", len(test), queries, bank, len(train), None)

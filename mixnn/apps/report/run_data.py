@@ -76,12 +76,12 @@ def read(path: str | Path) -> RunData:
 
 def find_gaps(data: RunData) -> list[str]:
     """One sentence for each thing the run lacks, and for each result of an older checkpoint than the last."""
-    gaps, run, evaluate = [], data.run, f"`{data.run.typed('evaluate')}`"
+    gaps, run, evaluate = [], data.run, f"`{data.run.command_line('evaluate')}`"
     if not data.metrics and run.config.epochs:
         gaps.append("No epoch is logged, so there are no curves.")
     has_checkpoint = bool(checkpoint.list_checkpoints(run.path / "checkpoints"))
     not_evaluated = [protocol.label for name, protocol in PROTOCOLS.items() if name not in data.results]
-    if run.dataset().has_test and not_evaluated:
+    if run.dataset().has_labelled_test and not_evaluated:
         what_to_do = f"run {evaluate}" if has_checkpoint else "the run has no checkpoint"
         gaps.append(f"Not evaluated: {', '.join(not_evaluated)} ({what_to_do}).")
     for name, protocol in PROTOCOLS.items():
