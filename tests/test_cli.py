@@ -716,7 +716,7 @@ def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     err = refused(ask, f"pretrain --resume run {words}")
     assert "--resume takes its settings from the run folder" in err
-    assert "to train further, begin a new run with its encoder: mixnn pretrain DATA --init-from run" in err
+    assert "to train further, start a new run from its encoder: mixnn pretrain DATA --init-from run" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 

@@ -27,7 +27,7 @@ PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (KNN, 
 def evaluate(
     run: Annotated[str | Path | Run, RUN],
     *,
-    protocol: Annotated[str, Param("which evaluation", choices=("all", *PROTOCOLS))] = "all",
+    protocol: Annotated[str, Param(f"which evaluation: all, {', '.join(PROTOCOLS)}")] = "all",
     epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
     seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
     device: Device = "auto",

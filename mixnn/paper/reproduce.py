@@ -58,7 +58,7 @@ def reproduce(
     run: Annotated[bool, Param("print what is there, run nothing")] = True,
     dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
     output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
-    protocol: Annotated[str, Param("how runs are evaluated", choices=("all", *PROTOCOLS))] = "all",
+    protocol: Annotated[str, Param(f"how runs are evaluated: all, {', '.join(PROTOCOLS)}")] = "all",
     probe_epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = PROBE_EPOCHS,
     tables: Annotated[str | Path, Param("YAML file with tables of your own", metavar="FILE")] = "",
     reporter: Reporter | None = None,

@@ -58,7 +58,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path: Path, monk
 
 @pytest.mark.parametrize("data", [X, (X, Y), 3, mixnn.data.load("digits", "test")])
 def test_pretrain_names_the_way_for_arrays(data: object):
-    with pytest.raises(mixnn.UserError, match="makes a folder of arrays"):
+    with pytest.raises(mixnn.UserError, match="writes arrays as a folder"):
         mixnn.pretrain(data)  # type: ignore[arg-type]
 
 

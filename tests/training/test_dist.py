@@ -265,7 +265,7 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     ("words", "says"),
     [
         (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "start 1 or 3 of them"),
-        (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled is for a run on one process"),
+        (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled works with one process only"),
         (["methods"], "only pretrain runs on several processes: run mixnn methods without torchrun"),
     ],
 )
