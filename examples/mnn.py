@@ -1,15 +1,24 @@
 """MNN, mixed nearest neighbors (arXiv 2311.00562), on CIFAR-10: the whole method in one file of plain PyTorch.
 
 A student network learns to predict what a teacher, its own moving average, makes of another view of the same image,
-and of the images most like it. No labels are used for training; a kNN classifier shows what was learned.
+and of the images most like it. No labels are used for training; a kNN classifier shows what was learned. The loss is
+
+    d(p, z) + mean over i of d(p, lam z_i + (1 - lam) z),    d(a, b) = 2 - 2 cos(a, b),
+
+with the student's prediction p, the teacher's embedding z, its K nearest neighbors z_i in the support set, and a random
+lam. It is averaged over both directions: the student sees view 1 and the teacher view 2, and the other way around.
 
     python examples/mnn.py ~/data/cifar-10-batches-bin              # the paper's 200 epochs; you want a GPU
     python examples/mnn.py ~/data/cifar-10-batches-bin --epochs 1   # a first look
 
 The folder is CIFAR-10's binary version. Read from top to bottom: data, views, network, method, evaluation, training.
-Given the same views, losses equal those of `mixnn` with bn_groups=1 (tests/test_examples.py). Two things are simpler
-than there and in the authors' code: batch norm sees the whole batch instead of eight groups of it, and views are made
-with plain tensor operations.
+Given the same views, losses equal those of `mixnn` with bn_groups=1 (tests/test_examples.py). This file was not yet run
+for 200 epochs. It is simpler than `mixnn` and the authors' code:
+
+- Batch norm sees the whole batch instead of eight groups of it, so the teacher needs no shuffled batch.
+- Views approximate torchvision's: color jitter in one fixed order, hue as a rotation in YIQ, an exact Gaussian blur.
+- Warm-up scales with --epochs: it is always 1/40 of the training.
+- The only evaluation is kNN; there is no linear probe.
 
 Shapes: B images of a batch, K neighbors, Q rows of the support set, D numbers of an embedding.
 """
@@ -51,7 +60,7 @@ def weak(images, flip=0.9):  # the paper gives no probability for the weak view'
     area, ratio = uniform(images, 0.2, 1), uniform(images, math.log(3 / 4), math.log(4 / 3)).exp()
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)  # 1 is the whole side
     x, y = uniform(images, -1, 1) * (1 - width), uniform(images, -1, 1) * (1 - height)  # center; the image is [-1, 1]
-    width = torch.where(uniform(images, 0, 1) < flip, -width, width)
+    width = torch.where(uniform(images, 0, 1) < flip, -width, width)  # a negative width mirrors
     zero = torch.zeros_like(x)
     boxes = torch.stack([width, zero, x, zero, height, y], dim=1).view(-1, 2, 3)
     grid = F.affine_grid(boxes, list(images.shape), align_corners=False)
@@ -143,15 +152,16 @@ class MNN(nn.Module):
         """Distance of the prediction p to z and, on average, to z's neighbors, each mixed with z."""
         similarity = F.normalize(z) @ F.normalize(self.support).T  # (B, Q)
         neighbors = self.support[similarity.topk(self.topk).indices]  # (B, K, D)
-        # The paper's idea: a neighbor may be of another class, and mixed with z it does less harm.
+        # The paper's idea: a neighbor may be of another class, and mixed with z it does less harm
+        # (docs/reproduction.md: it acts like a smaller weight).
         mixed = lam * neighbors + (1 - lam) * z[:, None]  # (B, K, D)
         return (distance(p, z) + distance(p[:, None], mixed).mean(dim=1)).mean()
 
     @torch.no_grad()
     def update(self, z):
         """After each optimizer step: the teacher follows the student, and z replaces the oldest rows."""
-        for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            mine.lerp_(theirs, 1 - self.momentum)
+        for teacher_p, student_p in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            teacher_p.lerp_(student_p, 1 - self.momentum)
         self.support = torch.cat([self.support, z])[len(z) :]  # oldest first
 
 
@@ -196,7 +206,7 @@ def main():
     steps = args.epochs * steps_per_epoch
 
     def learning_rate(step):
-        warmup = steps / 40
+        warmup = steps / 40  # 5 of 200 epochs
         return min(step / warmup, 0.5 + 0.5 * math.cos(math.pi * max(0, step - warmup) / (steps - warmup)))
 
     trained = [*model.student.parameters(), *model.predictor.parameters()]

@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import pytest
 
 from mixnn.cli import VERBS, parse
 from mixnn.paper.plan import plan_row
-from mixnn.paper.tables import TABLES, Row
+from mixnn.paper.tables import TABLES, Row, published
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,7 +27,7 @@ def test_each_command_parses(command: str):
 
 
 def test_there_are_commands_to_check():
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
 
 
 def test_the_table_of_commands_has_them_all():
@@ -42,7 +43,8 @@ def test_make_has_the_targets_that_a_stranger_types_first():
 
 def test_the_map_names_what_exists_and_all_of_it():
     tree = README.split("## Where things are")[1].split("## Cite")[0]
-    named = set(re.findall(r"^  ([a-z_]+(?:\.py|/))", tree, re.MULTILINE))
+    first_column = re.findall(r"^  (\S+(?:, \S+)*)  ", tree, re.MULTILINE)
+    named = {name for cell in first_column for name in cell.split(", ")}
     present = {
         path.name + "/" * path.is_dir() for path in (ROOT / "mixnn").iterdir() if path.suffix == ".py" or path.is_dir()
     }
@@ -62,15 +64,20 @@ def test_the_python_example_parses_and_its_names_exist():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_links_lead_to_files_and_headings(page: str):
-    text = (ROOT / page).read_text()
-    anchors = {
-        re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    }
+    path = ROOT / page
+    text = path.read_text()
     links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
     links = [link for link in links if not link.startswith("http")]
     assert links
-    for link in links:
-        assert link[1:] in anchors if link.startswith("#") else (ROOT / page).parent.joinpath(link).exists(), link
+    for file, _, anchor in (link.partition("#") for link in links):
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target.read_text()), anchor
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 # Numbers are those of results/
@@ -123,14 +130,14 @@ def test_accuracies_in_the_readme_likewise(name: str):
 
 
 EXPLAINED = {  # a row of docs/results.md -> a row of the paper's table of weights, or of our controls
-    "MSF": ("weights", "MSE (MSF)"),
-    "MSF's weights, mixture": ("weights", "MSE, mixture"),
-    "MNN's weights, no mixture": ("weights", "WSE"),
-    "MNN: both": ("weights", "WSE, mixture (MNN)"),
-    "the mixture's average weights, no mixture": ("controls", "re-weighting (1.5, 0.5/K), no mixture"),
+    "MSE, no mixture: MSF": ("weights", "MSE (MSF)"),
+    "MSE, mixture": ("weights", "MSE, mixture"),
+    "WSE, no mixture": ("weights", "WSE"),
+    "WSE, mixture: MNN": ("weights", "WSE, mixture (MNN)"),
+    "weights (1.5, 0.5 / K), no mixture": ("controls", "re-weighting (1.5, 0.5/K), no mixture"),
     "MNN, leaky support set": ("controls", "MNN, leaky queue"),
-    "attention as weights, mixture, no gradient through it": ("weights", "CAS, mixture"),
-    "attention as weights, mixture, gradient through it": ("controls", "CAS, mixture, gradient through it"),
+    "CAS, mixture": ("weights", "CAS, mixture"),
+    "CAS, mixture, gradient through it": ("controls", "CAS, mixture, gradient through it"),
 }
 
 
@@ -144,16 +151,39 @@ def test_what_explains_the_gain_is_what_the_committed_runs_have(name: str):
 
 
 def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_as_is_said():
-    runs = RESULTS.split("**Noise.**")[1].split("So single runs")[0]
+    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
     for metric, last in zip(("linear", "kNN"), measured(MAIN["MNN"]), strict=True):
         *values, difference = cells(runs, metric)[:5]
         assert values[-1] == last
         assert difference == f"{max(map(float, values)) - min(map(float, values)):.2f}"
-    assert "differ by up to 0.64 points" in README
+
+
+def test_all_pages_state_the_noise_of_these_runs_and_the_same_rule():
+    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
+    linear, knn = (statistics.stdev(map(float, cells(runs, metric)[:4])) for metric in ("linear", "kNN"))
+    for page in ("README.md", "docs/results.md", "docs/reproduction.md"):
+        words = " ".join((ROOT / page).read_text().split())
+        assert f"standard deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
+        assert f"must differ by about {3 * linear:.1f} and {3 * knn:.1f} points to mean anything" in words
+
+
+def test_the_readmes_first_screen_has_the_numbers_of_mnn():
+    words = " ".join(README.split("<img")[0].split())
+    row = MAIN["MNN"]
+    for data, form in (
+        ("cifar10", "CIFAR-10:** {:.1f}% linear, {:.1f}% kNN (paper: {:.1f}, {:.1f})"),
+        ("cifar100", "CIFAR-100: {:.1f} and {:.1f} (paper: {:.1f} and {:.1f})"),
+    ):
+        paper = [published(row, "paper", metric, data) for metric in ("linear", "knn")]
+        assert form.format(*map(float, measured(row, data)), *paper) in words
+
+
+def test_the_readme_stays_short():
+    assert len(README.splitlines()) <= 120
 
 
 def test_times_are_those_of_the_committed_measurements():
-    table = RESULTS.split("`mixnn bench --method all`")[1].split("ReSSL and Supervised")[0]
+    table = RESULTS.split("`mixnn bench --method all`")[1].split("A pass of ReSSL")[0]
     names = {"moco": "MoCo v2", "unmix": "UnMix", "simclr": "SimCLR", "ressl": "ReSSL", "supervised": "Supervised"}
     for name, row in read("bench-methods-h200.json")["methods"].items():
         method, *batch = name.split(", ")
@@ -163,10 +193,11 @@ def test_times_are_those_of_the_committed_measurements():
         assert ratio == f"{row['over_expected']:.2f}"
     one = read("bench-h200.json")
     assert (
-        f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s, {one['tflops']:.0f} TFLOP/s"
+        f"| {one['ms_per_step']:.2f} | {round(one['images_per_s'], -2):,} images/s; {one['tflops']:.0f} TFLOP/s"
         in RESULTS
     )
-    assert f"{one['share_of_ceiling']:.0%} of a matrix product's {one['matmul_tflops']:.0f}" in RESULTS
+    share, ceiling = f"{one['share_of_ceiling']:.0%}", f"{one['matmul_tflops']:.0f}"
+    assert f"{share} of the {ceiling} that a large matrix product reaches" in RESULTS
     loop = one["plain_loop"]["ms_per_step"]
     assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in RESULTS
 

@@ -188,6 +188,37 @@ def test_the_pages_leads_of_mnn_are_those_of_the_paper_and_the_committed_runs():
         assert " | ".join([f"| {name}", *leads]) + " |" in PAGE
 
 
+def test_the_pages_distances_to_the_authors_numbers_are_those_of_the_committed_runs():
+    words = " ".join(PAGE.split())
+    rows = [row for row in TABLES["main"].rows if row.fixed]
+    assert len(rows) == 10
+    differences = {}
+    for protocol, key in (("linear", "last"), ("knn", "weighted")):
+        theirs = [tables.published(row, "fixed", protocol, "cifar10") for row in rows]
+        ours = [committed("main", row.name)["results"][protocol][key] for row in rows]
+        differences[protocol] = [round(a - b, 2) for a, b in zip(ours, theirs, strict=True)]
+    linear, knn = differences.values()
+    assert f"within {max(map(abs, linear + knn)):.2f} points of the authors'" in words
+    above = [sum(d > 0 for d in column) for column in (linear, knn)]
+    assert words.count("{} of 10 linear, {} of 10 kNN".format(*above)) == 2
+    assert f"{-min(linear):.2f} below to {max(linear):.2f} above the authors' linear" in words
+    assert f"{-min(knn):.2f} below to {max(knn):.2f} above their kNN" in words
+
+
+def test_the_runs_that_the_page_calls_alike_are_as_close_as_it_says():
+    names = [("weights", row.name) for row in TABLES["weights"].rows if "MSF" not in row.name]
+    names += [("controls", "re-weighting (1.5, 0.5/K), no mixture"), ("controls", "MNN, leaky queue")]
+    assert len(names) == 7
+    results = {name: committed(table, name)["results"] for table, name in names}
+    linear = [result["linear"]["last"] for result in results.values()]
+    exception = results.pop("CAS, mixture")["knn"]["weighted"]
+    knn = [result["knn"]["weighted"] for result in results.values()]
+    words = " ".join(PAGE.split())
+    assert f"linear numbers are within {max(linear) - min(linear):.2f} points of each other" in words
+    assert f"kNN numbers are within {max(knn) - min(knn):.2f}, about" in words
+    assert f"except CAS with mixture: {exception:.2f}." in words
+
+
 @pytest.mark.parametrize("name", ["MNN", "CMSF", "SNCLR", "MSF"])
 def test_the_pages_purity_and_rank_are_those_of_the_committed_runs(name):
     end = committed("main", name)["metrics"][-1]
@@ -197,7 +228,7 @@ def test_the_pages_purity_and_rank_are_those_of_the_committed_runs(name):
 def test_links_of_the_page_lead_to_files_and_headings():
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", PAGE) if not link.startswith("http")]
     assert links
     for file, _, anchor in (link.partition("#") for link in links):
         assert (HERE / "docs" / file).exists()
@@ -212,6 +243,21 @@ def test_the_pages_account_of_attention_is_that_of_the_committed_runs():
             end, most = run["metrics"][-1], max(line["spread"] for line in run["metrics"])
             numbers = f"{most:.2f} | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
             assert f"| {name} | {accuracies} | {numbers} |" in PAGE
+
+
+def test_the_page_says_how_far_knn_with_the_gradient_is_behind():
+    early, last = [], []
+    for row in ("CAS, mixture", "CAS"):
+        runs = (committed("weights", row), committed("controls", f"{row}, gradient through it"))
+        pairs = zip(*(run["metrics"] for run in runs), strict=True)
+        behind = {a["epoch"]: a["knn"] - b["knn"] for a, b in pairs if "knn" in a}
+        assert len(behind) == 20
+        early += [value for epoch, value in behind.items() if epoch <= 180]
+        last.append(behind[200])
+    numbers = (
+        f"by {min(early):.1f} to {max(early):.1f} points until epoch 180, and by {last[0]:.1f} and {last[1]:.1f} at"
+    )
+    assert f"kNN is behind at every reading: {numbers} the end." in " ".join(PAGE.split())
 
 
 def test_the_pages_account_of_re_weighting_is_that_of_the_committed_runs():
@@ -267,6 +313,12 @@ def test_the_pages_account_of_the_leak_is_that_of_the_committed_run():
     run, words = committed("controls", "MNN, leaky queue"), " ".join(PAGE.split())
     results, end = run["results"], run["metrics"][-1]
     assert f"MNN has linear {results['linear']['last']:.2f} and kNN {results['knn']['weighted']:.2f}. The" in words
+    mnn = committed("main", "MNN")["results"]
+    higher, lower = (
+        results["linear"]["last"] - mnn["linear"]["last"],
+        mnn["knn"]["weighted"] - results["knn"]["weighted"],
+    )
+    assert words.count(f"ends {higher:.2f} points higher (linear) and {lower:.2f} lower (kNN), within the noise") == 2
     assert f"{end['own_image']:.0%} of anchors find their own image" in words
     assert f"{100 * end['purity_1']:.1f}% have the anchor's class" in words
     gain = [a["purity"] - b["purity"] for a, b in zip(run["metrics"], committed("main", "MNN")["metrics"], strict=True)]
