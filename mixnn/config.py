@@ -306,7 +306,11 @@ class Config(Checked):
     batch_size: int = option(256, "images per step", "paper, table of parameters", low=2)
     seed: int = option(0, "seed of all that is random: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
-        0.06, "learning rate at batch 256; scaled by batch_size / 256", "paper, table of parameters", low=0, high=1e38
+        0.06,
+        "learning rate for a batch of 256; multiplied by batch_size / 256",
+        "paper, table of parameters",
+        low=0,
+        high=1e38,
     )
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
@@ -319,11 +323,15 @@ class Config(Checked):
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
     weak_flip: float = option(
-        0.9, "flip probability of the weak view", "authors' code; the paper gives none", low=0, high=1
+        0.9,
+        "how often the weak view is mirrored (with mirror=yes)",
+        "authors' code; the paper gives none",
+        low=0,
+        high=1,
     )
     mirror: str = option(
         "yes",
-        "whether views may be flipped; no where a mirrored image means something else, as with text",
+        "whether views may be mirrored; no for text, digits or maps",
         choices=("yes", "no"),
     )
     labels: str = option(
@@ -334,7 +342,7 @@ class Config(Checked):
         "unreadable images of a folder: skip them and print their names, or refuse the folder",
         choices=("skip", "refuse"),
     )
-    limit: int = option(0, "use only this many images of each split; 0: all", low=0)
+    limit: int = option(0, "use only this many training and test images; 0: all", low=0)
     knn_every: int = option(10, "epochs between kNN evaluations during training; 0: none", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
     loggers: str = option("", "besides metrics.jsonl, log to tensorboard, wandb, or both: tensorboard,wandb")
@@ -346,7 +354,7 @@ class Config(Checked):
     )
     resident: str = option(
         "auto",
-        "keep all images on the device (auto: if they fit); no: read them ahead of each step",
+        "yes: keep all images in the device's memory; no: read them as needed; auto: yes if they fit",
         choices=("auto", "yes", "no"),
     )
     precision: str = option(

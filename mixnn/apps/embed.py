@@ -32,7 +32,7 @@ def embed(
     run: Annotated[str | Path | Run, RUN],
     source: Annotated[
         str | Path | Sequence[str | Path],
-        Param("folder, images or data set [what the run was trained on]"),
+        Param("one folder, one or more image files, or one data set [the run's data]"),
     ] = "",
     out: Annotated[str | Path, Param("a .npz, .parquet or .csv file", flag="--out", metavar="FILE")] = "embeddings.npz",
     *,

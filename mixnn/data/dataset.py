@@ -291,7 +291,8 @@ def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path 
 def _files(paths: list[Path]) -> ImageFiles:
     for path in paths:
         if not path.is_file():
-            raise UserError(f"{path} is not a file")
+            several = ": give one folder, or several image files" if path.is_dir() else ""
+            raise UserError(f"{path} is {'a folder' if path.is_dir() else 'not a file'}{several}")
     return list_files(paths)
 
 

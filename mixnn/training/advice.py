@@ -47,7 +47,7 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     value(
         "bn_groups",
         batch // 32 if in_32s else 1,
-        "groups of 32, as in the paper" if in_32s else "the batch is one group",
+        "groups of 32, as in the paper" if in_32s else "batch norm uses the whole batch",
     )
     epochs = value("epochs", *_epochs(num, cuda))
     steps = epochs * max(1, num // max(1, batch))
@@ -59,9 +59,9 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
         value("crop_area", 0.6, "a small part of such a tiny image shows too little")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
     support = 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
-    value("support_size", max(support, batch), "the largest power of two up to half the images, at most 4096")
+    value("support_size", max(support, batch), "embeddings to find neighbors in; at most half the images")
     if not cuda:
-        value("hidden", 256, "narrower heads for a CPU")
+        value("hidden", 256, "smaller heads, which only training uses, for a CPU")
     return found
 
 

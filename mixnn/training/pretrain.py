@@ -38,11 +38,14 @@ def pretrain(
         dict[str, Any] | None,
         Param("an option of the method; `mixnn methods NAME` lists them", flag="--set", metavar="OPTION=VALUE"),
     ] = None,
-    out: Annotated[str | Path, Param("run folder to create [runs/DATA-METHOD]", metavar="FOLDER")] = "",
-    overwrite: Annotated[bool, Param("replace the run folder if it exists")] = False,
+    out: Annotated[
+        str | Path, Param("run folder to create [runs/DATA-METHOD; -2, -3, ... if that exists]", metavar="FOLDER")
+    ] = "",
+    overwrite: Annotated[bool, Param("with --out: replace the run in that folder; other files there stay")] = False,
     resume: Annotated[str | Path, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
     init_from: Annotated[
-        str | Path, Param("start from the encoder of this run, or from a file of ResNet weights", metavar="RUN")
+        str | Path,
+        Param("start a new run from the encoder of this run, or from a file of ResNet weights", metavar="RUN"),
     ] = "",
     time_budget: Annotated[
         str, Param("train for as many epochs as fit into this time, start-up included: 90s, 30m, 2h", metavar="TIME")
@@ -110,7 +113,8 @@ def pretrain(
         trainer.fit(run)
     if time_budget and (spent := time.perf_counter() - start) > 1.1 * _parse_duration(time_budget):
         reporter.warn(
-            f"this took {spent:.0f} s: steps became slower than those that {setting('time_budget')} was planned with"
+            f"this took {spent:.0f} s, more than {setting('time_budget', time_budget)}: "
+            "the plan was an estimate from the start-up time and the first steps"
         )
     return run
 

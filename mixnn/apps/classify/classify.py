@@ -39,14 +39,14 @@ SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more la
 @verb
 def classify(
     run: Annotated[str | Path | Run, RUN],
-    labels: Annotated[str | Path, Param("CSV of file,label; or the word folders, where subfolders are classes")] = "",
+    labels: Annotated[
+        str | Path, Param("a CSV with the columns file and label, or the word folders if each subfolder is a class")
+    ] = "",
     *,
     source: Annotated[str | Path, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
     new_images: Annotated[
         str | Path,
-        Param(
-            "images to classify with this classifier, or with the one saved before", flag="--apply", metavar="FOLDER"
-        ),
+        Param("new images to label; without LABELS, by the classifier saved before", flag="--apply", metavar="FOLDER"),
     ] = "",
     suggest: Annotated[int, Param("suggest this many images to label next", low=0, high=2**32 - 1)] = 0,
     out: Annotated[str | Path, Param("where all files go [RUN/classifier]", metavar="FOLDER")] = "",
@@ -202,14 +202,14 @@ def show_classify(results: dict[str, Any]) -> None:
         count, what = (
             len(results["suggested"]),
             {
-                "typical": "typical of regions without a label",
+                "typical": "each typical of a group of similar images without a label",
                 "uncertain": "which the classifier is unsure about",
             }[results["suggested_by"]],
         )
         _print_lines(
             [
                 f"Label next: {plural(count, 'image')}, {what}.",
-                f"Fill in the labels in {paths['suggestions']}, then use that file as the labels.",
+                f"Fill in the labels in {paths['suggestions']}, then use it as the labels. It also has those you gave.",
             ]
         )
     titles = {"predictions": "Predictions", "applied": "Predictions for the new images", "classifier": "Classifier"}

@@ -36,7 +36,8 @@ USE_SERVE = "Use mixnn explore --serve to see the images themselves."
 def explore(
     run: Annotated[str | Path | Run, RUN],
     source: Annotated[
-        str | Path | Sequence[str | Path], Param("folder, images or data set [what the run was trained on]")
+        str | Path | Sequence[str | Path],
+        Param("one folder, one or more image files, or one data set [the run's data]"),
     ] = "",
     *,
     out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",

@@ -49,18 +49,28 @@ def search(
     *,
     source: Annotated[
         str | Path | Sequence[str | Path],
-        Param("folder, images or data set to search in [what the run was trained on]", metavar="FOLDER"),
+        Param("where to search: one folder, one data set, or several image files [the run's data]", metavar="FOLDER"),
     ] = "",
     topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
     duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
     outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
     threshold: Annotated[
         float | None,
-        Param("cosine from which images count as duplicates [chosen]", low=0.001, high=1, metavar="COSINE"),
+        Param(
+            "similarity, up to 1, from which images count as duplicates [chosen and printed]",
+            low=0.001,
+            high=1,
+            metavar="COSINE",
+        ),
     ] = None,
     method: Annotated[str, Param("how to search", choices=("auto", *METHODS))] = "auto",
     output: Annotated[str, Param("how to show the results", choices=FORMATS, flag="--format")] = "terminal",
-    out: Annotated[str | Path, Param("write the results here; a page needs a file", metavar="FILE")] = "",
+    out: Annotated[
+        str | Path,
+        Param(
+            "file for the results [screen; for a page nearest.html, duplicates.html or outliers.html]", metavar="FILE"
+        ),
+    ] = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Overwrite = False,
