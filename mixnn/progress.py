@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-SILENCE = 30  # seconds after which a bar that is no bar says where it is
-NAMED = 20  # files that could not be read, by name; of the others a message has the number
+SILENCE = 30  # without a live bar, a line of progress is printed at least this often, in seconds
+NAMED = 20  # unreadable files that a message names; the others are counted
 
 
 def shown(text: str) -> str:
@@ -100,7 +100,7 @@ class Reporter:
 
 
 class Silence(Reporter):
-    """Says nothing at all: the other processes of a run have one that speaks for them."""
+    """Prints nothing: in a run on several processes, only the main process reports."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -108,12 +108,12 @@ class Silence(Reporter):
 
 
 def _console(stderr: bool = False) -> Console:
-    """One that prints text as it is: a file may be named [red] or :cat:."""
+    """A console that prints text unchanged: a file may be named [red] or :cat:."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True) -> None:
-    """A plain table on stdout; 120 columns wide where stdout is no terminal. The first column is never wrapped."""
+    """A plain table on stdout, 120 columns wide unless stdout is a terminal. The first column is never wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0 or not wrap)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mixnn import files as claims
+from mixnn import files
 from mixnn.config import UserError
 from mixnn.files import LOCK, lock_run, try_lock
 
@@ -50,6 +50,6 @@ def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path: Path, monkey
     def flock(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(claims.fcntl, "flock", flock)
+    monkeypatch.setattr(files.fcntl, "flock", flock)
     with try_lock(tmp_path / "x") as mine:
         assert mine

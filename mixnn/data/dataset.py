@@ -101,7 +101,7 @@ class Dataset(ABC):
         size = 0 if self.stored_size else size or FOLDER_SIZE
         if (split, size) not in self._loaded:
             images = self._load(split, size)
-            images = replace(images, mirror=images.mirror and self.mirror)
+            images = images if self.mirror else replace(images, mirror=False)
             self._loaded[split, size] = images.limit(self.limit) if self.limit else images
         return self._loaded[split, size]
 
@@ -186,6 +186,7 @@ class FolderDataset(Dataset):
     labels: str = ""  # "folders", a CSV file, or "" for none
     on_error: str = "skip"
     _files: dict[str, ImageFiles] = field(default_factory=dict, repr=False)
+    _decoded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -224,7 +225,10 @@ class FolderDataset(Dataset):
             raise UserError(f"there is no folder {self.folder}")
 
     def _load(self, split: str, size: int) -> ImageSet:
-        images = load_folder(self.listing, split, size, self.labels, self.on_error, mirror=True)
+        kind = "test" if split == "test" else "train"
+        if (kind, size) not in self._decoded:
+            self._decoded[kind, size] = load_folder(self.listing, kind, size, self.labels, self.on_error, mirror=True)
+        images = self._decoded[kind, size]
         # Probes use labelled images only. If there are none, all are kept, and the caller refuses them.
         if split == "pretrain" or not self.labels or images.num_labelled in (0, len(images)):
             return images

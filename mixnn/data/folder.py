@@ -17,7 +17,7 @@ import torch
 
 from mixnn.config import UserError, setting
 from mixnn.data.cache import decoded
-from mixnn.data.decode import FileInfo, decode_all
+from mixnn.data.decode import FileInfo
 from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
 from mixnn.data.labels import read_labels
 from mixnn.progress import NAMED, plural
@@ -143,9 +143,10 @@ def _stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Trip
     rows = [i for i, name in enumerate(names) if name in sample]
     if rows:
         return channel_stats(torch.from_numpy(images[rows]))
-    training, reasons = decode_all([listing.folder / name for name in sorted(sample)], images.shape[-1])
-    training = np.delete(training, list(reasons), axis=0)
-    return channel_stats(torch.from_numpy(training if len(training) else np.array(images)))
+    training, infos = decoded(listing.folder, listing.training, images.shape[-1])  # cached by the training itself
+    readable = [name for name, info in zip(listing.training, infos, strict=True) if isinstance(info, FileInfo)]
+    rows = [i for i, name in enumerate(readable) if name in sample]
+    return channel_stats(torch.from_numpy(training[rows] if rows else np.array(images)))
 
 
 def _unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> UserError:

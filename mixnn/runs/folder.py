@@ -41,6 +41,7 @@ DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN o
 OWN_FILES = (
     *(name for name in RUN_FILES if name != LOCK),
     *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
+    "tensorboard/events.out.tfevents.*",
 )
 
 

@@ -98,7 +98,7 @@ def pretrain(
                 pass
     config, images = _plan(dataset, options or {}, settings, time_budget, start, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
-    trainer = Trainer(config, images, reporter, dataset.load_labelled(config.image_size))
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset))
     if initial is not None:
         trainer.start_from(initial, str(init_from))
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
@@ -119,10 +119,16 @@ def pretrain(
     return run
 
 
+def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
+    """Labelled images for the kNN evaluations during training, read only if this process does any."""
+    return dataset.load_labelled(config.image_size) if config.knn_every and is_main_process() else None
+
+
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
     """UserError if images or labels lie inside the run folder: they would look like part of the run."""
     place = out.resolve()
-    for given in (dataset.name if dataset.recipe is None else "", str(settings.get("labels", ""))):
+    folder = dataset.name if dataset.recipe is None else ""
+    for given in (folder, str(settings.get("labels", "")), str(settings.get("data_dir", ""))):
         if given not in ("", "folders") and Path(given).expanduser().resolve().is_relative_to(place):
             raise UserError(
                 f"{given} lies inside the run folder {out}: use another {setting('out')}, or move it out of there"
@@ -209,8 +215,7 @@ def _epochs_within(
 
     The budget includes the time already spent and one last kNN evaluation. 5% is kept for checkpoints.
     """
-    knn_sets = dataset.load_labelled(config.image_size)
-    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, knn_sets)
+    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, _knn_sets(config, dataset))
     step, reading = trial.seconds_per_step(), trial.seconds_per_knn()
     epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
     elapsed = time.perf_counter() - start
@@ -244,9 +249,9 @@ def _resume(run: Run, settings: dict[str, Any], reporter: Reporter) -> Run:
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(reporter.warn)
-    dataset, size = run.dataset(), run.config.image_size
-    images = dataset.load(methods.find(run.config.method).split, size)
-    trainer = Trainer(run.config, images, reporter, dataset.load_labelled(size))
+    dataset = run.dataset()
+    images = dataset.load(methods.find(run.config.method).split, run.config.image_size)
+    trainer = Trainer(run.config, images, reporter, _knn_sets(run.config, dataset))
     trainer.load(tensors, state)
     if is_main_process():
         run.rewind(trainer.done)

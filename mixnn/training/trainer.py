@@ -58,7 +58,7 @@ class Trainer:
         self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
         self.knn_sets = None  # labelled training and test images for kNN readings
-        if knn_sets and config.knn_every and is_main_process():
+        if knn_sets:
             train, test = knn_sets
             bank = self.images if train is images else train.to_if_fits(device)
             self.knn_sets = bank, test.to_if_fits(device)

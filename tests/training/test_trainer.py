@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import mixnn
 from mixnn.config import Config
+from mixnn.data import dataset as dataset_module
 from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
@@ -187,3 +189,40 @@ def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeyp
 def test_a_methods_options_given_as_a_setting_are_refused():
     with pytest.raises(mixnn.UserError, match=r"use options=\{'topk': "):
         mixnn.pretrain("digits", topk=1, reporter=QUIET)
+
+
+def labelled_photos(folder: Path) -> Path:
+    for i in range(24):
+        path = folder / ("test" if i >= 16 else "train") / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * i, 255 * (i % 2), 7)).save(path)
+    return folder
+
+
+def test_test_images_are_read_only_for_knn_evaluations(tmp_path: Path):
+    photos = labelled_photos(tmp_path / "photos")
+    (photos / "test" / "a" / "broken.png").write_text("not an image")
+    common = {"labels": "folders", "on_error": "refuse", "epochs": 1, "batch_size": 8, "reporter": QUIET}
+    common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
+    mixnn.pretrain(photos, out=tmp_path / "without", knn_every=0, **common)
+    with pytest.raises(mixnn.UserError, match=r"broken\.png"):
+        mixnn.pretrain(photos, out=tmp_path / "with", knn_every=1, **common)
+
+
+def test_a_labelled_folders_training_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    real = dataset_module.load_folder
+    monkeypatch.setattr(dataset_module, "load_folder", lambda *args, **kw: calls.append(args[1]) or real(*args, **kw))
+    options = {"support_size": 8, "hidden": 8, "dim": 4}
+    run = mixnn.pretrain(
+        labelled_photos(tmp_path / "photos"),
+        labels="folders",
+        out=tmp_path / "run",
+        epochs=1,
+        batch_size=8,
+        knn_every=1,
+        options=options,
+        reporter=QUIET,
+    )
+    assert sorted(calls) == ["test", "train"]
+    assert "knn" in run.metrics()[-1]

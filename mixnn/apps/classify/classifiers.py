@@ -298,7 +298,10 @@ class HeldOut(NamedTuple):
 
 
 def num_outer_folds(y: np.ndarray) -> int:
-    """Ten folds up to 100 labels: training without a fifth of so few would underestimate accuracy."""
+    """Ten folds up to 100 labels, else five; at most as many as the largest class has labels.
+
+    With few labels, training without a fifth of them would underestimate the accuracy.
+    """
     return min(10 if len(y) <= 100 else 5, int(np.bincount(y).max()))
 
 
