@@ -165,7 +165,7 @@ def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, 
 
 
 def _check_several(name: str, value: Any, param: Param, spell: Callable[[str, Any], str]) -> list[int]:
-    """A list of whole numbers from 3, [0, 1] or "0,1"."""
+    """A list of whole numbers, given as one number, a sequence, or text such as "0,1"."""
     several = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else [value]
     try:
         found = [check(name, one, int, param) for one in several]

@@ -42,7 +42,9 @@ def measure(record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor) -
     """Every number of NAMES that these directions allow."""
     if record is None:
         return {}
-    q, p, z, _, neighbors, theirs, images = (column.flatten(0, 1) for column in record)  # rows of both directions
+    q, p, z, _, neighbors, neighbor_labels, images = (
+        column.flatten(0, 1) for column in record
+    )  # rows of both directions
     out = {"d_positive": (2 - 2 * _dot(p, z)).mean(), "spread": F.spread(z), "rank": effective_dimensions(z)}
     if not neighbors.shape[1]:
         return out
@@ -53,18 +55,18 @@ def measure(record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor) -
     out["norm_ratio"] = (neighbors.norm(dim=2) / z.norm(dim=1, keepdim=True).clamp(min=1e-12)).mean()
     out["own_image"] = (images == index[:, None]).any(1).to(z.dtype).mean()
     # Neighbors without a label do not count, but rows of the support set never written count as wrong.
-    counts = (labels >= 0)[:, None] & ((theirs >= 0) | (images < 0))
-    out["purity"] = F.purity(theirs, labels, counts)
+    counts = (labels >= 0)[:, None] & ((neighbor_labels >= 0) | (images < 0))
+    out["purity"] = F.purity(neighbor_labels, labels, counts)
     sharp = F.attention(q, neighbors, 0.1)
     order = sharp.argsort(dim=1, descending=True, stable=True)  # the same at any temperature
     out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
     out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
     out["cas_entropy_0.1"] = entropy(sharp).mean()
-    by_attention, counts_there = theirs.gather(1, order), counts.gather(1, order)
+    by_attention, counts_by_attention = neighbor_labels.gather(1, order), counts.gather(1, order)
     for k in range(topk):
         at = slice(k, k + 1)
-        out[f"purity_{k + 1}"] = F.purity(theirs[:, at], labels, counts[:, at])
-        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, at], labels, counts_there[:, at])
+        out[f"purity_{k + 1}"] = F.purity(neighbor_labels[:, at], labels, counts[:, at])
+        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, at], labels, counts_by_attention[:, at])
     return out
 
 

@@ -60,9 +60,9 @@ def evaluate(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        how_on = f"`{run.command_line('pretrain --resume')}` goes on"
+        resume = f"`{run.command_line('pretrain --resume')}` continues it"
         reporter.warn(
-            f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {how_on}"
+            f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {resume}"
         )
     common = {
         "checkpoint_step": state["step"],

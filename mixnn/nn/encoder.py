@@ -75,9 +75,9 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def update(self, student: Student, momentum: float) -> None:
         """Move parameters by 1 - momentum toward the student's; the teacher keeps no batch-norm statistics."""
-        mine: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
-        theirs: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
-        torch._foreach_lerp_(mine, theirs, 1 - momentum)
+        teachers: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
+        students: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
+        torch._foreach_lerp_(teachers, students, 1 - momentum)
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:

@@ -235,7 +235,7 @@ class Runner:
             except Interrupted as error:
                 raise Interrupted(f"{error}; or repeat the same command", error.signal) from None
             except KeyboardInterrupt:  # outside training, which turns it into Interrupted itself
-                raise Interrupted("interrupted: the same command goes on from here", signal.SIGINT) from None
+                raise Interrupted("interrupted: the same command continues from here", signal.SIGINT) from None
             except Exception as error:  # the other runs may still succeed
                 reason = str(error)
                 failed[run.name] = reason.splitlines()[0] if reason else type(error).__name__

@@ -121,9 +121,9 @@ class Run:
     def open(path: str | Path) -> Run:
         path = Path(path).expanduser()
         if not path.exists():
-            beside = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
-            near = [p for p in beside if p.name.startswith(path.name)]
-            hint = f"; did you mean {near[0]}?" if near else ""
+            runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
+            similar = [p for p in runs if p.name.startswith(path.name)]
+            hint = f"; did you mean {similar[0]}?" if similar else ""
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
