@@ -2,14 +2,16 @@
 
     open_dataset("cifar10")                       a named data set
     open_dataset("./photos", labels="folders")    a folder, with or without labels
+    open_dataset(images_u8, labels=labels)        arrays in memory
 
-Both answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
+All answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
 `load` gives one split in memory, for training and evaluation. `images` gives a list of images whose files are decoded
 when needed, for everything else.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mixnn.config import Config, UserError, setting, unknown
-from mixnn.data.folder import Listing, list_splits, load_folder
+from mixnn.data.folder import Listing, list_splits, load_folder, natural_key
 from mixnn.data.image_set import ImageSet, channel_stats
-from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
+from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files, resized
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
 
@@ -30,6 +33,7 @@ from mixnn.data.spec import DatasetSpec, default_root
 SPLITS = ("pretrain", "train", "test")
 FOLDER_SIZE = 64  # side of a folder's images if none is given
 ON_ERROR = ("skip", "refuse")
+ARRAYS = "arrays"
 
 
 @dataclass
@@ -244,12 +248,93 @@ class FolderDataset(Dataset):
         return self._files[split]
 
 
+@dataclass
+class ArrayDataset(Dataset):
+    """Images in memory, all for training. They are not stored, so a run on them cannot be resumed or evaluated."""
+
+    arrays: np.ndarray = field(kw_only=True)  # uint8 [M,3,H,W]
+    classes: list[str] = field(default_factory=list)
+    numbers: np.ndarray = field(kw_only=True)  # int64 [M], the class of each image; -1 without a label
+
+    @property
+    def name(self) -> str:
+        return f"{ARRAYS}-{hashlib.sha256(self.arrays.tobytes()).hexdigest()[:8]}"
+
+    @property
+    def title(self) -> str:
+        return ARRAYS
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.name, self.limit
+
+    @property
+    def pretrain_is_train(self) -> bool:
+        return True
+
+    @property
+    def has_test(self) -> bool:
+        return False
+
+    @property
+    def has_labelled_test(self) -> bool:
+        return False
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return bool((self.numbers < 0).any())
+
+    def num_images(self, split: str) -> int | None:
+        return None if split == "test" else len(self.arrays)
+
+    def check(self) -> None:
+        """They are in memory."""
+
+    def _load(self, split: str, size: int) -> ImageSet:
+        if split == "test":
+            raise UserError("arrays have no test images")
+        images = torch.from_numpy(resized(self.arrays, size))
+        mean, std = channel_stats(images)
+        return ImageSet(images, torch.from_numpy(self.numbers), None, self.classes, mean, std, mirror=True)
+
+    def images(self, split: str = "all") -> ImageArrays:
+        if split == "test":
+            raise UserError("arrays have no test images")
+        names = [f"{self.name}/{i}" for i in range(len(self.arrays))]
+        labels = {name: self.classes[y] for name, y in zip(names, self.numbers.tolist(), strict=True) if y >= 0}
+        return ImageArrays(self.title, names, labels, arrays=self.arrays)
+
+
+def array_dataset(images: Any, labels: Any = None, **options: Any) -> ArrayDataset:
+    """Images (M, H, W, 3), (M, 3, H, W) or gray (M, H, W), uint8, with a label each or none; square images only."""
+    try:
+        array = np.asarray(images)
+    except ValueError:  # images of different sizes, or something else altogether
+        array = np.empty(0)
+    if array.ndim == 3:
+        array = np.repeat(array[:, None], 3, axis=1)
+    elif array.ndim == 4 and array.shape[1] != 3 and array.shape[3] == 3:
+        array = array.transpose(0, 3, 1, 2)
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] != 3 or array.shape[2] != array.shape[3]:
+        raise UserError(
+            "data must be a data set's name, a folder, or square uint8 images: (M, H, W, 3), (M, 3, H, W) or (M, H, W)"
+        )
+    given = [None] * len(array) if labels is None else list(labels)
+    if len(given) != len(array):
+        raise UserError(f"{len(array)} images and {len(given)} labels: give a label for each image")
+    classes = sorted({str(label) for label in given if label is not None}, key=natural_key)
+    numbers = np.array([-1 if label is None else classes.index(str(label)) for label in given], np.int64)
+    return ArrayDataset(arrays=np.ascontiguousarray(array), classes=classes, numbers=numbers, **options)
+
+
 def open_dataset(
-    data: str | Path, root: str | Path = "", *, labels: str | Path = "", on_error: str = "skip", **options: Any
+    data: Any, root: str | Path = "", *, labels: Any = "", on_error: str = "skip", **options: Any
 ) -> Dataset:
-    """The data set of this name (below `root`), or this folder; UserError if there is neither."""
+    """The data set of this name (below `root`), this folder, or these arrays; UserError if it is none of them."""
     if on_error not in ON_ERROR:
         raise unknown("on_error", on_error, ON_ERROR)
+    if not isinstance(data, str | Path):
+        return array_dataset(data, None if isinstance(labels, str) else labels, **options)
     folder = Path(data).expanduser()
     if str(data) in DATASETS:
         if str(labels) or on_error != "skip":

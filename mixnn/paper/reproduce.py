@@ -266,7 +266,7 @@ class Runner:
             return pretrain(resume=path, reporter=self.reporter, **given)
         settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
         try:
-            Run.check_free(path, overwrite=True)
+            Run.check_replaceable(path, overwrite=True)
         except UserError:
             raise UserError(f"{path} is not a run folder: use another {setting('runs')}") from None
         where: dict[str, Any] = {"out": path, "overwrite": path.exists()}

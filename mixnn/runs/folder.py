@@ -32,6 +32,7 @@ from torch import Tensor
 import mixnn
 from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
+from mixnn.data.dataset import ARRAYS
 from mixnn.files import LOCK, PACKAGE, RUN_FILES, code_digest, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
@@ -68,7 +69,7 @@ class Run:
         return f"mixnn {words} {shlex.quote(str(self.path))}"
 
     @staticmethod
-    def check_free(path: Path, overwrite: bool) -> None:
+    def check_replaceable(path: Path, overwrite: bool) -> None:
         """UserError if the path exists, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
@@ -93,7 +94,7 @@ class Run:
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
         """Makes the folder. If several processes try at once, one succeeds and the others get Taken."""
-        Run.check_free(path, overwrite)
+        Run.check_replaceable(path, overwrite)
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
         except FileExistsError:
@@ -145,6 +146,11 @@ class Run:
         data = self.config.data
         if data in DATASETS or Path(data).expanduser().is_dir():
             return
+        if data.startswith(f"{ARRAYS}-"):
+            raise UserError(
+                f"{self.path} was trained on arrays, which a run folder does not store\n"
+                "write them as a folder with mixnn.data.to_folder, and train on that"
+            )
         if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
         hint = hint or f"put it back, or link it: `ln -s NEW_PLACE {shlex.quote(data)}`"

@@ -18,12 +18,14 @@ from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Taken
-from mixnn.training.advice import OPTIONS, Choice, choose
+from mixnn.training.folder_settings import OPTIONS, Choice, choose
 from mixnn.training.optimizers import check_optimizer
 
 
-def open_data(data: str | Path, settings: Mapping[str, Any]) -> Dataset:
+def open_data(data: Any, settings: Mapping[str, Any]) -> Dataset:
     """The data set of a run that is to be configured with these settings."""
+    if isinstance(data, Dataset):
+        return data
     given = checked(Config, "setting", {k: v for k, v in settings.items() if k in DATA_SETTINGS})
     options = {"limit": given.get("limit", 0), "mirror": given.get("mirror", "yes") == "yes"}
     labels, on_error = given.get("labels", ""), given.get("on_error", "skip")
@@ -43,7 +45,7 @@ def configure(
     method = str(settings.get("method", "mnn"))
     for name in settings:
         check_setting(name, method)
-    settings = checked(Config, "setting", settings)  # advice computes with them
+    settings = checked(Config, "setting", settings)  # choices depend on them
     options = checked(methods.find(method).Options, f"option of {method}", options)
     dataset = data if isinstance(data, Dataset) else open_data(data, settings)
     recipe = dict(dataset.recipe or {})

@@ -71,7 +71,8 @@ def pretrain(
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
     start = time.perf_counter() if started is None else started
     if resume:
-        if data or options or out or overwrite or init_from or time_budget or not settings.keys() <= RESUMABLE_SETTINGS:
+        others = options or out or overwrite or init_from or time_budget
+        if str(data) or others or not settings.keys() <= RESUMABLE_SETTINGS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
@@ -80,19 +81,14 @@ def pretrain(
         run = Run.open(resume)
         with _lock(run.path):
             return _resume(run, settings, reporter)
-    if not isinstance(data, str | Path):
-        raise UserError(
-            f"pretrain takes the name of a data set or a folder, not a {type(data).__name__}: "
-            'mixnn.data.to_folder(images, "mine", labels) writes arrays as a folder'
-        )
-    if not str(data):
+    if isinstance(data, str) and not data:
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings)
     folder = Path(out).expanduser() if str(out) else None
     if folder:
         _check_data_outside(folder, dataset, settings)
     if folder and is_main_process():
-        Run.check_free(folder, overwrite)  # before any image is read
+        Run.check_replaceable(folder, overwrite)  # before any image is read
         if (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass

@@ -56,9 +56,9 @@ def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path: Path, monk
     assert not Path("new").exists()
 
 
-@pytest.mark.parametrize("data", [X, (X, Y), 3, mixnn.data.load("digits", "test")])
-def test_pretrain_names_the_way_for_arrays(data: object):
-    with pytest.raises(mixnn.UserError, match="writes arrays as a folder"):
+@pytest.mark.parametrize("data", [X.astype(float), (X, Y), 3, mixnn.data.load("digits", "test"), X[:, :5]])
+def test_what_is_neither_a_name_a_folder_nor_images_is_refused(data: object):
+    with pytest.raises(mixnn.UserError, match="square uint8 images"):
         mixnn.pretrain(data)  # type: ignore[arg-type]
 
 

@@ -52,12 +52,12 @@ def test_a_refusal_offers_to_resume_only_what_can_be_resumed(tmp_path: Path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("precious")
     with pytest.raises(UserError) as error:
-        Run.check_free(tmp_path / "notes", overwrite=False)
+        Run.check_replaceable(tmp_path / "notes", overwrite=False)
     assert "resume" not in str(error.value)
     assert "overwrite" not in str(error.value)
     Run.create(tmp_path / "run", CONFIG, "")
     with pytest.raises(UserError, match=r"resume=.*run.* overwrite=True"):
-        Run.check_free(tmp_path / "run", overwrite=False)
+        Run.check_replaceable(tmp_path / "run", overwrite=False)
 
 
 def test_overwrite_replaces_a_run_and_leaves_nothing_of_it(tmp_path: Path):

@@ -13,8 +13,8 @@ from mixnn.data import open_dataset
 from mixnn.data.images import list_files
 from mixnn.progress import Reporter
 from mixnn.training import pretrain as training
-from mixnn.training.advice import OPTIONS, choose
 from mixnn.training.configure import choices, open_data, resolve
+from mixnn.training.folder_settings import OPTIONS, choose
 from mixnn.training.pretrain import _parse_duration
 from mixnn.training.schedule import short_warmup
 from mixnn.training.trainer import Trainer, configured_views
