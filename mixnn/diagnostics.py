@@ -16,19 +16,19 @@ from mixnn import functional as F
 from mixnn.methods.contract import DirectionRecord
 
 NAMES = {
-    "d_positive": "d(p, z), squared distance between prediction and target",
-    "d_neighbors": "mean over neighbors z_i of d(p, z_i), before any mixing",
-    "spread": "deviation of unit z over the batch times sqrt(D): 1 if they fill the sphere, 0 if collapsed",
-    "rank": "effective dimensions of z in a batch: (sum of variances)^2 / sum of squared covariances",
+    "d_positive": "how far predictions are from their targets: 0 perfect, 2 unrelated; d(p, z), squared distance",
+    "d_neighbors": "how far predictions are from the neighbors, likewise: mean of d(p, z_i), before mixing",
+    "spread": "how different embeddings are: 1 as much as can be, 0 collapsed; deviation of unit z x sqrt(D)",
+    "rank": "in how many directions z varies, 1 is collapsed: (sum of variances)^2 / sum of squared covariances",
     "purity": "share of neighbors with the anchor's label; images without one do not count",
     "purity_k": "share of anchors with the label of neighbor number k, by nearness to z",
     "purity_cas_k": "share of anchors with the label of neighbor number k, by attention (CAS)",
-    "inconsistency": "share of ranks at which nearness to z and attention (CAS) name different neighbors; "
+    "inconsistency": "research: share of ranks at which nearness to z and attention (CAS) name different neighbors; "
     "for random orders of K, 1 - 1/K",
-    "cas_entropy": "entropy of the attention (CAS) over K neighbors, nats; at most ln K",
-    "cas_entropy_0.1": "entropy of the attention (CAS) at temperature 0.1, nats",
-    "own_image": "share of anchors with their own image among their neighbors: a leak, unless images recur",
-    "norm_ratio": "mean over neighbors z_i of |z_i| / |z|: how far raw mixing is from mixing directions",
+    "cas_entropy": "research: entropy of the attention (CAS) over K neighbors, nats; at most ln K",
+    "cas_entropy_0.1": "research: entropy of the attention (CAS) at temperature 0.1, nats",
+    "own_image": "share of images that find themselves among their neighbors: near 0, unless there are copies",
+    "norm_ratio": "research: length of neighbors, mean of |z_i| / |z|; 1 if raw mixing equals mixing directions",
     "cos_neighbors": "mean over neighbors z_i of cos(z, z_i)",
     "accuracy": "share of training images classified correctly, augmented as in training",
 }

@@ -26,7 +26,7 @@ DERIVED = {
     "neighbor_share": "share of the neighbors in the weights on z and z_i, counting mixing, lengths and re-normalizing",
 }
 FEATURES = {
-    "feature_spread": "deviation of unit features over images times sqrt(F): 1 if they fill the sphere, 0 if collapsed",
+    "feature_spread": "how different features are: 1 as can be, 0 collapsed; deviation of unit features x sqrt(F)",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
     "dead_features": "share of features that hardly vary: less than a thousandth of the mean deviation",
 }
