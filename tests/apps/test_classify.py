@@ -609,8 +609,8 @@ def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, ca
         classify_module, "baselines", lambda *_, **__: {"raw pixels": BASELINES["raw pixels"] | {"accuracy": 100.0}}
     )
     classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
-    said = capsys.readouterr().out
-    assert "Training has not paid off yet, no better than the better baseline: train for longer" in said
+    assert "+0.0 points over the better baseline" in (said := capsys.readouterr().out)
+    assert "Training has not paid off yet: train for longer" in said
     monkeypatch.setattr(classify_module, "MAX_COMPARED", 5)
     assert "baselines" not in classify(run, labels, model="knn", reporter=QUIET)
 

@@ -253,10 +253,9 @@ def _show_accuracy(results: dict[str, Any]) -> None:
 
 def _gain(held: dict[str, Any], baseline: float) -> str:
     gain = held["accuracy"] - baseline
-    if gain <= 0:
-        below = f"{-gain:.1f} points below" if gain else "no better than"
-        return f"Training has not paid off yet, {below} the better baseline: train for longer, or on more images."
     text = f"Gain from training: {gain:+.1f} points over the better baseline."
+    if gain <= 0:
+        return f"{text} Training has not paid off yet: train for longer, or on more images."
     return text if held["low"] > baseline else f"{text} These are too few labels to be sure of a gain."
 
 
