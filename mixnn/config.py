@@ -318,7 +318,9 @@ class Config(Checked):
         5e-4, "weight decay of all parameters, batch norm included", "paper, table of parameters", low=0
     )
     optimizer: str = option("sgd", "optimizer of the student: sgd", "paper, 4.1")
-    backbone: str = option("resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 (for CPUs), or timm:NAME")
+    backbone: str = option(
+        "resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 or efficientnet_lite0 (for CPUs), or timm:NAME"
+    )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)

@@ -1,6 +1,6 @@
 """export: a run's encoder as one file for others, with a model card that says what it is and how to prepare images.
 
-safetensors  the weights alone, with torchvision's names; read by `mixnn.load`, torchvision and timm
+safetensors  the weights alone; read by `mixnn.load`. A ResNet has torchvision's names, for torchvision and timm
 onnx, pt2    programs (ONNX, torch.export) from uint8 images to features; each is run and compared before it is written
 
 To add a format: a function of an encoder, a card and an opset that returns the bytes of a file, and its row in WRITERS.
@@ -24,6 +24,7 @@ from mixnn import methods
 from mixnn.config import RUN, Config, Overwrite, Param, UserError, setting, verb
 from mixnn.data import configured_dataset
 from mixnn.files import check_writable, write_atomically
+from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -48,7 +49,6 @@ PROGRAM = {
     "normalisation": "inside: scale, mean and std below are applied already",
 }
 WEIGHTS = {
-    "names": "torchvision's ResNet, without fc",
     "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
     "gives": "after the mean over pixels: float32 (batch, features)",
 }
@@ -191,7 +191,7 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     steps_per_epoch = state["data"]["images"] // c.batch_size
     return {
         "card_version": CARD_VERSION,
-        "file": {"form": form, **(WEIGHTS if form == "safetensors" else PROGRAM)},
+        "file": {"form": form, **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM)},
         "architecture": _architecture(c),
         "preprocessing": _preprocessing(c, state["data"]),
         "method": {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper},
@@ -212,11 +212,20 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     }
 
 
+def _names(c: Config) -> str:
+    return "torchvision's ResNet, without fc" if c.backbone in ARCHITECTURES else f"mixnn's {c.backbone}"
+
+
 def _architecture(c: Config) -> dict[str, Any]:
     with torch.device("meta"):  # counts parameters without memory for them
         backbone = make_backbone(c)
+    features = {"features": backbone.num_features, "parameters": sum(p.numel() for p in backbone.parameters())}
+    if isinstance(backbone, EfficientNetLite0):
+        fields = ("channels", "blocks", "kernel", "stride", "expansion")
+        stages = [dict(zip(fields, stage, strict=True)) for stage in STAGES]
+        return {"name": c.backbone, "stages": stages, "activation": "ReLU6", "batch_norm_eps": EPS, **features}
     if not isinstance(backbone, ResNet):
-        return {"name": c.backbone, "features": backbone.num_features}
+        return {"name": c.backbone, **features}
     block, widths, depths = ARCHITECTURES[c.backbone]
     stem, pooled = backbone.conv1, isinstance(backbone.maxpool, torch.nn.MaxPool2d)
     return {
@@ -230,8 +239,7 @@ def _architecture(c: Config) -> dict[str, Any]:
             "padding": stem.padding[0],
             "max_pool": {"kernel": 3, "stride": 2, "padding": 1} if pooled else None,
         },
-        "features": backbone.num_features,
-        "parameters": sum(p.numel() for p in backbone.parameters()),
+        **features,
     }
 
 

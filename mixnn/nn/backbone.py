@@ -1,4 +1,4 @@
-"""Backbones f by name: the ResNets of resnet.py, any timm model as timm:NAME, and what you add to BACKBONES."""
+"""Backbones f by name: the ResNets, EfficientNet-Lite0, any timm model as timm:NAME, and what you add to BACKBONES."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mixnn.config import UserError, unknown
 from mixnn.nn.batch_norm import split_batch_norms
+from mixnn.nn.efficientnet import EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
 
 TIMM = "timm:"
@@ -35,7 +36,10 @@ class TimmBackbone(nn.Module):
         return self.model(x)
 
 
-BACKBONES: dict[str, Callable[[int, int], Any]] = {name: partial(ResNet, name) for name in ARCHITECTURES}
+BACKBONES: dict[str, Callable[[int, int], Any]] = {
+    **{name: partial(ResNet, name) for name in ARCHITECTURES},
+    "efficientnet_lite0": EfficientNetLite0,
+}
 """Registry: name -> factory(image_size, bn_groups).
 
 The factory returns a module from images (B, 3, H, W) to features (B, F) with F as its attribute `num_features`. Add

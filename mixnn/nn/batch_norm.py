@@ -33,8 +33,8 @@ class SplitBatchNorm(nn.BatchNorm2d):
     group_weights: Tensor
     momentum: float
 
-    def __init__(self, num_features: int, groups: int = 1, affine: bool = True) -> None:
-        super().__init__(num_features, affine=affine)
+    def __init__(self, num_features: int, groups: int = 1, affine: bool = True, eps: float = 1e-5) -> None:
+        super().__init__(num_features, eps, affine=affine)
         self.groups = groups
         self.views, self.tracked = 1, True  # see set_views
         self.register_buffer("group_weights", torch.full((groups,), 1 / groups), persistent=False)

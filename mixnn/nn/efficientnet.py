@@ -1,0 +1,121 @@
+"""EfficientNet-Lite0 (Tan and Le, 2019; Lite since 2020): inverted residuals with ReLU6 and without squeeze-excite.
+
+A small network for CPUs whose ImageNet weights are published as a package (mixnn/runs/weights.py reads them). It is the
+same for every image size, and its side shrinks 32-fold. All batch norms are SplitBatchNorm.
+
+TensorFlow pads a convolution of stride 2 by one pixel more on the right and bottom than on the left and top, if the
+side is even. Here odd sides get the same padding: the weights then see every size as they saw 224 pixels in training.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixnn.nn.batch_norm import SplitBatchNorm
+
+EPS = 1e-3  # of batch norm, as in TensorFlow
+STEM, HEAD = 32, 1280  # channels
+STAGES = (
+    # channels, blocks, kernel, stride of the first block, expansion
+    (16, 1, 3, 1, 1),
+    (24, 2, 3, 2, 6),
+    (40, 2, 5, 2, 6),
+    (80, 3, 3, 2, 6),
+    (112, 3, 5, 1, 6),
+    (192, 4, 5, 2, 6),
+    (320, 1, 3, 1, 6),
+)
+
+
+class ConvNorm(nn.Module):
+    """A convolution, batch norm, and optionally a residual or ReLU6."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int, groups: int, depthwise: bool = False
+    ) -> None:
+        super().__init__()
+        self.pad = ((kernel - 2) // 2, (kernel - 1) // 2) * 2 if stride == 2 else None
+        padding = 0 if self.pad else kernel // 2
+        split = inputs if depthwise else 1
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=split, bias=False)
+        self.norm = SplitBatchNorm(outputs, groups, eps=EPS)
+        nn.init.normal_(self.conv.weight, std=math.sqrt(2 * split / (outputs * kernel**2)))  # He et al., fan out
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, relu6: bool = False) -> Tensor:
+        y = self.norm(self.conv(F.pad(x, self.pad) if self.pad else x), residual=residual)
+        return F.relu6(y) if relu6 else y
+
+
+class InvertedResidual(nn.Module):
+    """1x1 to a wider layer, a depthwise convolution there, and 1x1 back, with a shortcut where shapes allow it."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, groups: int) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.expand = ConvNorm(inputs, width, 1, 1, groups) if expansion > 1 else None
+        self.depthwise = ConvNorm(width, width, kernel, stride, groups, depthwise=True)
+        self.project = ConvNorm(width, outputs, 1, 1, groups)
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.expand is None else self.expand(x, relu6=True)
+        return self.project(self.depthwise(y, relu6=True), residual=x if self.shortcut else None)
+
+
+class EfficientNetLite0(nn.Module):
+    """Images (B, 3, H, W) to features (B, 1280): the head's 1x1 convolution, averaged over pixels."""
+
+    num_features = HEAD
+
+    def __init__(self, image_size: int, bn_groups: int) -> None:  # noqa: ARG002
+        super().__init__()
+        self.stem = ConvNorm(3, STEM, 3, 2, bn_groups)
+        self.stages = nn.ModuleList()
+        before = STEM
+        for channels, count, kernel, stride, expansion in STAGES:
+            blocks = [InvertedResidual(before, channels, kernel, stride, expansion, bn_groups)]
+            for _ in range(count - 1):
+                blocks.append(InvertedResidual(channels, channels, kernel, 1, expansion, bn_groups))
+            self.stages.append(nn.Sequential(*blocks))
+            before = channels
+        self.head = ConvNorm(before, HEAD, 1, 1, bn_groups)
+
+    def forward_stages(self, x: Tensor) -> list[Tensor]:
+        """Feature maps (B, C, H', W') after the stem, after each of the seven stages, and after the head."""
+        maps = [self.stem(x, relu6=True)]
+        for stage in self.stages:
+            maps.append(stage(maps[-1]))
+        return [*maps, self.head(maps[-1], relu6=True)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x, relu6=True)
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x, relu6=True).mean((2, 3))
+
+
+# Names of the published weights, those of the package efficientnet_lite_pytorch
+
+BLOCKS = [f"stages.{i}.{j}" for i, (_, count, *_) in enumerate(STAGES) for j in range(count)]
+LAYERS = {
+    "_expand_conv": "expand.conv",
+    "_bn0": "expand.norm",
+    "_depthwise_conv": "depthwise.conv",
+    "_bn1": "depthwise.norm",
+    "_project_conv": "project.conv",
+    "_bn2": "project.norm",
+}
+PUBLISHED = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm"} | {
+    f"_blocks.{i}.{theirs}": f"{block}.{ours}" for i, block in enumerate(BLOCKS) for theirs, ours in LAYERS.items()
+}
+
+
+def rename_published(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under our names instead of the published ones, without the classifier; unknown names stay."""
+    split = {name: name.rpartition(".") for name in weights if not name.startswith("_fc.")}
+    return {
+        f"{PUBLISHED.get(layer, layer)}{dot}{tensor}": weights[name] for name, (layer, dot, tensor) in split.items()
+    }
