@@ -776,7 +776,7 @@ def test_wrong_words_to_evaluate(ask: Ask, words: str, says: str):
     "words, says",
     [
         ("--steps x", "steps takes a whole number"),
-        ("--backbone resnet", "valid: resnet18, resnet34, resnet50, resnet8, timm:NAME"),
+        ("--backbone resnet", "valid: resnet18, resnet34, resnet50, resnet8, efficientnet_lite0, timm:NAME"),
         ("--method mnm", "did you mean 'mnn'?"),
         ("--set topkk=1", "did you mean 'topk'?"),
         ("--batch-size 1", "must be at least"),

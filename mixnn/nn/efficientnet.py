@@ -1,10 +1,11 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; Lite since 2020): inverted residuals with ReLU6 and without squeeze-excite.
 
 A small network for CPUs whose ImageNet weights are published as a package (mixnn/runs/weights.py reads them). It is the
-same for every image size, and its side shrinks 32-fold. All batch norms are SplitBatchNorm.
+same for all images of 32 pixels and more. All batch norms are SplitBatchNorm.
 
-TensorFlow pads a convolution of stride 2 by one pixel more on the right and bottom than on the left and top, if the
-side is even. Here odd sides get the same padding: the weights then see every size as they saw 224 pixels in training.
+Where the stride is 2, TensorFlow pads even sides by one pixel more at the right and bottom than at the left and top.
+Here odd sides are padded in the same way, as in the package efficientnet_lite_pytorch, so that no padding depends on
+the image.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixnn.config import UserError, setting
 from mixnn.nn.batch_norm import SplitBatchNorm
 
 EPS = 1e-3  # of batch norm, as in TensorFlow
 STEM, HEAD = 32, 1280  # channels
+MIN_SIZE = 32  # pixels; five halvings leave one
 STAGES = (
     # channels, blocks, kernel, stride of the first block, expansion
     (16, 1, 3, 1, 1),
@@ -70,8 +73,9 @@ class EfficientNetLite0(nn.Module):
 
     num_features = HEAD
 
-    def __init__(self, image_size: int, bn_groups: int) -> None:  # noqa: ARG002
+    def __init__(self, image_size: int, bn_groups: int) -> None:
         super().__init__()
+        _check_size(image_size)
         self.stem = ConvNorm(3, STEM, 3, 2, bn_groups)
         self.stages = nn.ModuleList()
         before = STEM
@@ -83,6 +87,13 @@ class EfficientNetLite0(nn.Module):
             before = channels
         self.head = ConvNorm(before, HEAD, 1, 1, bn_groups)
 
+    def forward(self, x: Tensor) -> Tensor:
+        _check_size(min(x.shape[2:]))  # a data set may be evaluated at another size than it is trained at
+        x = self.stem(x, relu6=True)
+        for stage in self.stages:
+            x = stage(x)
+        return self.head(x, relu6=True).mean((2, 3))
+
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Feature maps (B, C, H', W') after the stem, after each of the seven stages, and after the head."""
         maps = [self.stem(x, relu6=True)]
@@ -90,11 +101,13 @@ class EfficientNetLite0(nn.Module):
             maps.append(stage(maps[-1]))
         return [*maps, self.head(maps[-1], relu6=True)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x, relu6=True)
-        for stage in self.stages:
-            x = stage(x)
-        return self.head(x, relu6=True).mean((2, 3))
+
+def _check_size(pixels: int) -> None:
+    if pixels < MIN_SIZE:
+        raise UserError(
+            f"efficientnet_lite0 needs images of {MIN_SIZE} pixels or more, not {pixels}: "
+            f"use {setting('image_size', MIN_SIZE)} or another {setting('backbone')}"
+        )
 
 
 # Names of the published weights, those of the package efficientnet_lite_pytorch

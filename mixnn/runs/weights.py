@@ -194,4 +194,4 @@ def _mismatches(weights: dict[str, Tensor], name: str) -> list[str]:
     needed = _expected_shapes(name, large_stem=given.get("conv1.weight", "").endswith("x7x7"))
     lines = [f"{k} is {given[k]}, not {needed[k]}" for k in needed if k in given and given[k] != needed[k]]
     lines += [f"{k} is missing" for k in needed if k not in given]
-    return lines + [f"{k} is not part of a {name}" for k in given if k not in needed]
+    return lines + [f"{k} is not part of {name}" for k in given if k not in needed]

