@@ -317,9 +317,25 @@ class Config(Checked):
     weight_decay: float = option(
         5e-4, "weight decay of all parameters, batch norm included", "paper, table of parameters", low=0
     )
-    optimizer: str = option("sgd", "optimizer of the student: sgd", "paper, 4.1")
+    optimizer: str = option("sgd", "optimizer of the student: sgd or adamw", "paper, 4.1")
     backbone: str = option(
         "resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 or efficientnet_lite0 (for CPUs), or timm:NAME"
+    )
+    init_from: str = option(
+        "",
+        "weights to start from: imagenet, none, a run, a file of weights, timm:NAME or torchvision:NAME [for a folder: "
+        "imagenet]",
+    )
+    normalization: str = option(
+        "data",
+        "mean and std of the pixels: data, those of the images; or what published weights were trained with",
+        choices=("data", "tensorflow", "torchvision"),
+    )
+    batch_norm: str = option(
+        "batch",
+        "statistics of the backbone's batch norm in training: of the batch, or frozen as they were at the start",
+        "authors' code",
+        choices=("batch", "frozen"),
     )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)

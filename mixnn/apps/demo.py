@@ -22,7 +22,7 @@ from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter, print_table
 from mixnn.runs import Run
-from mixnn.runs.weights import load_backbone, untrained
+from mixnn.runs.weights import initial_backbone, load_backbone
 from mixnn.training.pretrain import pretrain
 
 COMMAND = "mixnn demo"  # marks a run folder that the next demo may replace
@@ -68,7 +68,7 @@ def demo(
 
 def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Tensor, Tensor]]:
     """Unit vectors of training and test images: their raw pixels, and the features of two networks."""
-    networks = {"untrained network": untrained(run.config), "MNN": load_backbone(run)[0]}
+    networks = {"untrained network": initial_backbone(run.config), "MNN": load_backbone(run)[0]}
     spaces = {"raw pixels": tuple(images.images.flatten(1).float() for images in (train, test))}
     spaces |= {name: tuple(features(f, images) for images in (train, test)) for name, f in networks.items()}
     return {name: (unit(bank), unit(queries)) for name, (bank, queries) in spaces.items()}

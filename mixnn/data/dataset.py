@@ -24,7 +24,7 @@ import torch
 
 from mixnn.config import Config, UserError, setting, unknown
 from mixnn.data.folder import Listing, list_splits, load_folder, natural_key
-from mixnn.data.image_set import ImageSet, channel_stats
+from mixnn.data.image_set import NORMALIZATIONS, ImageSet, channel_stats
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files, resized
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
@@ -42,7 +42,8 @@ class Dataset(ABC):
 
     limit: int = 0  # use at most this many images per split; 0: all
     mirror: bool = True  # mirrored images may be used as views
-    _loaded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
+    normalization: str = "data"  # which mean and std the images come with: their own, or one of NORMALIZATIONS
+    _loaded: dict[tuple[str, int, str], ImageSet] = field(default_factory=dict, repr=False)
 
     # Settings made for this data set; None: choose them from the images.
     recipe: Mapping[str, Any] | None = field(default=None, init=False)
@@ -103,11 +104,15 @@ class Dataset(ABC):
             raise unknown("split", split, SPLITS)
         split = "train" if split == "pretrain" and self.pretrain_is_train else split
         size = 0 if self.stored_size else size or FOLDER_SIZE
-        if (split, size) not in self._loaded:
+        key = split, size, self.normalization
+        if key not in self._loaded:
             images = self._load(split, size)
             images = images if self.mirror else replace(images, mirror=False)
-            self._loaded[split, size] = images.limit(self.limit) if self.limit else images
-        return self._loaded[split, size]
+            if self.normalization != "data":
+                mean, std = NORMALIZATIONS[self.normalization]
+                images = replace(images, mean=mean, std=std)
+            self._loaded[key] = images.limit(self.limit) if self.limit else images
+        return self._loaded[key]
 
     @abstractmethod
     def _load(self, split: str, size: int) -> ImageSet: ...
@@ -358,6 +363,7 @@ def named_dataset(name: str, root: str | Path = "", **options: Any) -> NamedData
 def configured_dataset(config: Config) -> Dataset:
     """The data set a run was configured with. It may be gone: `check` says so."""
     options: dict[str, Any] = {"limit": config.limit, "mirror": config.mirror == "yes"}
+    options["normalization"] = config.normalization
     if config.data in DATASETS:
         return named_dataset(config.data, config.data_dir, **options)
     return FolderDataset(folder=Path(config.data), labels=config.labels, on_error=config.on_error, **options)

@@ -20,6 +20,11 @@ Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: imag
 UNLABELLED = -1
 LEVELS = 256  # values of a uint8
 MIN_PAIRS = 4  # labelled anchors with a labelled neighbor that a batch needs on average to measure purity
+NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {  # mean and std of each channel, on the 0..1 scale
+    "tensorflow": ((127 / 255,) * 3, (128 / 255,) * 3),  # (x - 127) / 128 for x in 0..255
+    "torchvision": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of ImageNet's training images
+}
+"""What published weights were trained with. The default, "data", is the mean and std of the images themselves."""
 MIN_STD = 1 / 255  # images of one single color must not lead to a division by zero
 
 

@@ -18,7 +18,7 @@ from mixnn.files import check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
-from mixnn.runs.weights import student_backbone
+from mixnn.runs.weights import trained_backbone
 
 PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (KNN, LINEAR)}
 
@@ -52,7 +52,7 @@ def evaluate(
     reporter, where = reporter or Reporter(), pick_device(device)
     run.check_data()
     tensors, state = run.load_checkpoint(reporter.warn)
-    backbone = student_backbone(run, tensors)
+    backbone = trained_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config, dataset = run.config, run.dataset(data_dir)
     train, test = (dataset.load(split, config.image_size).to_if_fits(where) for split in ("train", "test"))

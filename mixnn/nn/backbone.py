@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError, setting, unknown
 from mixnn.nn.batch_norm import split_batch_norms
 from mixnn.nn.efficientnet import EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
@@ -20,16 +20,23 @@ TIMM = "timm:"
 class TimmBackbone(nn.Module):
     """A timm model without its classifier."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, pretrained: bool = False) -> None:
         super().__init__()
         try:
             timm = importlib.import_module("timm")
         except ImportError:
             raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
         try:
-            self.model = timm.create_model(name, pretrained=False, num_classes=0)
-        except RuntimeError:
+            self.model = timm.create_model(name, pretrained=pretrained, num_classes=0)
+        except RuntimeError as error:
+            if pretrained and name in timm.list_models(pretrained=True):
+                raise UserError(f"cannot load timm's weights of {name}: {error}") from None
             raise unknown("timm model", name, timm.list_models()[:20]) from None
+        except OSError as error:  # of the download
+            raise UserError(
+                f"cannot download timm's weights of {name}: {error}\n"
+                f"use {setting('init_from', 'imagenet')}, which needs no download, or a file of weights"
+            ) from None
         self.num_features: int = self.model.num_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,11 +59,14 @@ def check_backbone(name: str) -> None:
         raise unknown("backbone", name, [*BACKBONES, f"{TIMM}NAME"])
 
 
-def build_backbone(name: str, image_size: int, bn_groups: int) -> Any:
-    """A module with `num_features`, from images (B, 3, H, W) to features (B, F), with split batch norms."""
+def build_backbone(name: str, image_size: int, bn_groups: int, pretrained: bool = False) -> Any:
+    """A module with `num_features`, from images (B, 3, H, W) to features (B, F), with split batch norms.
+
+    `pretrained`: with the weights that timm publishes, for its models only.
+    """
     check_backbone(name)
     if name.startswith(TIMM):
-        backbone = TimmBackbone(name.removeprefix(TIMM))
+        backbone = TimmBackbone(name.removeprefix(TIMM), pretrained)
     else:
         backbone = BACKBONES[name](image_size, bn_groups)
     if not isinstance(getattr(backbone, "num_features", None), int):

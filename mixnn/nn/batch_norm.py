@@ -25,7 +25,7 @@ from mixnn.functional import at_least_float32
 class SplitBatchNorm(nn.BatchNorm2d):
     """relu(norm(x) + residual) for x (V * n * groups, C, ...), image i of a view in group i mod groups.
 
-    Residual and ReLU are optional; in eval mode the norm is plain batch norm.
+    Residual and ReLU are optional. In eval mode, or once frozen, the norm is plain batch norm with running statistics.
     """
 
     running_mean: Tensor
@@ -37,11 +37,12 @@ class SplitBatchNorm(nn.BatchNorm2d):
         super().__init__(num_features, eps, affine=affine)
         self.groups = groups
         self.views, self.tracked = 1, True  # see set_views
+        self.frozen = False  # see freeze_statistics
         self.register_buffer("group_weights", torch.full((groups,), 1 / groups), persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        if not self.training:
-            assert self.tracked, "eval mode needs running statistics, and this network keeps none"
+        if self.frozen or not self.training:
+            assert self.frozen or self.tracked, "eval mode needs running statistics, and this network keeps none"
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
             return _add_and_relu(y, residual, relu)
         if self.groups == 1 and x.device.type == "cpu":
@@ -103,6 +104,17 @@ def set_views(module: nn.Module, views: int, tracked: bool = True) -> None:
             later = torch.arange(views - 1, -1, -1, dtype=torch.float64)  # number of views that follow each view
             weights = ((1 - layer.momentum) ** later).repeat_interleave(layer.groups)
             layer.group_weights = (weights / weights.sum()).to(layer.running_mean)
+
+
+def freeze_statistics(module: nn.Module) -> None:
+    """Keep the running statistics of every SplitBatchNorm below as they are, and normalize with them in training too.
+
+    Weight and bias still learn. For networks that start from good weights: a batch of a few images would replace
+    statistics of a million.
+    """
+    for layer in module.modules():
+        if isinstance(layer, SplitBatchNorm):
+            layer.frozen = True
 
 
 # Operators

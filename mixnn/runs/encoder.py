@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from mixnn.augment import normalize
 from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
+from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
 from mixnn.nn.backbone import BACKBONES, build_backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
-from mixnn.runs.weights import STARTS, load_weights, read_backbone, student_backbone
+from mixnn.runs.weights import STARTS, load_weights, read_backbone, trained_backbone
 
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
@@ -107,14 +108,14 @@ def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | No
 def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
     """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
-    return Encoder(student_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
+    return Encoder(trained_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
 
 
 def read_start(name: str) -> Encoder:
     """The encoder of a name in STARTS as it comes, without any training, on the CPU."""
     start = STARTS[name]
     config = Config(backbone=start.backbone, image_size=start.image_size, bn_groups=1)
-    mean, std = torch.tensor(start.mean), torch.tensor(start.std)
+    mean, std = map(torch.tensor, NORMALIZATIONS[start.normalization])
     return Encoder(read_backbone(name, config), start.image_size, mean, std, name)
 
 

@@ -104,6 +104,16 @@ class Run:
         return path
 
     @staticmethod
+    def reserve_numbered(path: Path) -> Path:
+        """Makes the folder, with -2, -3, ... added if it exists."""
+        number = 1
+        while True:
+            try:
+                return Run.reserve(path if number == 1 else path.with_name(f"{path.name}-{number}"))
+            except Taken:
+                number += 1
+
+    @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
         """Starts a run in a folder. Of an old run there, only what `pretrain` and `evaluate` wrote is removed."""
         Run.reserve(path, overwrite)

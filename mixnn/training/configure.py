@@ -17,7 +17,6 @@ from mixnn.nn.backbone import check_backbone
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
-from mixnn.runs.folder import Taken
 from mixnn.training.folder_settings import OPTIONS, Choice, choose
 from mixnn.training.optimizers import check_optimizer
 
@@ -129,10 +128,4 @@ def check_images(config: Config, images: ImageSet) -> None:
 
 def new_folder(config: Config) -> Path:
     """runs/DATA-METHOD, numbered if it exists. Made at once, so that another process takes the next name."""
-    stem = f"{Path(config.data).resolve().name}-{config.method}"
-    number = 1
-    while True:
-        try:
-            return Run.reserve(Path("runs") / (stem if number == 1 else f"{stem}-{number}"))
-        except Taken:
-            number += 1
+    return Run.reserve_numbered(Path("runs") / f"{Path(config.data).resolve().name}-{config.method}")

@@ -26,8 +26,19 @@ def sgd(parameters: list[Parameter], momentum: float, weight_decay: float) -> to
     return optimizer
 
 
+def adamw(parameters: list[Parameter], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW with a learning rate in a tensor and moments that exist from the start, as for SGD above."""
+    lr = torch.zeros((), device=parameters[0].device)
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+    for p in parameters:
+        optimizer.state[p] = {"step": torch.zeros((), device=p.device)}
+        optimizer.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+    return optimizer
+
+
 OPTIMIZERS: dict[str, Callable[[list[Parameter], Config], torch.optim.Optimizer]] = {
     "sgd": lambda parameters, config: sgd(parameters, config.sgd_momentum, config.weight_decay),
+    "adamw": lambda parameters, config: adamw(parameters, config.weight_decay),
 }
 
 

@@ -24,7 +24,7 @@ from mixnn.data import Images
 from mixnn.files import check_free
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
-from mixnn.runs.weights import untrained
+from mixnn.runs.weights import initial_backbone
 
 __all__ = ["classify", "show_classify"]
 
@@ -163,7 +163,9 @@ def baselines(
     run: Run, encoder: Encoder, images: Images, labels: dict[str, str], model: str, seed: int
 ) -> dict[str, dict[str, float]]:
     """Held-out accuracy in percent on raw pixels and on the untrained network, with the same labels and folds."""
-    fresh = Encoder(untrained(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(encoder.device)
+    fresh = Encoder(initial_backbone(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(
+        encoder.device
+    )
     unlabelled = [name for name in images.names if name not in labels]
     kept = {*labels, *unlabelled[:: -(-len(unlabelled) // BASELINE_UNLABELLED) or 1]}
     names, pixels, features = [], [], []

@@ -1,0 +1,68 @@
+"""A run without training: a folder of images and an encoder as it comes, so that every command works at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixnn.config import Config
+from mixnn.data import Images, open_images
+from mixnn.data.image_set import NORMALIZATIONS
+from mixnn.progress import Reporter, plural
+from mixnn.runs.folder import Run, environment
+from mixnn.runs.weights import KEPT, STARTS, initial_backbone, start_defaults
+
+DEFAULT_START = "imagenet"
+SIZES = (96, 128, 160)  # pixels; a larger image is encoded at the largest, a smaller one enlarged to the smallest
+
+
+def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
+    """A run; or a folder of images, which stands for a run with the ImageNet encoder as it comes."""
+    if isinstance(run, Run):
+        return run
+    path = Path(run).expanduser()
+    if not path.is_dir() or (path / "config.yaml").is_file():
+        return Run.open(path)
+    return start_run(path, reporter or Reporter())
+
+
+def start_run(folder: Path, reporter: Reporter) -> Run:
+    """The run of a folder's images with the encoder as it comes, made on first use: runs/FOLDER-imagenet."""
+    data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
+    for path in sorted(Path("runs").glob(f"{stem}*")):
+        if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), data):
+            reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
+            return run
+    images = open_images(folder)
+    config = start_config(data, images)
+    backbone = initial_backbone(config)  # before the folder is made: a failure leaves none
+    run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.start_run({data!r})", overwrite=True)
+    mean, std = NORMALIZATIONS[config.normalization]
+    state: dict[str, Any] = {"step": 0, "seconds": 0.0, "names": [], "count": 0, "device": "cpu"}
+    state |= {"data": {"images": len(images), "mean": mean, "std": std}, "batch": config.batch_size}
+    run.save_checkpoint(0, {KEPT + name: tensor for name, tensor in backbone.state_dict().items()}, state)
+    run.write("environment.json", json.dumps(environment(torch.device("cpu")), indent=1) + "\n")
+    size = f"{plural(len(images), 'image')} at {config.image_size} pixels"
+    reporter.info(f"{run.path}: {size}, with the {DEFAULT_START} encoder as it comes")
+    return run
+
+
+def start_config(data: str, images: Images) -> Config:
+    """The configuration of a run of no epochs."""
+    defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": start_size(images)}
+    batch = max(2, min(64, len(images)))
+    return replace(Config(), data=data, epochs=0, knn_every=0, bn_groups=1, batch_size=batch, **defaults)
+
+
+def start_size(images: Images) -> int:
+    """Side at which to encode the images: about theirs, within SIZES."""
+    return next((size for size in SIZES if images.typical_side <= size), SIZES[-1])
+
+
+def _is_start_of(run: Run, data: str) -> bool:
+    config = run.config
+    return config.data == data and config.epochs == 0 and config.init_from in STARTS
