@@ -83,7 +83,7 @@ def effective_dimensions(z_BD: Tensor) -> Tensor:
     """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if only one is not 0."""
     centred = F.unit(z_BD) - F.unit(z_BD).mean(0)
     covariance = centred.T @ centred
-    return covariance.trace().square() / covariance.square().sum().clamp(min=1e-30)
+    return centred.square().sum().square() / covariance.square().sum().clamp(min=1e-30)
 
 
 def shrinkage(spreads: Sequence[tuple[int, float]]) -> str:

@@ -49,7 +49,7 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu6: bool = False) -> Tensor:
         x = F.pad(x, self.pad) if self.pad else x
-        if self.norm.training:
+        if self.norm.training and not self.norm.frozen:
             y = self.norm(self.conv(x), residual=residual)
             return F.relu6(y) if relu6 else y
         weight, bias = self._folded()
@@ -58,7 +58,7 @@ class ConvNorm(nn.Module):
         return F.relu6(y, inplace=True) if relu6 else y
 
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a convolution that includes batch norm in eval mode, which saves passes over memory."""
+        """Weight and bias of a convolution that includes batch norm with fixed statistics: fewer passes over memory."""
         norm = self.norm
         scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
         return self.conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
