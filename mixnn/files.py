@@ -26,25 +26,36 @@ RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes the whole file or nothing; UserError if that fails."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _sync(temporary)
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except BaseException as error:  # a second Ctrl-C too
         with contextlib.suppress(OSError):
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path}: {reason}; what was saved before is untouched") from None
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the list of a folder's files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_free(file: str | Path, overwrite: bool) -> None:

@@ -24,6 +24,10 @@ from mixnn.runs.encoder import Encoder, load
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
+OUT = (
+    "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
+    "or .csv (columns file, f0, f1, ...: the numbers of the vector)"
+)
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
@@ -34,7 +38,7 @@ def embed(
         str | Path | Sequence[str | Path],
         Param("one folder, one or more image files, or one data set [the run's data]"),
     ] = "",
-    out: Annotated[str | Path, Param("a .npz, .parquet or .csv file", flag="--out", metavar="FILE")] = "embeddings.npz",
+    out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "embeddings.npz",
     *,
     split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
     device: Device = "auto",

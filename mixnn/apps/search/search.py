@@ -238,7 +238,7 @@ def _nearest(
 
 
 def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
-    return [{"rank": rank, "name": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
+    return [{"rank": rank, "file": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
 
 
 def _duplicates(
@@ -256,7 +256,7 @@ def _duplicates(
     first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
     groups = [
         [
-            {"name": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
+            {"file": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
             for i, cos in group
         ]
         for group in found
