@@ -89,7 +89,8 @@ def method_option(name: str, value: Any = None) -> str:
 class Param:
     """What a parameter means, where its default comes from and which values it takes.
 
-    `flag` and `metavar` are for the command line, where they differ from what name and type suggest.
+    `flag` and `metavar` are for the command line, where they differ from what name and type suggest. `aliases` are more
+    flags that mean the same; a positional may have them too.
     """
 
     help: str
@@ -99,6 +100,7 @@ class Param:
     high: float = math.inf
     flag: str = ""
     metavar: str = ""
+    aliases: tuple[str, ...] = ()
 
 
 class Parameter(NamedTuple):
@@ -228,6 +230,15 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
 DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
+MovedTo = Annotated[str | Path, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
+Source = Annotated[
+    str | Path | Sequence[str | Path],
+    Param(
+        "other images, or the run's own if their folder was moved: a folder, image files or a data set "
+        "[the run's data]",
+        aliases=("--source",),
+    ),
+]
 Overwrite = Annotated[bool, Param("replace the file if it exists")]
 RUN = Param("run folder")
 SETTING = Param("a setting of every run, as `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")

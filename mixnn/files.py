@@ -70,13 +70,18 @@ def check_free(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """Like `check_free`; the file's folder must also exist and be writable."""
+    """Like `check_free`; the file's folder must also exist and be writable. Ask before any work is done."""
+    check_folder_writable(file)
+    check_free(file, overwrite)
+
+
+def check_folder_writable(file: str | Path) -> None:
+    """UserError if the folder of a file does not exist or may not be written to."""
     folder = Path(file).absolute().parent
     if not folder.is_dir():
         raise UserError(f"{Path(file).parent} is not a folder, so {file} cannot be written there")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder} is not writable: use another place for {file}")
-    check_free(file, overwrite)
+        raise UserError(f"cannot write {file}: the folder {folder} is read-only")
 
 
 def _is_part_of_run(path: Path) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
-from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, verb
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, Source, UserError, verb
 from mixnn.data.images import Images
 from mixnn.files import check_writable
 from mixnn.progress import Reporter, plural
@@ -26,7 +26,7 @@ __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
 OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
-    "or .csv (columns file, f0, f1, ...: the numbers of the vector)"
+    "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
 )
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
@@ -34,11 +34,8 @@ CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names t
 @verb
 def embed(
     run: Annotated[str | Path | Run, RUN],
-    source: Annotated[
-        str | Path | Sequence[str | Path],
-        Param("one folder, one or more image files, or one data set [the run's data]"),
-    ] = "",
-    out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "embeddings.npz",
+    source: Source = "",
+    out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "",
     *,
     split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
     device: Device = "auto",
@@ -48,18 +45,19 @@ def embed(
 ) -> Path:
     """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
-    The default source is all data the run was trained on; its `limit` is for training only. Memory does not grow with
-    the number of images. Files that cannot be read are reported and left out.
+    The default source is all data the run was trained on; its `limit` is for training only. The default file is
+    embeddings.npz in the run folder. Memory does not grow with the number of images. Files that cannot be read are
+    reported and left out.
 
     Examples:
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    out = Path(out).expanduser()
+    out = Path(out).expanduser() if str(out) else run.path / "embeddings.npz"
+    images = run.images(source, str(data_dir), split)
     store.check_format(out)
     check_writable(out, overwrite)
-    images = run.images(source, str(data_dir), split, f"use {run.command_line('embed')} FOLDER")
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""

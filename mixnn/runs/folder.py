@@ -137,6 +137,18 @@ class Run:
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
 
+    def moved(self, source: str | Path) -> Run:
+        """The run with its images in the folder `source`; with an empty `source`, the run as it is."""
+        if not str(source):
+            return self
+        if self.config.data in DATASETS:
+            name = f"the data set {self.config.data}"
+            raise UserError(f"{self.path} was trained on {name}: {setting('data_dir')} says where that is kept")
+        folder = Path(source).expanduser().absolute()
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {source}")
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
+
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""
         return configured_dataset(dataclasses.replace(self.config, data_dir=str(data_dir) or self.config.data_dir))

@@ -467,7 +467,7 @@ def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
-    assert quietly(given.run, outliers=True, output="html")[1] == "outliers.html\n"
+    assert quietly(given.run, outliers=True, output="html")[1] == f"{given.run.path / 'outliers.html'}\n"
     result, _ = quietly(given.run, "4.png", output="json", out=tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == result
 

@@ -17,7 +17,7 @@ from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import SERVED_SIDE, Server
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
-from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
+from mixnn.config import RUN, DataDir, Device, Param, Source, UserError, setting, verb
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
@@ -35,10 +35,7 @@ USE_SERVE = "Use mixnn explore --serve to see the images themselves."
 @verb
 def explore(
     run: Annotated[str | Path | Run, RUN],
-    source: Annotated[
-        str | Path | Sequence[str | Path],
-        Param("one folder, one or more image files, or one data set [the run's data]"),
-    ] = "",
+    source: Source = "",
     *,
     out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
     serve: Annotated[bool, Param("serve it on a local address instead, until Ctrl-C")] = False,
@@ -70,11 +67,11 @@ def explore(
         mixnn explore runs/photos ./new --serve
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    target = Path(out).expanduser() if str(out) else None
-    _check_options(target, serve, thumb)
-    if target:
-        check_writable(target, overwrite)
-    images = run.images(source, str(data_dir), hint=f"use {run.command_line('explore')} FOLDER")
+    target = Path(out).expanduser() if str(out) else run.path / "explore.html"
+    _check_options(target if str(out) else None, serve, thumb)
+    images = run.images(source, str(data_dir))
+    if not serve:
+        check_writable(target, overwrite or not str(out))
     label_of = _labels(run, source, labels, images)
     embedded = collect(run, images, device=device, reporter=reporter)
     sample = _sample(embedded, max_images, seed)
@@ -86,7 +83,7 @@ def explore(
     if serve:
         _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), browser, reporter)
         return None
-    return _write(data, thumbnails, target or run.path / "explore.html", thumb, browser, reporter)
+    return _write(data, thumbnails, target, thumb, browser, reporter)
 
 
 def _check_options(out: Path | None, serve: bool, thumb: int) -> None:

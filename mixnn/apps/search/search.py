@@ -49,7 +49,10 @@ def search(
     *,
     source: Annotated[
         str | Path | Sequence[str | Path],
-        Param("where to search: one folder, one data set, or several image files [the run's data]", metavar="FOLDER"),
+        Param(
+            "where to search: other images, or where the run's own are now, if their folder was moved [the run's data]",
+            metavar="FOLDER",
+        ),
     ] = "",
     topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
     duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
@@ -68,7 +71,8 @@ def search(
     out: Annotated[
         str | Path,
         Param(
-            "file for the results [screen; for a page nearest.html, duplicates.html or outliers.html]", metavar="FILE"
+            "file for the results [screen; a page: RUN/nearest.html, RUN/duplicates.html or RUN/outliers.html]",
+            metavar="FILE",
         ),
     ] = "",
     device: Device = "auto",
@@ -80,8 +84,8 @@ def search(
 
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
     image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
-    `outliers` the `topk` images least similar to their neighbors. Prints the result as terminal text, JSON or HTML, or
-    writes it to `out`; returns it as plain values.
+    `outliers` the `topk` images least similar to their neighbors. Prints the result as text or JSON, or writes it to
+    `out`; a web page goes to the run folder by default. Returns the result as plain values.
 
     Examples:
         mixnn search runs/photos cat.jpg
@@ -90,13 +94,13 @@ def search(
     """
     kind = _kind(query, duplicates, outliers)
     _check_options(kind, threshold, method)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if output == "html" else ""
-    if out:
-        check_writable(out, overwrite)
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
     images = run.images(source, str(data_dir))
     if kind == "nearest":
         check_query(query, images.position)  # find a typo before an hour of embedding
+    target = Path(out).expanduser() if str(out) else run.path / f"{kind}.html" if output == "html" else None
+    if target:
+        check_writable(target, overwrite or not str(out))
     embeddings = collect(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
@@ -115,9 +119,9 @@ def search(
         text = render.page(result, images, [query.path for query in queries])
     else:
         text = json.dumps(result, indent=1) if output == "json" else render.terminal(result)
-    if out:
-        write_atomically(Path(out), (text + "\n").encode())
-    print(out or text)
+    if target:
+        write_atomically(target, (text + "\n").encode())
+    print(target or text)
     return result
 
 
