@@ -40,10 +40,14 @@ class Interrupted(Exception):
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist: the nearest valid one first, then all of them."""
     valid = list(valid)
+    return UserError(f"{unknown_name(kind, name, valid)}\nvalid: {', '.join(valid)}")
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """That a name does not exist, and the nearest one that does."""
     plain = {other.lower().lstrip("-"): other for other in valid}  # case and dashes say nothing
     close = difflib.get_close_matches(name.lower().lstrip("-"), plain, n=1)
-    hint = f", did you mean {plain[close[0]]!r}?" if close else ""
-    return UserError(f"unknown {kind} {name!r}{hint}\nvalid: {', '.join(valid)}")
+    return f"unknown {kind} {name!r}" + (f", did you mean {plain[close[0]]!r}?" if close else "")
 
 
 # How messages name a setting

@@ -137,6 +137,24 @@ def test_help_names_every_verb(ask: Ask):
     assert [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "] == [*VERBS]
 
 
+def test_help_lists_what_serves_your_own_images_first_and_calls_all_commands(ask: Ask):
+    text = ask("--help").out
+    yours, research = text.partition("for your images:\n")[2].split("for research:\n")
+    names = ["embed", "search", "classify", "explore", "pretrain", "report", "export", "demo"]
+    assert [line.split()[0] for line in yours.splitlines() if line] == names
+    assert research.split()[0] == "evaluate"
+    assert "verb" not in text.lower()
+
+
+def test_help_is_a_command_too(ask: Ask, capsys: pytest.CaptureFixture[str]):
+    assert ask("help") == ask("--help")
+    with pytest.raises(SystemExit):
+        main(["embed", "--help"])
+    usual = capsys.readouterr().out
+    assert ask("help embed") == (0, usual, "")
+    assert "unknown command 'serach', did you mean 'search'?" in refused(ask, "help serach")
+
+
 def test_without_a_word_the_help_is_printed(ask: Ask):
     answer = ask("")
     assert answer.code == 0
@@ -292,15 +310,18 @@ def test_every_verb_is_a_function_of_the_package_or_a_listing(verb: str):
 
 def test_an_unknown_verb(ask: Ask):
     err = refused(ask, "pretrian digits")
-    assert "unknown verb 'pretrian', did you mean 'pretrain'?" in err
+    assert "unknown command 'pretrian', did you mean 'pretrain'?" in err
     assert all(verb in err for verb in VERBS)
 
 
 @pytest.mark.parametrize("words", ["--epoch 3", "--epoch=3", "--epo 3"])
 def test_an_unknown_flag(ask: Ask, words: str):
     err = refused(ask, f"pretrain digits {words}")
-    assert "did you mean '--epochs'?" in err
-    assert all(flag in err for flag in FLAGS["pretrain"])
+    wrong = re.split("[ =]", words)[0]
+    assert err == (
+        f"mixnn: unknown option of pretrain '{wrong}', did you mean '--epochs'?\n"
+        "`mixnn pretrain --help` lists all options\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""embed: turn images into vectors, stored with their file names; and the cache of vectors that other verbs use."""
+"""embed: turn images into vectors, stored with their file names; and the cache of vectors that other commands use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verb as a command: positionals, flags and help from the signature of its function."""
+"""A function as a command: positionals, flags and help from the signature of its function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown
+from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown_name
 
 QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
 JSON = Parameter("json", bool, Param("print the results as JSON"), False)
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command:
-    """One verb: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
+    """One command: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
 
     def __init__(self, name: str, where: str, summary: str) -> None:
         module, _, function = where.partition(":")
@@ -92,7 +92,8 @@ class Command:
             from mixnn.training.configure import check_setting
 
             check_setting(flag.lstrip("-").replace("-", "_"), method)
-        return unknown(f"option of {self.name}", flag, [*self.flags(), "--help"])
+        wrong = unknown_name(f"option of {self.name}", flag, [*self.flags(), "--help"])
+        return UserError(f"{wrong}\n`mixnn {self.name} --help` lists all options")
 
     def __call__(self, given: dict[str, Any], quiet: bool, command: str, started: float) -> Any:
         from mixnn.progress import Reporter
@@ -101,7 +102,7 @@ class Command:
         return self.function(**given, **{name: value for name, value in internal.items() if name in self.supplied})
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
-        """How messages name a setting to those who typed this verb."""
+        """How messages name a setting to those who typed this command."""
         text = "..." if value is None else shlex.quote(str(value))
         if of_method or name not in self.known:
             flag = "--set" if of_method else "--setting"

@@ -497,6 +497,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
         ({"query": "4.png", "threshold": 0.9}, "threshold works only with duplicates=True"),
+        ({"duplicates": True, "topk": 10}, "duplicates=True lists all groups: leave out topk"),
         ({"query": "4.png", "output": "htm"}, "did you mean 'html'"),
         ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
         ({"outliers": True, "method": "faiss"}, "not with outliers=True"),

@@ -28,6 +28,7 @@ __all__ = ["search"]
 Query = str | Path | Sequence[str | Path]
 
 FORMATS = ("terminal", "json", "html")
+TOPK = 10
 DIGITS = 6  # decimal places of similarities: float32 has no more
 COLLAPSED = 0.9999  # a default threshold above this finds little but identical images
 
@@ -54,7 +55,7 @@ def search(
             metavar="FOLDER",
         ),
     ] = "",
-    topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
+    topk: Annotated[int | None, Param("images per query, or outliers, to show [10]", low=1)] = None,
     duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
     outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
     threshold: Annotated[
@@ -93,7 +94,8 @@ def search(
         mixnn search runs/photos --duplicates
     """
     kind = _kind(query, duplicates, outliers)
-    _check_options(kind, threshold, method)
+    _check_options(kind, threshold, method, topk)
+    topk = TOPK if topk is None else topk
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
     images = run.images(source, str(data_dir))
     if kind == "nearest":
@@ -134,13 +136,16 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     return kinds[0]
 
 
-def _check_options(kind: str, threshold: float | None, method: str) -> None:
+def _check_options(kind: str, threshold: float | None, method: str, topk: int | None) -> None:
     if method == "faiss":
         if kind != "nearest":
             raise UserError(f"{setting('method', 'faiss')} works with a query, not with {setting(kind, True)}")
         check_faiss()
     if threshold is not None and kind != "duplicates":
         raise UserError(f"{setting('threshold')} works only with {setting('duplicates', True)}")
+    if topk is not None and kind == "duplicates":
+        all_groups = f"{setting('duplicates', True)} lists all groups"
+        raise UserError(f"{all_groups}: leave out {setting('topk')}, or raise {setting('threshold')} for fewer")
 
 
 def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
