@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +24,17 @@ PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "diverged.txt", LOCK)
+# What other commands write into a run folder, if no other place is given. It belongs to that run and ends with it.
+OUTPUTS = (
+    *("explore.html", "report.html", "comparison.html", "nearest.html", "duplicates.html", "outliers.html"),
+    *("embeddings.npz", "encoder.*"),
+)
+PAGE_START = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="\
+"""  # of every page
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -73,6 +86,32 @@ def check_writable(file: str | Path, overwrite: bool) -> None:
     """Like `check_free`; the file's folder must also exist and be writable. Ask before any work is done."""
     check_folder_writable(file)
     check_free(file, overwrite)
+
+
+def check_output(given: str | Path, default: Path, overwrite: bool) -> Path:
+    """The file to write: the given one or the default in a run folder, checked as `check_writable` does.
+
+    The default is renewed without `overwrite` if it is a page that a command wrote before.
+    """
+    path = Path(given).expanduser() if str(given) else default
+    renewed = not str(given) and path.suffix == ".html" and is_written_by_mixnn(path)
+    check_writable(path, overwrite or renewed)
+    return path
+
+
+def is_written_by_mixnn(path: Path) -> bool:
+    """Whether a file with one of the names in OUTPUTS is what a command wrote, and not the user's own."""
+    try:
+        if path.suffix == ".html":
+            with open(path, "rb") as file:
+                return file.read(len(PAGE_START)) == PAGE_START.encode()
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return {"vectors.npy", "about.npy"} <= {*archive.namelist()}
+        card = json.loads((path if path.suffix == ".json" else path.with_name(f"{path.name}.json")).read_bytes())
+        return isinstance(card, dict) and "card_version" in card
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
 
 
 def check_folder_writable(file: str | Path) -> None:

@@ -725,13 +725,34 @@ def test_outputs_go_to_the_run_folder_and_their_paths_are_printed(ask: Ask, phot
 
 def test_pages_in_a_run_folder_are_renewed_and_other_files_need_overwrite(ask: Ask, photos_run: Path):
     for words, name in OUTPUTS.items():
-        (photos_run / name).write_text("old")
+        file = photos_run / name
+        file.write_text("the user's own")
+        assert f"run/{name} exists" in refused(ask, words)
+        assert ask(words, "--overwrite").code == 0
+        made = file.read_bytes()
+        assert made != b"the user's own"
         if name.endswith(".html"):
+            file.write_bytes(made + b"old")
             assert ask(words).code == 0
+            assert not file.read_bytes().endswith(b"old")
         else:
             assert f"run/{name} exists" in refused(ask, words)
-            assert ask(words, "--overwrite").code == 0
-        assert (photos_run / name).read_bytes() != b"old"
+
+
+def test_a_new_run_in_a_folder_removes_the_outputs_of_the_old_one_and_nothing_else(ask: Ask, photos_run: Path):
+    for words in OUTPUTS:
+        assert ask(words).code == 0
+    assert ask("export run --format pt2 --quiet").code == 0
+    (photos_run / "labels.html").write_bytes((photos_run / "report.html").read_bytes())
+    (photos_run / "mine.npz").write_bytes((photos_run / "embeddings.npz").read_bytes())
+    (photos_run / "encoder.json").write_text('{"mine": 1}')
+    (photos_run / "encoder.txt").write_text("mine")
+    mine = {"labels.html", "mine.npz", "encoder.json", "encoder.txt", "embeddings"}
+    before = {path.name for path in photos_run.iterdir()}
+    made = {*OUTPUTS.values(), "encoder.safetensors.json", "encoder.pt2", "encoder.pt2.json"}
+    assert made | mine <= before
+    assert ask("pretrain photos --out run --overwrite", *TINY, *NETWORK).code == 0
+    assert {path.name for path in photos_run.iterdir()} == before - made
 
 
 @pytest.mark.parametrize("words", [*OUTPUTS, "evaluate run"])

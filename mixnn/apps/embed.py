@@ -16,7 +16,7 @@ from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import RUN, DataDir, Device, Overwrite, Param, Source, UserError, verb
 from mixnn.data.images import Images
-from mixnn.files import check_writable
+from mixnn.files import check_output
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -54,10 +54,9 @@ def embed(
         mixnn embed runs/photos ./new --out new.csv
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    out = Path(out).expanduser() if str(out) else run.path / "embeddings.npz"
     images = run.images(source, str(data_dir), split)
-    store.check_format(out)
-    check_writable(out, overwrite)
+    store.check_format(Path(out or "embeddings.npz"))
+    out = check_output(out, run.path / "embeddings.npz", overwrite)
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""

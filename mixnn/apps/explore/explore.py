@@ -27,7 +27,7 @@ from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 
@@ -79,11 +79,9 @@ def explore(
         mixnn explore runs/photos ./new --serve
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    target = Path(out).expanduser() if str(out) else run.path / "explore.html"
-    _check_options(target if str(out) else None, serve, thumb)
+    _check_options(Path(out).expanduser() if str(out) else None, serve, thumb)
     images = run.images(source, str(data_dir))
-    if not serve:
-        check_writable(target, overwrite or not str(out))
+    target = None if serve else check_output(out, run.path / "explore.html", overwrite)
     label_of, encoder, predictions = _labels(run, source, labels, images), None, dict[str, Prediction]()
     file = run.path / "classifier" / PREDICTIONS
     if file.is_file() and _is_training_data(run, source):
@@ -100,7 +98,7 @@ def explore(
     if len(sample) < len(embedded):
         data.notes.append(f"The map shows {len(sample):,} of {plural(len(embedded), 'image')}, chosen at random.")
     thumbnails = Thumbnails(images.rows([images.position[name] for name in sample.names]))
-    if serve:
+    if target is None:
         _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), browser, reporter)
         return None
     return _write(data, thumbnails, target, thumb, browser, reporter)

@@ -19,7 +19,7 @@ from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES, judge
 from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, verb
 from mixnn.device import pick_device
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 
@@ -63,8 +63,7 @@ def report(
     loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]
     loaded = [replace(data, run=data.run.moved(source)) for data in loaded]
     default = loaded[0].run.path / ("comparison.html" if len(loaded) > 1 else "report.html")
-    target = Path(out).expanduser() if str(out) else default
-    check_writable(target, overwrite or not str(out))
+    target = check_output(out, default, overwrite)
     galleries, embeddings = _embed(loaded, data_dir, images, where, reporter) if images else ([], {})
     values = {
         "version": mixnn.__version__,

@@ -19,7 +19,7 @@ from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
 from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
@@ -100,9 +100,8 @@ def search(
     images = run.images(source, str(data_dir))
     if kind == "nearest":
         check_query(query, images.position)  # find a typo before an hour of embedding
-    target = Path(out).expanduser() if str(out) else run.path / f"{kind}.html" if output == "html" else None
-    if target:
-        check_writable(target, overwrite or not str(out))
+    to_file = str(out) or output == "html"
+    target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
     embeddings = collect(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
