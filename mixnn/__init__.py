@@ -1,6 +1,6 @@
 """mixnn: self-supervised learning of images from nearest neighbors.
 
-Every verb of the command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Names are
+Every command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Names are
 looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
@@ -36,11 +36,11 @@ _OTHERS = {
     "Run": "mixnn.runs:Run",
     "load": "mixnn.runs.encoder:load",
 }
-_MODULES = ("data", "methods")  # as verbs they list what these modules hold
+_MODULES = ("data", "methods")  # as commands they list what these modules hold
 
 
 def _homes() -> dict[str, str]:
-    """Name -> module:name of all that the package offers; the verbs are those of the command line."""
+    """Name -> module:name of all that the package offers; the commands are those of the command line."""
     from mixnn.cli import VERBS
 
     return _OTHERS | {name: home for name, (home, _) in VERBS.items() if name not in _MODULES}

@@ -40,10 +40,14 @@ class Interrupted(Exception):
 def unknown(kind: str, name: str, valid: Iterable[str]) -> UserError:
     """The error for a name that does not exist: the nearest valid one first, then all of them."""
     valid = list(valid)
+    return UserError(f"{unknown_name(kind, name, valid)}\nvalid: {', '.join(valid)}")
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """That a name does not exist, and the nearest one that does."""
     plain = {other.lower().lstrip("-"): other for other in valid}  # case and dashes say nothing
     close = difflib.get_close_matches(name.lower().lstrip("-"), plain, n=1)
-    hint = f", did you mean {plain[close[0]]!r}?" if close else ""
-    return UserError(f"unknown {kind} {name!r}{hint}\nvalid: {', '.join(valid)}")
+    return f"unknown {kind} {name!r}" + (f", did you mean {plain[close[0]]!r}?" if close else "")
 
 
 # How messages name a setting
@@ -89,7 +93,8 @@ def method_option(name: str, value: Any = None) -> str:
 class Param:
     """What a parameter means, where its default comes from and which values it takes.
 
-    `flag` and `metavar` are for the command line, where they differ from what name and type suggest.
+    `flag` and `metavar` are for the command line, where they differ from what name and type suggest. `aliases` are more
+    flags that mean the same; a positional may have them too.
     """
 
     help: str
@@ -99,6 +104,7 @@ class Param:
     high: float = math.inf
     flag: str = ""
     metavar: str = ""
+    aliases: tuple[str, ...] = ()
 
 
 class Parameter(NamedTuple):
@@ -228,6 +234,15 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
 DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
+MovedTo = Annotated[str | Path, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
+Source = Annotated[
+    str | Path | Sequence[str | Path],
+    Param(
+        "other images, or the run's own if their folder was moved: a folder, image files or a data set "
+        "[the run's data]",
+        aliases=("--source",),
+    ),
+]
 Overwrite = Annotated[bool, Param("replace the file if it exists")]
 RUN = Param("run folder")
 SETTING = Param("a setting of every run, as `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,29 +24,51 @@ PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "diverged.txt", LOCK)
+# What other commands write into a run folder, if no other place is given. It belongs to that run and ends with it.
+OUTPUTS = (
+    *("explore.html", "report.html", "comparison.html", "nearest.html", "duplicates.html", "outliers.html"),
+    *("embeddings.npz", "encoder.*"),
+)
+PAGE_START = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="\
+"""  # of every page
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes the whole file or nothing; UserError if that fails."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _sync(temporary)
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except BaseException as error:  # a second Ctrl-C too
         with contextlib.suppress(OSError):
             temporary.unlink()
         if not isinstance(error, OSError):
             raise
-        raise UserError(f"cannot write {path}: {error.strerror}; what was saved before is untouched") from None
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path}: {reason}; what was saved before is untouched") from None
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the list of a folder's files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_free(file: str | Path, overwrite: bool) -> None:
@@ -59,13 +83,44 @@ def check_free(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """Like `check_free`; the file's folder must also exist and be writable."""
+    """Like `check_free`; the file's folder must also exist and be writable. Ask before any work is done."""
+    check_folder_writable(file)
+    check_free(file, overwrite)
+
+
+def check_output(given: str | Path, default: Path, overwrite: bool) -> Path:
+    """The file to write: the given one or the default in a run folder, checked as `check_writable` does.
+
+    The default is renewed without `overwrite` if it is a page that a command wrote before.
+    """
+    path = Path(given).expanduser() if str(given) else default
+    renewed = not str(given) and path.suffix == ".html" and is_written_by_mixnn(path)
+    check_writable(path, overwrite or renewed)
+    return path
+
+
+def is_written_by_mixnn(path: Path) -> bool:
+    """Whether a file with one of the names in OUTPUTS is what a command wrote, and not the user's own."""
+    try:
+        if path.suffix == ".html":
+            with open(path, "rb") as file:
+                return file.read(len(PAGE_START)) == PAGE_START.encode()
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return {"vectors.npy", "about.npy"} <= {*archive.namelist()}
+        card = json.loads((path if path.suffix == ".json" else path.with_name(f"{path.name}.json")).read_bytes())
+        return isinstance(card, dict) and "card_version" in card
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def check_folder_writable(file: str | Path) -> None:
+    """UserError if the folder of a file does not exist or may not be written to."""
     folder = Path(file).absolute().parent
     if not folder.is_dir():
         raise UserError(f"{Path(file).parent} is not a folder, so {file} cannot be written there")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder} is not writable: use another place for {file}")
-    check_free(file, overwrite)
+        raise UserError(f"cannot write {file}: the folder {folder} is read-only")
 
 
 def _is_part_of_run(path: Path) -> bool:

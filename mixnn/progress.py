@@ -1,4 +1,4 @@
-"""What a verb says while it works, on stderr: a live bar on a terminal, plain lines elsewhere. Results go to stdout."""
+"""What a command says while it works, on stderr: a live bar on a terminal, else a few lines. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-SILENCE = 30  # without a live bar, a line of progress is printed at least this often, in seconds
+SILENCE = 60  # without a live bar, seconds between lines of progress; the first and the last are always printed
 NAMED = 20  # unreadable files that a message names; the others are counted
 
 
@@ -62,7 +62,6 @@ class Reporter:
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
         """A bar over `total` things; call what it yields as advance(done, note)."""
         live = self.console.is_terminal and not self.quiet
-        every = max(1, total // 20)
         columns: tuple[Any, ...] = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -73,16 +72,17 @@ class Reporter:
         )
         with Progress(*columns, console=self.console, disable=not live) as progress:
             task = progress.add_task(title, total=total, note="")
-            last = time.monotonic()
+            last: float | None = None
 
             def advance(done: float, note: object = "") -> None:
                 nonlocal last
                 text = f"{note:.2f}" if isinstance(note, float) else str(note)
                 progress.update(task, completed=done, note=text)
-                due = done % every == 0 or done == total or time.monotonic() - last > SILENCE
+                now = time.monotonic()
+                due = last is None or done == total or now - last >= SILENCE
                 if not live and done == int(done) and due:
-                    last = time.monotonic()
-                    self.info(f"{title} {done:.0f}/{total} {text}")
+                    last = now
+                    self.info(f"{title} {done:.0f}/{total} {text}".rstrip())
 
             yield advance
 

@@ -41,14 +41,15 @@ FLAGS = {
         "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
     },
     "evaluate": {
-        "--protocol", "--epochs", "--seed", "--device", "--data-dir", "--json", "--save", "--overwrite", "--quiet",
+        "--protocol", "--epochs", "--seed", "--source", "--device", "--data-dir", "--json", "--save", "--overwrite",
+        "--quiet",
     },
     "methods": set(),
     "data": {"--data-dir"},
-    "embed": {"--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
-    "export": {"--out", "--format", "--licence", "--opset", "--overwrite", "--quiet"},
+    "embed": {"--source", "--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
+    "export": {"--out", "--format", "--licence", "--license", "--opset", "--overwrite", "--quiet"},
     "figures": {"--data", "--results", "--run", "--out", "--overwrite", "--setting", "--quiet"},
-    "report": {"--out", "--overwrite", "--images", "--device", "--data-dir", "--quiet"},
+    "report": {"--out", "--overwrite", "--images", "--source", "--device", "--data-dir", "--quiet"},
     "search": {
         "--source", "--topk", "--duplicates", "--outliers", "--threshold", "--method", "--format", "--out",
         "--overwrite", "--device", "--data-dir", "--quiet",
@@ -58,10 +59,10 @@ FLAGS = {
         "--data-dir", "--quiet",
     },
     "explore": {
-        "--out", "--overwrite", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors", "--max-images",
-        "--thumb", "--seed", "--device", "--data-dir", "--quiet",
+        "--source", "--out", "--overwrite", "--serve", "--port", "--open", "--labels", "--layout", "--neighbors",
+        "--max-images", "--thumb", "--seed", "--device", "--data-dir", "--quiet",
     },
-    "diagnose": {"--batches", "--device", "--data-dir", "--json", "--quiet"},
+    "diagnose": {"--batches", "--source", "--device", "--data-dir", "--json", "--quiet"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
         "--probe-epochs", "--tables", "--setting", "--quiet",
@@ -134,6 +135,24 @@ def test_help_and_version_do_not_wait_for_torch(word: str):
 def test_help_names_every_verb(ask: Ask):
     lines = ask("--help").out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("    ") and line[4] != " "] == [*VERBS]
+
+
+def test_help_lists_what_serves_your_own_images_first_and_calls_all_commands(ask: Ask):
+    text = ask("--help").out
+    yours, research = text.partition("for your images:\n")[2].split("for research:\n")
+    names = ["embed", "search", "classify", "explore", "pretrain", "report", "export", "demo"]
+    assert [line.split()[0] for line in yours.splitlines() if line] == names
+    assert research.split()[0] == "evaluate"
+    assert "verb" not in text.lower()
+
+
+def test_help_is_a_command_too(ask: Ask, capsys: pytest.CaptureFixture[str]):
+    assert ask("help") == ask("--help")
+    with pytest.raises(SystemExit):
+        main(["embed", "--help"])
+    usual = capsys.readouterr().out
+    assert ask("help embed") == (0, usual, "")
+    assert "unknown command 'serach', did you mean 'search'?" in refused(ask, "help serach")
 
 
 def test_without_a_word_the_help_is_printed(ask: Ask):
@@ -270,6 +289,20 @@ def test_positionals_may_follow_flags():
     assert "usage: mixnn search run [query ...] [options]" in command("search").parser.format_help()
 
 
+@pytest.mark.parametrize("verb", ["embed", "explore"])
+def test_source_is_a_word_or_a_flag(ask: Ask, verb: str):
+    for words in (f"{verb} run moved", f"{verb} run --source moved", f"{verb} --source moved run"):
+        assert parse(shlex.split(words))[1] == {"run": "run", "source": "moved"}
+    assert parse(shlex.split(f"{verb} run --source a.png --source b.png"))[1]["source"] == ["a.png", "b.png"]
+    assert "source is given twice" in refused(ask, f"{verb} run here --source there")
+    assert f"usage: mixnn {verb} run [source ...] [options]" in command(verb).parser.format_help()
+
+
+def test_licence_has_two_spellings():
+    for spelled in ("--licence", "--license"):
+        assert parse(["export", "run", spelled, "MIT"])[1] == {"run": "run", "licence": "MIT"}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_a_function_of_the_package_or_a_listing(verb: str):
     assert callable(getattr(mixnn, verb, None)) or verb in ("methods", "data")
@@ -277,15 +310,18 @@ def test_every_verb_is_a_function_of_the_package_or_a_listing(verb: str):
 
 def test_an_unknown_verb(ask: Ask):
     err = refused(ask, "pretrian digits")
-    assert "unknown verb 'pretrian', did you mean 'pretrain'?" in err
+    assert "unknown command 'pretrian', did you mean 'pretrain'?" in err
     assert all(verb in err for verb in VERBS)
 
 
 @pytest.mark.parametrize("words", ["--epoch 3", "--epoch=3", "--epo 3"])
 def test_an_unknown_flag(ask: Ask, words: str):
     err = refused(ask, f"pretrain digits {words}")
-    assert "did you mean '--epochs'?" in err
-    assert all(flag in err for flag in FLAGS["pretrain"])
+    wrong = re.split("[ =]", words)[0]
+    assert err == (
+        f"mixnn: unknown option of pretrain '{wrong}', did you mean '--epochs'?\n"
+        "`mixnn pretrain --help` lists all options\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -645,7 +681,6 @@ def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: 
         ("embed run --out mine.csv", "mine.csv"),
         ("report run --out mine.html", "mine.html"),
         ("search run --outliers --topk 3 --format json --out mine.json", "mine.json"),
-        ("search run --outliers --topk 3 --format html", "outliers.html"),
         ("explore run --layout pca --out map.html", "map.html"),
         ("evaluate run --save run.json", "run.json"),
         ("bench --json bench.json", "bench.json"),
@@ -658,12 +693,114 @@ def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: 
             assert (tmp_path / file).read_text() != "precious"
 
 
-def test_files_of_a_run_folder_are_made_anew(ask: Ask, tmp_path: Path):
+@pytest.fixture
+def photos_run(ask: Ask, tmp_path: Path) -> Path:
+    """A run on a folder of 16 photos, in the folder where commands are run."""
     save_images(tmp_path / "photos", 16)
     assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
-    (tmp_path / "run" / "explore.html").write_text("old")
-    assert ask("explore run --layout pca").code == 0
-    assert (tmp_path / "run" / "explore.html").read_text() != "old"
+    return tmp_path / "run"
+
+
+OUTPUTS = {  # what each command writes by default, in the run folder
+    "embed run": "embeddings.npz",
+    "explore run --layout pca": "explore.html",
+    "report run --images 0": "report.html",
+    "report run run --images 0": "comparison.html",
+    "search run --outliers --topk 3 --format html": "outliers.html",
+    "search run good1.png --topk 3 --format html": "nearest.html",
+    "search run --duplicates --format html": "duplicates.html",
+    "export run": "encoder.safetensors",
+}
+
+
+def test_outputs_go_to_the_run_folder_and_their_paths_are_printed(ask: Ask, photos_run: Path):
+    outside = sorted(Path.cwd().iterdir())
+    for words, name in OUTPUTS.items():
+        answer = ask(words)
+        assert answer.code == 0, answer
+        assert answer.out == f"run/{name}\n"
+        assert (photos_run / name).is_file()
+    assert sorted(Path.cwd().iterdir()) == outside
+
+
+def test_pages_in_a_run_folder_are_renewed_and_other_files_need_overwrite(ask: Ask, photos_run: Path):
+    for words, name in OUTPUTS.items():
+        file = photos_run / name
+        file.write_text("the user's own")
+        assert f"run/{name} exists" in refused(ask, words)
+        assert ask(words, "--overwrite").code == 0
+        made = file.read_bytes()
+        assert made != b"the user's own"
+        if name.endswith(".html"):
+            file.write_bytes(made + b"old")
+            assert ask(words).code == 0
+            assert not file.read_bytes().endswith(b"old")
+        else:
+            assert f"run/{name} exists" in refused(ask, words)
+
+
+def test_a_new_run_in_a_folder_removes_the_outputs_of_the_old_one_and_nothing_else(ask: Ask, photos_run: Path):
+    for words in OUTPUTS:
+        assert ask(words).code == 0
+    assert ask("export run --format pt2 --quiet").code == 0
+    (photos_run / "labels.html").write_bytes((photos_run / "report.html").read_bytes())
+    (photos_run / "mine.npz").write_bytes((photos_run / "embeddings.npz").read_bytes())
+    (photos_run / "encoder.json").write_text('{"mine": 1}')
+    (photos_run / "encoder.txt").write_text("mine")
+    mine = {"labels.html", "mine.npz", "encoder.json", "encoder.txt", "embeddings"}
+    before = {path.name for path in photos_run.iterdir()}
+    made = {*OUTPUTS.values(), "encoder.safetensors.json", "encoder.pt2", "encoder.pt2.json"}
+    assert made | mine <= before
+    assert ask("pretrain photos --out run --overwrite", *TINY, *NETWORK).code == 0
+    assert {path.name for path in photos_run.iterdir()} == before - made
+
+
+@pytest.mark.parametrize("words", [*OUTPUTS, "evaluate run"])
+def test_a_read_only_folder_is_named_in_one_line_before_any_work(ask: Ask, photos_run: Path, words: str, monkeypatch):
+    """The tests may run as root, who can write everywhere: so the system's answer is imitated."""
+
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("work before the check")
+
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != photos_run and access(path, mode))
+    monkeypatch.setattr(mixnn.Run, "load_checkpoint", work)
+    err = refused(ask, words)
+    assert re.fullmatch(rf"mixnn: cannot write run/\S+: the folder {photos_run} is read-only\n", err)
+
+
+@pytest.mark.parametrize(
+    "words, wrong",
+    [
+        ("embed run nowhere --out mine.npz", "nowhere"),
+        ("embed nowhere --out mine.npz", "nowhere"),
+        ("report nowhere --out mine.html", "nowhere"),
+        ("search run nowhere.png --out mine.html --format html", "nowhere.png"),
+        ("search nowhere --outliers --out mine.html --format html", "nowhere"),
+        ("explore run nowhere --out mine.html", "nowhere"),
+        ("evaluate nowhere --save mine.html", "nowhere"),
+        ("export nowhere --out mine.npz", "nowhere"),
+    ],
+)
+@pytest.mark.usefixtures("photos_run")
+def test_what_is_wrong_with_the_input_is_said_first(ask: Ask, tmp_path: Path, words: str, wrong: str):
+    for name in ("mine.npz", "mine.html"):
+        (tmp_path / name).write_text("precious")
+    err = refused(ask, words)
+    assert wrong in err
+    assert "mine" not in err
+
+
+def test_a_full_disk_does_not_cost_the_numbers(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise mixnn.UserError("cannot write run/results.json: No space left on device")
+
+    assert ask(" ".join(DIGITS), "--out", "run").code == 0
+    monkeypatch.setattr(mixnn.Run, "write", full)
+    answer = ask("evaluate run --protocol knn --quiet")
+    assert answer.code == 2
+    assert re.match(r"kNN +\d+\.\d\d ", answer.out)
+    assert answer.err == "mixnn: cannot write run/results.json: No space left on device\n"
 
 
 def test_a_folder_that_is_no_run_survives_overwrite(ask: Ask, tmp_path: Path):
@@ -728,10 +865,10 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
     for words, way in (
         ("classify run labels.csv", "use --source FOLDER"),
         ("search run --outliers", "use --source FOLDER"),
-        ("embed run", "use mixnn embed run FOLDER"),
-        ("explore run", "use mixnn explore run FOLDER"),
-        ("evaluate run", f"`ln -s NEW_PLACE {tmp_path / 'photos'}`"),
-        ("diagnose run", f"`ln -s NEW_PLACE {tmp_path / 'photos'}`"),
+        ("embed run", "use --source FOLDER"),
+        ("explore run", "use --source FOLDER"),
+        ("evaluate run", "use --source FOLDER"),
+        ("diagnose run", "use --source FOLDER"),
         ("pretrain --resume run", f"`ln -s NEW_PLACE {tmp_path / 'photos'}`"),
     ):
         err = refused(ask, words)
@@ -740,7 +877,16 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
     answer = ask("report run")
     assert answer.code == 0, "curves and settings are there"
     assert "No map and no neighbors" in answer.err
-    assert f"`ln -s NEW_PLACE {tmp_path / 'photos'}`" in answer.err
+    assert "use --source FOLDER" in answer.err
+    for words in ("search run --outliers", "embed run", "explore run --layout pca", "report run", "diagnose run"):
+        moved = ask(f"{words} --source moved")
+        assert moved.code == 0, moved
+        assert "No map" not in moved.err
+    assert "moved has no test images" in refused(ask, "evaluate run --source moved")
+    assert "there is no folder away" in refused(ask, "diagnose run --source away")
+    assert ask(" ".join(DIGITS), "--out", "digits").code == 0
+    named = refused(ask, "evaluate digits --source moved")
+    assert "digits was trained on the data set digits: --data-dir says where that is kept" in named
     (tmp_path / "photos").symlink_to(tmp_path / "moved")
     assert ask("diagnose run").code == 0
 

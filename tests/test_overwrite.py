@@ -16,7 +16,8 @@ QUIET = Reporter(quiet=True)
 TINY = ["--epochs", "1", "--limit", "64", "--batch-size", "16", "--knn-every", "0", "--quiet"]
 # Things that people put into a run folder, also where mixnn keeps files of its own.
 USERS = ("mine/cat.png", "mine/deep/dog.png", "notes.txt", "checkpoints/best.safetensors", "checkpoints/readme.txt",
-         "classifier/suggestions.csv", "embeddings/vectors.npz", "encoder.safetensors", "figures/a.png")  # fmt: skip
+         "classifier/suggestions.csv", "embeddings/vectors.npz", "encoder.safetensors", "figures/a.png",
+         "report.html", "explore.html", "nearest.html", "embeddings.npz")  # fmt: skip
 
 
 @pytest.fixture

@@ -46,11 +46,21 @@ def test_one_thing_is_not_things(count: int, text: str):
     assert plural(count, "image") == text
 
 
-def test_where_there_is_no_bar_a_line_comes_at_every_twentieth_and_after_a_silence(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "seconds, lines", [(0.1, ["1/200", "200/200"]), (1.0, ["1/200", "61/200", "121/200", "181/200", "200/200"])]
+)
+def test_without_a_terminal_the_first_line_the_last_and_one_per_minute_are_printed(capsys, monkeypatch, seconds, lines):
     clock = [0.0]
     monkeypatch.setattr("mixnn.progress.time.monotonic", lambda: clock[0])
     with Reporter().bar("epochs", 200) as advance:
-        for done in range(1, 25):
-            clock[0] += 31.0 if done in (3, 17) else 1.0
+        for done in range(1, 201):
+            clock[0] += seconds
+            advance(done - 0.5)  # within an epoch; no line of its own
             advance(done)
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["3/200", "10/200", "17/200", "20/200"]
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == lines
+
+
+def test_work_of_one_step_is_one_line(capsys):
+    with Reporter().bar("embedding", 7) as advance:
+        advance(7)
+    assert capsys.readouterr().err.split() == ["embedding", "7/7"]

@@ -1,4 +1,4 @@
-"""embed: turn images into vectors, stored with their file names; and the cache of vectors that other verbs use."""
+"""embed: turn images into vectors, stored with their file names; and the cache of vectors that other commands use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
-from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, verb
+from mixnn.config import RUN, DataDir, Device, Overwrite, Param, Source, UserError, verb
 from mixnn.data.images import Images
-from mixnn.files import check_writable
+from mixnn.files import check_output
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -24,17 +24,18 @@ from mixnn.runs.encoder import Encoder, load
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
+OUT = (
+    "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
+    "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
+)
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
 @verb
 def embed(
     run: Annotated[str | Path | Run, RUN],
-    source: Annotated[
-        str | Path | Sequence[str | Path],
-        Param("one folder, one or more image files, or one data set [the run's data]"),
-    ] = "",
-    out: Annotated[str | Path, Param("a .npz, .parquet or .csv file", flag="--out", metavar="FILE")] = "embeddings.npz",
+    source: Source = "",
+    out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "",
     *,
     split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
     device: Device = "auto",
@@ -44,18 +45,18 @@ def embed(
 ) -> Path:
     """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
-    The default source is all data the run was trained on; its `limit` is for training only. Memory does not grow with
-    the number of images. Files that cannot be read are reported and left out.
+    The default source is all data the run was trained on; its `limit` is for training only. The default file is
+    embeddings.npz in the run folder. Memory does not grow with the number of images. Files that cannot be read are
+    reported and left out.
 
     Examples:
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    out = Path(out).expanduser()
-    store.check_format(out)
-    check_writable(out, overwrite)
-    images = run.images(source, str(data_dir), split, f"use {run.command_line('embed')} FOLDER")
+    images = run.images(source, str(data_dir), split)
+    store.check_format(Path(out or "embeddings.npz"))
+    out = check_output(out, run.path / "embeddings.npz", overwrite)
     encoder = load(run, device, reporter=reporter)
     count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""

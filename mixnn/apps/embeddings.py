@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import os
 import shutil
 import tempfile
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mixnn.config import UserError, unknown
+from mixnn.files import atomic_file
 
 FORMATS = (".npz", ".parquet", ".csv")
 COPY_BUFFER = 2**24  # bytes
@@ -63,23 +63,18 @@ def write(
     to_npz = functools.partial(_write_npz, skipped=skipped, about=about)
     writers: dict[str, Callable[[Path, Rows, int], None]]
     writers = {".npz": to_npz, ".csv": _write_csv, ".parquet": _write_parquet}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        writers[path.suffix](partial, rows(), num_features)
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_file(path) as temporary:
+        writers[path.suffix](temporary, rows(), num_features)
     return count, skipped
 
 
 def _write_npz(path: Path, rows: Rows, num_features: int, skipped: Skipped, about: dict[str, Any]) -> None:
-    """vectors.npy, names.npy, skipped.npy and about.json in one zip file that numpy.load reads.
+    """The arrays vectors (M, F), file (M,), skipped (lines of file, tab, reason) and about (JSON in one string).
 
     The header of vectors.npy holds the number of rows, so the rows wait in a temporary file until that is known.
     """
     names: list[str] = []
+    texts: dict[str, Any]
     with tempfile.TemporaryFile(dir=path.parent) as waiting, zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         for batch_names, vectors in rows:
             names += batch_names
@@ -89,10 +84,10 @@ def _write_npz(path: Path, rows: Rows, num_features: int, skipped: Skipped, abou
             header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), num_features)}
             np.lib.format.write_array_header_1_0(out, header)
             shutil.copyfileobj(waiting, out, COPY_BUFFER)
-        for name, texts in (("names", names), ("skipped", [f"{name}\t{why}" for name, why in skipped])):
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as out:
-                np.lib.format.write_array(out, np.array(texts, np.str_), allow_pickle=False)
-        archive.writestr("about.json", json.dumps(about))
+        texts = {"file": names, "skipped": [f"{name}\t{why}" for name, why in skipped], "about": json.dumps(about)}
+        for key, text in texts.items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as out:
+                np.lib.format.write_array(out, np.array(text, np.str_), allow_pickle=False)
 
 
 def _write_csv(path: Path, rows: Rows, num_features: int) -> None:
@@ -127,13 +122,13 @@ def check_format(path: Path) -> None:
 
 
 def read(path: str | Path) -> Embeddings:
-    """Embeddings from a .npz file that `embed` wrote."""
+    """Embeddings from a .npz file that `embed` wrote. Earlier versions named `file` names, and `about` about.json."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             pairs = [text.rpartition("\t") for text in archive["skipped"].tolist()]
-            names, vectors = archive["names"].tolist(), archive["vectors"]
-        with zipfile.ZipFile(path) as file:
-            about = json.loads(file.read("about.json"))
+            old = "names" in archive.files
+            names, vectors = archive["names" if old else "file"].tolist(), archive["vectors"]
+            about = json.loads(archive["about.json"] if old else archive["about"].item())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read embeddings from {path}: {error}") from None
     return Embeddings(names, vectors, [(name, why) for name, _, why in pairs], about)

@@ -60,7 +60,9 @@ def export(
     out: Annotated[str | Path, Param("the file [RUN/encoder.FORMAT]", flag="--out", metavar="FILE")] = "",
     *,
     output: Annotated[str, Param("format of the file", choices=tuple(WRITERS), flag="--format")] = "safetensors",
-    licence: Annotated[str, Param("licence of the weights, for the card next to them", metavar="TEXT")] = "",
+    licence: Annotated[
+        str, Param("licence of the weights, for the card next to them", metavar="TEXT", aliases=("--license",))
+    ] = "",
     opset: Annotated[int, Param("ONNX operator set", low=OPSETS[0], high=OPSETS[-1])] = OPSET,
     overwrite: Overwrite = False,
     reporter: Reporter | None = None,

@@ -14,17 +14,17 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from mixnn.files import PAGE_START
+
 
 def read(package: str, name: str) -> str:
     """Text of a file in a package, such as its HTML template."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{{policy}}">
+HEAD = (
+    PAGE_START
+    + """{{policy}}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
@@ -32,6 +32,7 @@ HEAD = """<!doctype html>
 <title>{{title}}</title>
 <style>{{style}}</style>
 </head>"""
+)
 
 
 def head(title: str, style: str, script: str = "", served: bool = False) -> str:

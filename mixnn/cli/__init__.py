@@ -1,8 +1,8 @@
-"""The command line: a table of verbs, each a function of the package, and what happens around a call of one.
+"""The command line: a table of commands, each a function of the package, and what happens around a call of one.
 
-To add a verb: its function, with `@verb` and a `Param` for each parameter, and its row in VERBS. Its flags and help are
-made from the signature (see cli/parser.py). If its module has a function `show_VERB`, that prints the result, or --json
-does; paths are printed as they are.
+To add a command: its function, with `@verb` and a `Param` for each parameter, and its row in VERBS. Its flags and help
+are made from the signature (see cli/parser.py). If its module has a function `show_NAME`, that prints the result, or
+--json does; paths are printed as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from mixnn.config import Interrupted, UserError, spelling, unknown
 from mixnn.processes import is_main_process, world_size
 
 VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it does)
-    "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
     "embed": ("mixnn.apps.embed:embed", "turn images into vectors, with their file names"),
     "search": ("mixnn.apps.search.search:search", "find similar images, near-duplicates or outliers"),
     "classify": (
@@ -34,12 +33,10 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
         "make a web page: a map of all images, with neighbors and groups",
     ),
     "pretrain": ("mixnn.training.pretrain:pretrain", "train an encoder without labels"),
-    "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run by kNN and linear probe, as the paper does"),
     "report": ("mixnn.apps.report.report:report", "make a web page about one run, or compare several"),
-    "export": (
-        "mixnn.apps.export:export",
-        "save the encoder for other programs: safetensors, ONNX, torch.export",
-    ),
+    "export": ("mixnn.apps.export:export", "save the encoder for other programs: safetensors, ONNX, torch.export"),
+    "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
+    "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run by kNN and linear probe, as the paper does"),
     "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
     "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
     "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),
@@ -50,23 +47,19 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "figures": ("mixnn.paper.figures:figures", "draw the paper's figures and ours from finished runs"),
     "bench": ("mixnn.paper.bench:bench", "time the training step against a plain PyTorch loop"),
 }
-HEADINGS = {  # each stands above the verb it is listed under
-    "demo": "use an encoder:",
-    "pretrain": "train and judge one:",
-    "methods": "look up:",
-    "reproduce": "redo the paper:",
-}
+HEADINGS = {"embed": "for your images:", "evaluate": "for research:"}  # above the command they begin with
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
-  mixnn demo                                    a first impression, without any data of your own
   mixnn pretrain ./photos --out runs/photos     settings are chosen for the folder, and explained
   mixnn search runs/photos cat.jpg              the ten images most like this one
+  mixnn classify runs/photos labels.csv         all images labelled from a few
+  mixnn demo                                    a first impression, without any data of your own
   mixnn pretrain cifar10 --method msf --set topk=1 --seed 3
-`mixnn VERB --help` lists a verb's options."""
+`mixnn help COMMAND` lists a command's options."""
 
 
 def help_text() -> str:
-    lines = ["usage: mixnn VERB [options]", "", "Self-supervised learning of images from nearest neighbors."]
+    lines = ["usage: mixnn COMMAND [options]", "", "Self-supervised learning of images from nearest neighbors."]
     for name, (_, summary) in VERBS.items():
         lines += ["", HEADINGS[name]] if name in HEADINGS else []
         lines.append(f"    {name:<10} {summary}")
@@ -74,14 +67,14 @@ def help_text() -> str:
 
 
 def command(name: str) -> Command:
-    """The verb of this name, its module imported."""
+    """The command of this name, its module imported."""
     if name not in VERBS:
-        raise unknown("verb", name, VERBS)
+        raise unknown("command", name, VERBS)
     return Command(name, *VERBS[name])
 
 
 def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The verb, and its arguments under their Python names, as typed."""
+    """The command's name, and its arguments under their Python names, as typed."""
     return words[0], {} if words[0] in OPTIONS else command(words[0]).parse(words[1:])
 
 
@@ -98,6 +91,9 @@ def run(words: Sequence[str]) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences torch's profiler; read when torch is imported
     if not words or words[0] in ("-h", *OPTIONS):
         print(version() if "--version" in words else help_text())
+        return
+    if words[0] == "help":
+        print(command(words[1]).parser.format_help() if len(words) > 1 else help_text(), end="\n" * (len(words) < 2))
         return
     if words[0].startswith("-"):
         raise unknown("option of mixnn", words[0], OPTIONS)
@@ -123,7 +119,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def print_paths(result: Any) -> None:
-    """The files or the run folder that a verb made, one per line; other results were printed by the verb itself."""
+    """The files or the run folder that a command made, one per line; it printed other results itself."""
     for one in result if isinstance(result, list) else [result]:
         path = getattr(one, "path", one)
         if isinstance(path, Path):

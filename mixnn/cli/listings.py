@@ -1,4 +1,4 @@
-"""Verbs that list what there is: methods and data."""
+"""Commands that list what there is: methods and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verb as a command: positionals, flags and help from the signature of its function."""
+"""A function as a command: positionals, flags and help from the signature of its function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown
+from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown_name
 
 QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
 JSON = Parameter("json", bool, Param("print the results as JSON"), False)
@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command:
-    """One verb: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
+    """One command: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
 
     def __init__(self, name: str, where: str, summary: str) -> None:
         module, _, function = where.partition(":")
@@ -55,7 +55,7 @@ class Command:
         return " ".join(["mixnn", self.name, *words, "[options]"])
 
     def flags(self) -> list[str]:
-        return [flag_of(parameter) for parameter in self.parameters if not parameter.positional]
+        return [flag for parameter in self.parameters for flag in _flags_of(parameter)]
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Arguments by Python name, as typed: the function checks and converts them. Flags may stand anywhere."""
@@ -67,7 +67,13 @@ class Command:
                 raise self._unknown_flag(word.partition("=")[0], getattr(found, "method", "mnn"))
         if rest:
             raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {self.name} --help` lists what is valid")
-        given = {name: self._value(name, value) for name, value in vars(found).items()}
+        words_of = vars(found)
+        for name, parameter in self.known.items():
+            if (alias := _alias_dest(parameter)) in words_of:
+                if name in words_of:
+                    raise UserError(f"{name} is given twice, with {parameter.param.aliases[0]} and without: give one")
+                words_of[name] = words_of.pop(alias)
+        given = {name: self._value(name, value) for name, value in words_of.items()}
         settings = given.pop("settings", {})
         for name in settings.keys() & (self.known.keys() | self.supplied):
             raise UserError(f"{name} is not a setting of a run: `mixnn {self.name} --help` says how to give it")
@@ -86,7 +92,8 @@ class Command:
             from mixnn.training.configure import check_setting
 
             check_setting(flag.lstrip("-").replace("-", "_"), method)
-        return unknown(f"option of {self.name}", flag, [*self.flags(), "--help"])
+        wrong = unknown_name(f"option of {self.name}", flag, [*self.flags(), "--help"])
+        return UserError(f"{wrong}\n`mixnn {self.name} --help` lists all options")
 
     def __call__(self, given: dict[str, Any], quiet: bool, command: str, started: float) -> Any:
         from mixnn.progress import Reporter
@@ -95,20 +102,30 @@ class Command:
         return self.function(**given, **{name: value for name, value in internal.items() if name in self.supplied})
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
-        """How messages name a setting to those who typed this verb."""
+        """How messages name a setting to those who typed this command."""
         text = "..." if value is None else shlex.quote(str(value))
         if of_method or name not in self.known:
             flag = "--set" if of_method else "--setting"
             takes = flag in self.flags() and (of_method or name in fields_of(Config))
             return f"{flag} {name}={text}" if takes else in_python(name, value, False)
-        if self.known[name].positional:
+        if not (flags := _flags_of(self.known[name])):
             return name.upper() if value is None else text
-        flag = flag_of(self.known[name])
+        flag = flags[0]
         return flag if value is None or isinstance(value, bool) else f"{flag} {text}"
 
 
 def flag_of(parameter: Parameter) -> str:
     return parameter.param.flag or f"--{'no-' * (parameter.default is True)}{parameter.name.replace('_', '-')}"
+
+
+def _flags_of(parameter: Parameter) -> list[str]:
+    """All flags of a parameter, its main one first; a positional seldom has any."""
+    return [*([] if parameter.positional else [flag_of(parameter)]), *parameter.param.aliases]
+
+
+def _alias_dest(parameter: Parameter) -> str:
+    """Where argparse keeps the value of a positional that was given as a flag."""
+    return f"--{parameter.name}"
 
 
 def _is_pairs(parameter: Parameter) -> bool:
@@ -141,11 +158,15 @@ def _add(parser: Parser, parameter: Parameter) -> None:
     if _is_repeated(parameter):
         about["action"] = "append"
     if not parameter.positional:
-        parser.add_argument(flag_of(parameter), dest=parameter.name, **about)
+        parser.add_argument(*_flags_of(parameter), dest=parameter.name, **about)
         return
     required = default is inspect.Parameter.empty
     nargs = ("+" if required else "*") if _is_several(parameter) else None if required else "?"
     parser.add_argument(parameter.name, nargs=nargs, **about)
+    if parameter.param.aliases:
+        about |= {"help": f"the same as {parameter.name}", "action": "append" if _is_several(parameter) else "store"}
+        about |= {"metavar": parameter.name.upper()}
+        parser.add_argument(*parameter.param.aliases, dest=_alias_dest(parameter), **about)
 
 
 def _is_repeated(parameter: Parameter) -> bool:

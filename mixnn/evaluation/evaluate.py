@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import torch
 
-from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, unknown, verb
+from mixnn.config import RUN, DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, unknown, verb
 from mixnn.device import pick_device
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_folder_writable, check_writable, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
@@ -30,6 +30,7 @@ def evaluate(
     protocol: Annotated[str, Param(f"which evaluation: all, {', '.join(PROTOCOLS)}")] = "all",
     epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
     seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
+    source: MovedTo = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     save: Annotated[str | Path, Param("also write the run, curves and results to one JSON file", metavar="FILE")] = "",
@@ -45,12 +46,14 @@ def evaluate(
         mixnn evaluate runs/cifar10-mnn --protocol knn --json
     """
     names = protocols_of(protocol)
+    run = run if isinstance(run, Run) else Run.open(run)
+    run = run.moved(source)
+    reporter, where = reporter or Reporter(), pick_device(device)
+    run.check_data(f"use {setting('source', 'FOLDER')}")
+    check_folder_writable(run.path / "results.json")
     save = Path(save).expanduser() if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
-    run = run if isinstance(run, Run) else Run.open(run)
-    reporter, where = reporter or Reporter(), pick_device(device)
-    run.check_data()
     tensors, state = run.load_checkpoint(reporter.warn)
     backbone = trained_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -77,9 +80,13 @@ def evaluate(
         start = time.perf_counter()
         found, settings = PROTOCOLS[name].run(subject)
         results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
-    run.save_results(results | {"evaluated_with": environment(where)})
-    if str(save):
-        save_summary(run.path, save)
+    try:
+        run.save_results(results | {"evaluated_with": environment(where)})
+        if str(save):
+            save_summary(run.path, save)
+    except UserError:
+        show_evaluate(results)  # so that a full disk does not cost the numbers
+        raise
     return results
 
 

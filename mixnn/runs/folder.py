@@ -9,7 +9,7 @@
     diverged.txt       if training ended with NaN or inf
     .lock              held by the process that trains it
 
-Verbs keep files of their own there: embeddings/, classifier/, explore.html, exported weights.
+Other commands keep files of their own there: embeddings/ (a cache), classifier/, and those in files.OUTPUTS.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ import mixnn
 from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
 from mixnn.data.dataset import ARRAYS
-from mixnn.files import LOCK, PACKAGE, RUN_FILES, code_digest, why, write_atomically
+from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
-# --overwrite removes only these, which pretrain and evaluate wrote. Files of the user and of other verbs stay.
+# --overwrite removes only these, which pretrain and evaluate wrote, and the outputs of other commands in files.OUTPUTS.
 OWN_FILES = (
     *(name for name in RUN_FILES if name != LOCK),
     *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
@@ -115,12 +115,12 @@ class Run:
 
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
-        """Starts a run in a folder. Of an old run there, only what `pretrain` and `evaluate` wrote is removed."""
+        """Starts a run in a folder. Of an old run there, only what mixnn wrote is removed; a classifier stays."""
         Run.reserve(path, overwrite)
+        outputs = [old for pattern in OUTPUTS for old in path.glob(pattern) if is_written_by_mixnn(old)]
         try:
-            for pattern in OWN_FILES:
-                for old in path.glob(pattern):
-                    old.unlink()
+            for old in [*outputs, *(old for pattern in OWN_FILES for old in path.glob(pattern))]:
+                old.unlink()
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         run = Run(path, config)
@@ -146,6 +146,18 @@ class Run:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
+
+    def moved(self, source: str | Path) -> Run:
+        """The run with its images in the folder `source`; with an empty `source`, the run as it is."""
+        if not str(source):
+            return self
+        if self.config.data in DATASETS:
+            name = f"the data set {self.config.data}"
+            raise UserError(f"{self.path} was trained on {name}: {setting('data_dir')} says where that is kept")
+        folder = Path(source).expanduser().absolute()
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {source}")
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
 
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""

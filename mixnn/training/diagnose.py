@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import RUN, DataDir, Device, Param, verb
+from mixnn.config import RUN, DataDir, Device, MovedTo, Param, setting, verb
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
@@ -38,6 +38,7 @@ def diagnose(
     run: Annotated[str | Path | Run, RUN],
     *,
     batches: Annotated[int, Param("batches of training images to measure on", low=1)] = 20,
+    source: MovedTo = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     reporter: Reporter | None = None,
@@ -51,7 +52,8 @@ def diagnose(
         mixnn diagnose runs/photos --batches 100 --json
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    run.check_data()
+    run = run.moved(source)
+    run.check_data(f"use {setting('source', 'FOLDER')}")
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
     tensors, state = run.load_checkpoint(reporter.warn)

@@ -1,8 +1,10 @@
 """embed and load: vectors are those of the network, each under its file's name, in every file format."""
 
 import csv
+import json
 import os
 import shutil
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ import mixnn
 from mixnn.apps import embed as embedding
 from mixnn.apps import embeddings as store
 from mixnn.apps.embed import collect
+from mixnn.cli import command
 from mixnn.data import open_images
 from mixnn.data.decode import decode
 from mixnn.data.images import to_image
@@ -77,12 +80,43 @@ def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
     monkeypatch.setattr(encoder, "BATCH", batch)
     path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
     with np.load(path, allow_pickle=False) as archive:
-        same(archive["names"].tolist(), archive["vectors"], expected)
+        assert archive.files == ["vectors", "file", "skipped", "about"]
+        assert all(isinstance(archive[key], np.ndarray) for key in archive.files)
+        same(archive["file"].tolist(), archive["vectors"], expected)
+        assert json.loads(archive["about"].item())["image_size"] == SIZE
     back = store.read(path)
     same(back.names, back.vectors, expected)
     assert dict(back.skipped) == {"5.png": "empty file", "broken.jpg": "not an image that Pillow can read"}
     assert back.about["run"] == "run"
     np.testing.assert_allclose(np.linalg.norm(back.unit(), axis=1), 1, atol=1e-6)
+
+
+def test_files_of_earlier_versions_are_read(tmp_path):
+    """They called the names `names` and held their metadata as about.json."""
+    path, about = tmp_path / "old.npz", {"run": "run", "checkpoint": "step-00000001.safetensors"}
+    vectors = np.arange(4, dtype=np.float32).reshape(2, 2)
+    np.savez(path, vectors=vectors, names=np.array(["a.png", "b.png"]), skipped=np.array(["c.png\tempty file"]))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("about.json", json.dumps(about))
+    found = store.read(path)
+    assert (found.names, found.skipped, found.about) == (["a.png", "b.png"], [("c.png", "empty file")], about)
+    assert np.array_equal(found.vectors, vectors)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(run, folder, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    with pytest.raises(mixnn.UserError, match=r"cannot write .*x.npz: No space left on device"):
+        mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_help_explains_the_columns():
+    text = " ".join(command("embed").parser.format_help().split())
+    assert "columns file, f0, f1, ...: the numbers of the vector" in text
+    assert "columns file, embedding" in text
 
 
 def test_csv(run, folder, expected, tmp_path):

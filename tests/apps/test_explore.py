@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import csv
+import dataclasses
 import http.client
 import io
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -37,6 +41,7 @@ from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.weights import STUDENT
 from tests.apps.test_thumbnails import noise
 from tests.browser import Browser, Page, find_browser
 
@@ -750,6 +755,96 @@ def test_colors_are_by_label_cluster_purity_or_group_in_light_and_dark(tab: Page
     tab.prefer(color_scheme="dark", reduced_motion="reduce")
     tab.settle()
     assert pixels(tab)[0] == 0xFF151413
+
+
+@pytest.fixture(scope="module")
+def classified(run: Run, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A copy of the run, without labels of its own, after `classify` with the labels of every third image."""
+    place = tmp_path_factory.mktemp("classified") / "run"
+    shutil.copytree(run.path, place)
+    found = Run.open(place)
+    config = dataclasses.replace(found.config, labels="")
+    (place / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+    names = [name for name in open_images(folder).names if name[0].isdigit() and name.endswith(".png")]
+    rows = [("file", "label"), *((name, f"class {name[0]}") for name in names[::3] if "broken" not in name)]
+    with open(place.parent / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    found = Run.open(place)
+    mixnn.classify(found, place.parent / "labels.csv", device="cpu", model="knn", reporter=Reporter(quiet=True))
+    return found
+
+
+def written(run: Run) -> dict[str, dict[str, str]]:
+    with open(run.path / "classifier" / "predictions.csv", newline="") as file:
+        return {row["file"]: row for row in csv.DictReader(file)}
+
+
+def test_predictions_of_classify_are_in_the_page(classified: Run, tmp_path: Path):
+    path, rows = explore(classified, out=tmp_path / "map.html", layout="pca", reporter=Quiet()), written(classified)
+    assert path
+    found = blocks(path)
+    names, meta = json.loads(found["data-names"]), json.loads(found["data-meta"])
+    predicted, confidences = numbers(found, "predicted", "<u2"), numbers(found, "confidences", "<f4")
+    labels = numbers(found, "labels", "<u2")
+    assert [meta["classes"][i] for i in predicted] == [rows[name]["label"] for name in names]
+    expected = [float(rows[name]["confidence"] or -1) for name in names]
+    np.testing.assert_allclose(confidences, expected, atol=1e-6)
+    assert [i != page.NO_LABEL for i in labels] == [rows[name]["labelled"] == "yes" for name in names]
+
+
+def test_predictions_for_other_images_or_of_another_encoder_are_left_out(classified: Run, folder: Path, tmp_path: Path):
+    def options(found: Run, **given: Any) -> tuple[bool, list[str]]:
+        said = Quiet()
+        path = explore(found, out=tmp_path / "map.html", layout="pca", overwrite=True, reporter=said, **given)
+        assert path
+        return json.loads(blocks(path)["data-meta"])["predicted"], said.messages
+
+    assert options(classified)[0]
+    other = shutil.copytree(folder, tmp_path / "other")
+    assert not options(classified, source=other)[0], "images of the same names"
+    copy = Run.open(shutil.copytree(classified.path, tmp_path / "copy"))
+    moved = Run(copy.path, dataclasses.replace(copy.config, data=str(tmp_path / "gone")))
+    assert options(moved, source=other)[0], "the same folder in another place"
+    tensors, state = copy.load_checkpoint(pytest.fail)
+    name = next(name for name in tensors if name.startswith(STUDENT) and name.endswith("bn1.bias"))
+    copy.save_checkpoint(state["step"], tensors | {name: tensors[name] + 1}, state)
+    shown, said = options(copy)
+    assert not shown
+    assert any("predictions.csv are not shown: the encoder has changed" in text for text in said)
+    (copy.path / "classifier" / "classifier.npz").unlink()
+    assert not options(copy)[0]
+
+
+def test_the_map_is_colored_by_predicted_label_and_confidence(browser: Browser, classified: Run, tmp_path: Path):
+    path = explore(classified, out=tmp_path / "map.html", layout="pca", reporter=Quiet())
+    assert path
+    tab, rows = browser.open(), written(classified)
+    tab.size(1280, 800)
+    tab.goto(path.as_uri())
+    tab.wait("window.explore")
+    assert tab.run("[...document.getElementById('color').options].map(o => o.value)") == [
+        *("label", "predicted", "confidence", "cluster", "purity", "group")
+    ]
+    assert tab.run("document.getElementById('color').value") == "predicted", "most images have no label"
+    seen = []
+    for mode in ("predicted", "confidence", "label"):
+        choose(tab, "color", mode, "change")
+        tab.settle()
+        seen.append(tuple(pixels(tab)))
+        if mode == "confidence":
+            assert "How sure the classifier is" in text(tab, "#legend-help")
+    assert len(set(seen)) == 3
+    names = tab.run("explore.names")
+    i = next(i for i, name in enumerate(names) if not rows[name]["labelled"])
+    tab.click_on("#find")
+    tab.type(names[i])
+    tab.key("Enter")
+    told = re.search(r"predicted: (.+) \(confidence (.+)\)", text(tab, "#picked-facts"))
+    assert told
+    assert told[1] == rows[names[i]]["label"]
+    assert float(told[2]) == pytest.approx(float(rows[names[i]]["confidence"]), abs=0.006)
+    assert tab.problems == []
+    tab.close()
 
 
 def test_the_map_can_be_used_with_the_keyboard_alone(tab: Page):

@@ -409,7 +409,7 @@ def test_what_is_not_a_run_folder_is_refused(tmp_path):
         ([tmp_path / "absent"], "x.html", "run folder"),
         ([tmp_path], "x.html", "run folder"),
         (str(tmp_path / "foreign"), "x.html", "though it has a config.yaml"),
-        ([tmp_path / "absent"], "page", "page is a folder: give the name of a file"),
+        ([tmp_path / "absent"], "page", "there is no run folder called"),
     ]:
         with pytest.raises(UserError, match=said):
             report(runs, tmp_path / out, reporter=QUIET)
@@ -420,9 +420,12 @@ def test_what_is_not_a_run_folder_is_refused(tmp_path):
 
 def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "page").mkdir()
     with pytest.raises(UserError, match=r"is not a folder, so .* cannot be written there"):
         report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(UserError, match="page is a folder: give the name of a file"):
+        report([place / "mnn"], tmp_path / "page", images=0, reporter=QUIET)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "page"]
 
 
 @pytest.mark.parametrize(

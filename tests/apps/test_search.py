@@ -205,7 +205,7 @@ def test_a_query_that_is_in_the_source_is_left_out_for_any_spelling_of_its_path(
     ]
     assert results[0] == results[1] == results[2] == results[3]
     assert [hit["rank"] for hit in results[0]] == [1, 2, 3, 4, 5]
-    assert "4.png" not in [hit["name"] for hit in results[0]]
+    assert "4.png" not in [hit["file"] for hit in results[0]]
     similarities = [hit["similarity"] for hit in results[0]]
     assert similarities == sorted(similarities, reverse=True)
 
@@ -222,7 +222,7 @@ def test_the_search_agrees_with_vectors_of_the_encoder(given):
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cos = vectors[1:] @ vectors[0]
     best = np.argsort(-cos)[:3]
-    assert [hit["name"] for hit in row["nearest"]] == [given.names[i] for i in best]
+    assert [hit["file"] for hit in row["nearest"]] == [given.names[i] for i in best]
     assert [hit["similarity"] for hit in row["nearest"]] == pytest.approx(cos[best].tolist(), abs=1e-5)
 
 
@@ -236,7 +236,7 @@ def test_a_folder_of_queries_searches_for_each_image_and_reports_unreadable_ones
     result, _ = quietly(given.run, folder, topk=2)
     assert [Path(row["query"]).name for row in result["queries"]] == ["one.png", "two.png"]
     first = result["queries"][1]["nearest"][0]
-    assert first["name"] == "7.png"
+    assert first["file"] == "7.png"
     assert first["similarity"] == pytest.approx(1, abs=1e-5)
     said = capsys.readouterr().err
     assert "bad.png" in said
@@ -246,7 +246,7 @@ def test_a_folder_of_queries_searches_for_each_image_and_reports_unreadable_ones
 def test_an_image_of_a_data_set_is_a_query_by_its_name(given):
     result, printed = quietly(given.run, "digits/train/3", source="digits", topk=2)
     assert result["images"] == 1297
-    assert "digits/train/3" not in [hit["name"] for hit in result["queries"][0]["nearest"]]
+    assert "digits/train/3" not in [hit["file"] for hit in result["queries"][0]["nearest"]]
     out = given.root / "set.html"
     quietly(given.run, "digits/train/3", source="digits", topk=2, output="html", out=out)
     assert out.read_text().count("data:image/png") == 3
@@ -268,10 +268,10 @@ def copies(tmp_path_factory):
 
 def test_copies_are_found_and_different_digits_are_not(given, copies):
     result, printed = quietly(given.run, source=copies, duplicates=True)
-    groups = [{image["name"] for image in group} for group in result["groups"]]
+    groups = [{image["file"] for image in group} for group in result["groups"]]
     assert groups == [{"3.png", "3 again.png", "copy of 3.png"}, {"5.png", "saved 5.jpg"}, {"8.png", "shifted 8.png"}]
-    same = {image["name"]: image["same_content_as"] for group in result["groups"] for image in group}
-    first = result["groups"][0][0]["name"]
+    same = {image["file"]: image["same_content_as"] for group in result["groups"] for image in group}
+    first = result["groups"][0][0]["file"]
     assert [name for name, of in same.items() if of] == [n for n in same if "3" in n and n != first]
     assert {of for of in same.values() if of} == {first}
     assert f"(identical to {first})" in printed
@@ -308,7 +308,7 @@ def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, t
 
 def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     def group(count):
-        return [{"name": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
+        return [{"file": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
 
     result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.91, 0.995, 0.5]}
     varied, copies, few = render.group_titles(result)
@@ -330,7 +330,7 @@ def test_noise_among_digits_is_the_first_outlier(given, copies, tmp_path):
     shutil.copytree(copies, folder)
     noise(0).save(folder / "20 noise.png")
     result, printed = quietly(given.run, source=folder, outliers=True, topk=3)
-    assert result["outliers"][0]["name"] == "20 noise.png"
+    assert result["outliers"][0]["file"] == "20 noise.png"
     scores = [row["score"] for row in result["outliers"]]
     assert scores == sorted(scores)
     assert "   1  " in printed
@@ -467,7 +467,7 @@ def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_
     monkeypatch.chdir(tmp_path)
     assert quietly(given.run, "4.png", out=tmp_path / "a.txt")[1] == f"{tmp_path / 'a.txt'}\n"
     assert (tmp_path / "a.txt").read_text().startswith("the 10 nearest among 96 images")
-    assert quietly(given.run, outliers=True, output="html")[1] == "outliers.html\n"
+    assert quietly(given.run, outliers=True, output="html")[1] == f"{given.run.path / 'outliers.html'}\n"
     result, _ = quietly(given.run, "4.png", output="json", out=tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == result
 
@@ -497,6 +497,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({"duplicates": True, "threshold": -0.1}, "threshold=-0.1"),
         ({"duplicates": True, "threshold": float("nan")}, "threshold=nan"),
         ({"query": "4.png", "threshold": 0.9}, "threshold works only with duplicates=True"),
+        ({"duplicates": True, "topk": 10}, "duplicates=True lists all groups: leave out topk"),
         ({"query": "4.png", "output": "htm"}, "did you mean 'html'"),
         ({"query": "4.png", "method": "fais"}, "did you mean 'faiss'"),
         ({"outliers": True, "method": "faiss"}, "not with outliers=True"),

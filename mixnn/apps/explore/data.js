@@ -20,9 +20,12 @@ function numbers(id) {
 
 const points = numbers("points"), neighbors = numbers("neighbors"), cosines = numbers("cosines");
 const labels = numbers("labels"), clusters = numbers("clusters"), slots = numbers("slots");
-const hasLabels = meta.classes.length > 0;
+const labelled = labels.reduce((count, label) => count + (label !== NONE), 0), hasLabels = labelled > 0;
+const predicted = meta.predicted ? numbers("predicted") : labels.map(() => NONE); // by `mixnn classify`
+const confidences = meta.predicted ? numbers("confidences") : new Float32Array(N).fill(-1);
 const cosine = (i, k) => cosines[i * K + k] / 65535 * 2 - 1;
 const labelOf = (i) => labels[i] === NONE ? "" : meta.classes[labels[i]];
+const predictedOf = (i) => predicted[i] === NONE ? "" : meta.classes[predicted[i]];
 const isFalse = (i, j) => labels[i] !== NONE && labels[j] !== NONE && labels[i] !== labels[j];
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 

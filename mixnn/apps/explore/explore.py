@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import warnings
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 
-from mixnn.apps.embed import Embeddings, collect
+from mixnn.apps.classify.files import PREDICTIONS, find_classifier, load_classifier
+from mixnn.apps.embed import Embeddings, Encoder, collect, load
 from mixnn.apps.explore import layout as layouts
 from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import SERVED_SIDE, Server
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
-from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
+from mixnn.config import RUN, DataDir, Device, Param, Source, UserError, setting, verb
+from mixnn.data import DATASETS
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 
@@ -32,19 +36,24 @@ __all__ = ["explore"]
 USE_SERVE = "Use mixnn explore --serve to see the images themselves."
 
 
+class Prediction(NamedTuple):
+    """The label that `classify` predicted for an image, or was given for it; then there is no confidence."""
+
+    label: str
+    confidence: float | None
+
+
 @verb
 def explore(
     run: Annotated[str | Path | Run, RUN],
-    source: Annotated[
-        str | Path | Sequence[str | Path],
-        Param("one folder, one or more image files, or one data set [the run's data]"),
-    ] = "",
+    source: Source = "",
     *,
     out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
     serve: Annotated[bool, Param("serve it on a local address instead, until Ctrl-C")] = False,
     port: Annotated[int, Param("port of that address [any that is free]", low=0, high=2**16 - 1)] = 0,
     labels: Annotated[
-        str | Path, Param("folders, a CSV of file,label, or none [the run's own labels]", metavar="LABELS")
+        str | Path,
+        Param("folders, a CSV of file,label, or none [the run's own labels, or those of `classify`]", metavar="LABELS"),
     ] = "",
     layout: Annotated[str, Param("how to lay out the map", choices=layouts.LAYOUTS)] = "auto",
     neighbors: Annotated[int, Param("neighbors to show per image", low=1)] = 10,
@@ -60,7 +69,7 @@ def explore(
     """Writes one HTML file with a map of all images (default: RUN/explore.html), or serves it until Ctrl-C.
 
     labels: "folders", a CSV of file,label, "none", or empty for the labels the run was trained with (a named data set
-    has its own).
+    has its own), or else those that `classify` was given. The map can also be colored by what `classify` predicted.
     layout: auto (t-SNE; above 4,000 images, t-SNE of 4,000 and the others next to their neighbors), tsne (of all
     images) or pca.
     thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
@@ -70,23 +79,29 @@ def explore(
         mixnn explore runs/photos ./new --serve
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
-    target = Path(out).expanduser() if str(out) else None
-    _check_options(target, serve, thumb)
-    if target:
-        check_writable(target, overwrite)
-    images = run.images(source, str(data_dir), hint=f"use {run.command_line('explore')} FOLDER")
-    label_of = _labels(run, source, labels, images)
-    embedded = collect(run, images, device=device, reporter=reporter)
+    _check_options(Path(out).expanduser() if str(out) else None, serve, thumb)
+    images = run.images(source, str(data_dir))
+    target = None if serve else check_output(out, run.path / "explore.html", overwrite)
+    label_of, encoder, predictions = _labels(run, source, labels, images), None, dict[str, Prediction]()
+    file = run.path / "classifier" / PREDICTIONS
+    if file.is_file() and _is_training_data(run, source):
+        encoder = load(run, device, reporter=reporter)
+        predictions = _predictions(file, run, encoder, reporter)
+    if not label_of and str(labels) != "none":
+        label_of = {name: found.label for name, found in predictions.items() if found.confidence is None}
+    embedded = collect(run, images, device=device, encoder=encoder, reporter=reporter)
     sample = _sample(embedded, max_images, seed)
-    data = build_map(sample, label_of, layout=layout, neighbors=neighbors, seed=seed, device=device, reporter=reporter)
+    data = build_map(
+        sample, label_of, predictions, layout=layout, neighbors=neighbors, seed=seed, device=device, reporter=reporter
+    )
     data.title = f"{run.path.resolve().name}: {images.short_title}"
     if len(sample) < len(embedded):
         data.notes.append(f"The map shows {len(sample):,} of {plural(len(embedded), 'image')}, chosen at random.")
     thumbnails = Thumbnails(images.rows([images.position[name] for name in sample.names]))
-    if serve:
+    if target is None:
         _serve(data, thumbnails, port, thumb or min(SERVED_SIDE, thumbnails.native_side), browser, reporter)
         return None
-    return _write(data, thumbnails, target or run.path / "explore.html", thumb, browser, reporter)
+    return _write(data, thumbnails, target, thumb, browser, reporter)
 
 
 def _check_options(out: Path | None, serve: bool, thumb: int) -> None:
@@ -102,8 +117,7 @@ def _check_options(out: Path | None, serve: bool, thumb: int) -> None:
 def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Images) -> dict[str, str]:
     """Name -> label, for the images that have one."""
     data = source or run.config.data
-    is_training_data = not source or (isinstance(source, str | Path) and _same_path(source, run.config.data))
-    labels = str(labels) or (run.config.labels if is_training_data else "")
+    labels = str(labels) or (run.config.labels if _is_training_data(run, source) else "")
     if labels == "none":
         return {}
     if not labels:
@@ -115,8 +129,26 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
     return read_labels(labels, images.names, images.has_splits)
 
 
-def _same_path(source: str | Path, other: str) -> bool:
-    return Path(source).expanduser().absolute() == Path(other).expanduser().absolute()
+def _is_training_data(run: Run, source: str | Path | Sequence[str | Path]) -> bool:
+    """Whether a source is what the run was trained on. If that folder is gone, the source is where it was moved to."""
+    if not source or not isinstance(source, str | Path):
+        return not source
+    given, own = (Path(path).expanduser().absolute() for path in (source, run.config.data))
+    return given == own or (given.is_dir() and run.config.data not in DATASETS and not own.exists())
+
+
+def _predictions(file: Path, run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Prediction]:
+    """Name -> what `classify` wrote; empty, with a warning, if the classifier was made with another encoder."""
+    try:
+        load_classifier(find_classifier(file.parent, run), encoder)
+        with open(file, newline="", encoding="utf-8") as lines:
+            return {
+                row["file"]: Prediction(row["label"], float(row["confidence"]) if row["confidence"] else None)
+                for row in csv.DictReader(lines)
+            }
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:  # a UserError is a ValueError
+        reporter.warn(f"the predictions in {file} are not shown: {str(error).splitlines()[0]}")
+        return {}
 
 
 def _sample(embedded: Embeddings, max_images: int, seed: int) -> Embeddings:
@@ -133,6 +165,7 @@ def _sample(embedded: Embeddings, max_images: int, seed: int) -> Embeddings:
 def build_map(
     embedded: Embeddings,
     label_of: dict[str, str],
+    predictions: Mapping[str, Prediction] = MappingProxyType({}),
     *,
     layout: str = "auto",
     neighbors: int = 10,
@@ -140,7 +173,7 @@ def build_map(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> MapData:
-    """Neighbors, layout, clusters and labels of embedded images."""
+    """Neighbors, layout, clusters, labels and predicted labels of embedded images."""
     reporter, where = reporter or Reporter(), pick_device(device)
     vectors, names = embedded.unit(), embedded.names
     bank = torch.from_numpy(vectors).to(where)
@@ -148,16 +181,25 @@ def build_map(
         cosines, index = (t.cpu().numpy() for t in nearest(bank, bank, neighbors, torch.arange(len(bank)), advance))
     reporter.info("computing the layout of the map")
     points, layout_name = layouts.lay_out(vectors, layout, seed, where)
-    classes = sorted({label_of[name] for name in names if name in label_of}, key=natural_key)
+    found = [predictions.get(name) for name in names]
+    classes = sorted(
+        {label_of[name] for name in names if name in label_of} | {one.label for one in found if one}, key=natural_key
+    )
     number = {label: i for i, label in enumerate(classes)}
     labels = np.array([number[label_of[name]] if name in label_of else -1 for name in names])
     clusters = layouts.cluster(vectors, layouts.num_clusters(len(names), len(classes)), seed)
-    if classes:
+    if 2 * (labels >= 0).sum() >= len(labels):  # of few labels, hardly any two are neighbors
         reporter.info(
             f"{purity(index, labels):.1f}% of the {index.shape[1]} nearest neighbors have the same label as the image"
         )
-    skipped = embedded.skipped
-    return MapData(names, points, index, cosines, labels, classes, clusters, layout=layout_name, skipped=skipped)
+    data = MapData(names, points, index, cosines, labels, classes, clusters, layout=layout_name)
+    data.skipped = embedded.skipped
+    if any(found):
+        data.predicted = np.array([number[one.label] if one else -1 for one in found])
+        data.confidences = np.array(
+            [-1.0 if one is None or one.confidence is None else one.confidence for one in found]
+        )
+    return data
 
 
 def purity(index: np.ndarray, labels: np.ndarray) -> float:

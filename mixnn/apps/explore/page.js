@@ -18,7 +18,7 @@ const TEN = [
 const lit = (rgb) => dark.matches ? rgb.map((v) => Math.round(v + (255 - v) * 0.22)) : rgb;
 const pack = ([r, g, b]) => (0xff000000 | b << 16 | g << 8 | r) >>> 0;
 const theme = {};
-let mode = hasLabels ? "label" : "cluster", modeChosen = false;
+let mode = meta.predicted && labelled < N / 2 ? "predicted" : hasLabels ? "label" : "cluster", modeChosen = false;
 
 /** Ten distinct colors; with more classes, hues from around the color circle, which names must tell apart. */
 function colorOf(n, count) {
@@ -30,37 +30,47 @@ function colorOf(n, count) {
   }));
 }
 
-/** Orange (no neighbor has the same label) through gray to blue (all have it). */
-function ramp(t) {
-  const stops = [[224, 106, 16], dark.matches ? [120, 118, 116] : [190, 188, 184], dark.matches ? [84, 160, 255] : [24, 92, 190]];
+/** Orange (0) through gray, or another color, to blue (1). */
+function ramp(t, middle = dark.matches ? [120, 118, 116] : [190, 188, 184]) {
+  const stops = [[224, 106, 16], middle, dark.matches ? [84, 160, 255] : [24, 92, 190]];
   const [from, to, u] = t < 0.5 ? [stops[0], stops[1], 2 * t] : [stops[1], stops[2], 2 * t - 1];
   return from.map((v, c) => Math.round(v + (to[c] - v) * u));
 }
 
 const numClusters = clusters.reduce((most, c) => Math.max(most, c + 1), 0);
-const MODES = {
-  label: { title: "Label", classes: () => meta.classes, of: (i) => labels[i] === NONE ? -1 : labels[i], none: "no label" },
+const numberOrNone = (of) => (i) => of[i] === NONE ? -1 : of[i];
+const MODES = { // a mode has classes, or a value from 0 to 1; -1 is none
+  label: { title: "Label", classes: () => meta.classes, of: numberOrNone(labels), none: "no label" },
+  predicted: { title: "Predicted label", classes: () => meta.classes, of: numberOrNone(predicted), none: "no prediction" },
+  confidence: {
+    title: "Confidence of the prediction", value: (i) => confidences[i], ends: ["0", "1"], middle: [200, 70, 150], // not gray, which is for given labels
+    help: "How sure the classifier is of the predicted label. Gray: images whose label was given.",
+  },
   cluster: {
     title: "Cluster (k-means)", classes: () => Array.from({ length: numClusters }, (_, c) => `cluster ${c + 1}`),
     of: (i) => clusters[i], none: "",
   },
-  purity: { title: "Neighbor purity" },
+  purity: {
+    title: "Neighbor purity", value: (i) => purity[i], ends: ["none", "all"],
+    help: `Share of an image's ${K} nearest neighbors with the same label.`,
+  },
   group: { title: "Group", classes: () => groups.titles(), of: (i) => groups.of(i) - 1, none: "no group" },
 };
 if (!hasLabels) { delete MODES.label; delete MODES.purity; }
+if (!meta.predicted) { delete MODES.predicted; delete MODES.confidence; }
 
 function recolor() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["ink", "map", "accent", "warn", "none"]) theme[name] = style.getPropertyValue(`--${name}`).trim();
   const hex = (name) => [1, 3, 5].map((at) => parseInt(theme[name].slice(at, at + 2), 16));
-  const none = pack(hex("none")), colors = new Uint32Array(N), { classes, of } = MODES[mode];
+  const none = pack(hex("none")), colors = new Uint32Array(N), { classes, of, value, middle } = MODES[mode];
   const palette = classes ? classes().map((_, n, all) => pack(colorOf(n, all.length))) : [];
   for (let i = 0; i < N; i++) {
-    if (mode === "purity") colors[i] = purity[i] < 0 ? none : pack(ramp(purity[i]));
+    if (value) colors[i] = value(i) < 0 ? none : pack(ramp(value(i), middle));
     else colors[i] = of(i) < 0 ? none : palette[of(i)];
   }
   map.setColors(colors, pack(hex("map")), theme);
-  map.marks.tags = mode === "label" || mode === "group" ? tags(classes(), of) : [];
+  map.marks.tags = ["label", "predicted", "group"].includes(mode) ? tags(classes(), of) : [];
   drawLegend(palette, none);
 }
 
@@ -80,11 +90,10 @@ function tags(classes, of) {
 }
 
 function drawLegend(palette, none) {
-  const legend = byId("legend"), help = byId("legend-help"), { classes, of, none: unnamed } = MODES[mode];
+  const legend = byId("legend"), help = byId("legend-help"), { classes, of, none: unnamed, value, help: text } = MODES[mode];
   legend.replaceChildren();
-  help.textContent = mode === "purity" ? `Share of an image's ${K} nearest neighbors with the same label.`
-    : mode === "group" && !classes().length ? "There are no groups yet." : "Click an entry to select its images.";
-  if (mode === "purity") return drawRamp(legend);
+  help.textContent = value ? text : mode === "group" && !classes().length ? "There are no groups yet." : "Click an entry to select its images.";
+  if (value) return drawRamp(legend, MODES[mode]);
   const counts = new Uint32Array(palette.length + 1);
   for (let i = 0; i < N; i++) counts[of(i) + 1]++;
   const line = (c, text, color) => {
@@ -108,12 +117,12 @@ function drawLegend(palette, none) {
   return undefined;
 }
 
-function drawRamp(legend) {
+function drawRamp(legend, { ends: [low, high], middle }) {
   const item = make("li", "ramp"), canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
   canvas.width = 100;
   canvas.height = 1;
-  for (let x = 0; x < 100; x++) { pen.fillStyle = map.css(pack(ramp(x / 99))); pen.fillRect(x, 0, 1, 1); }
-  item.append(make("span", "", "none"), canvas, make("span", "", "all"));
+  for (let x = 0; x < 100; x++) { pen.fillStyle = map.css(pack(ramp(x / 99, middle))); pen.fillRect(x, 0, 1, 1); }
+  item.append(make("span", "", low), canvas, make("span", "", high));
   legend.append(item);
 }
 
@@ -204,7 +213,8 @@ function pick(i, back = false) {
   const wrong = Array.from({ length: K }, (_, k) => isFalse(i, neighbors[i * K + k])).filter(Boolean).length;
   const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine similarity" : "their cosine similarities"}.`
     : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "has" : "have"} another label (✗).` : "All labelled neighbors have the same label.";
-  byId("picked-summary").textContent = text;
+  const guessed = Array.from({ length: K }, (_, k) => neighbors[i * K + k]).some((j) => labelOf(j) === "" && predictedOf(j) !== "");
+  byId("picked-summary").textContent = guessed ? `${text} Labels in italics are predicted.` : text;
   announce(`${names[i]}. ${facts(i)}. ${text}`);
   byId("picked").scrollIntoView({ block: narrow.matches ? "start" : "nearest" });
 }
@@ -219,6 +229,7 @@ function unpick() {
 
 const facts = (i) => [
   hasLabels ? labelOf(i) === "" ? "no label" : `label: ${labelOf(i)}` : "",
+  confidences[i] < 0 ? "" : `predicted: ${predictedOf(i)} (confidence ${confidences[i].toFixed(2)})`,
   `cluster ${clusters[i] + 1}`, groups.of(i) ? `group: ${groups.titles()[groups.of(i) - 1]}` : "",
 ].filter(Boolean).join(" · ");
 
@@ -228,11 +239,12 @@ function neighborItem(i, k) {
   canvas.width = canvas.height = 128;
   thumbs.show(canvas, j);
   button.type = "button";
-  button.title = names[j] + (labelOf(j) === "" ? "" : `\nlabel: ${labelOf(j)}`);
-  const label = labelOf(j), text = label === "" ? "" : wrong ? `✗ ${label}` : label;
+  button.title = `${names[j]}\n${facts(j).replaceAll(" · ", "\n")}`;
+  const label = labelOf(j), guess = label === "" ? predictedOf(j) : "";
+  const text = wrong ? `✗ ${label}` : label || guess;
   button.append(canvas, make("span", "rank", `${k + 1}. `), make("span", "", cosine(i, k).toFixed(3)));
-  if (hasLabels) button.append(make("span", "label", text || "no label"));
-  const said = label === "" ? "" : wrong ? `, false neighbor: label ${label}` : `, label ${label}`;
+  if (hasLabels || meta.predicted) button.append(make("span", guess === "" ? "label" : "label guess", text || "no label"));
+  const said = guess !== "" ? `, predicted label ${guess}` : label === "" ? "" : wrong ? `, false neighbor: label ${label}` : `, label ${label}`;
   button.setAttribute("aria-label", `Neighbor ${k + 1}, cosine similarity ${cosine(i, k).toFixed(3)}${said}: ${names[j]}`);
   button.addEventListener("click", () => { pick(j); map.reveal(j); });
   button.addEventListener("mouseenter", () => mark(j, false));
@@ -298,7 +310,7 @@ byId("found-select").addEventListener("click", () => select(matches));
 // Title, summary and notes
 
 byId("title").textContent = meta.title;
-const pure = pairs ? ` · neighbor purity ${(100 * alike / pairs).toFixed(1)}% (${K} nearest)` : "";
+const pure = pairs && 2 * labelled >= N ? ` · neighbor purity ${(100 * alike / pairs).toFixed(1)}% (${K} nearest)` : "";
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [

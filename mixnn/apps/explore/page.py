@@ -29,6 +29,8 @@ class MapData:
     labels: np.ndarray  # (N,), index into classes; -1: no label
     classes: list[str]
     clusters: np.ndarray  # (N,)
+    predicted: np.ndarray | None = None  # (N,), like labels, by `classify`; None: it was not run
+    confidences: np.ndarray | None = None  # (N,), of these predictions; -1: none
     title: str = ""
     layout: str = ""  # how the layout was made, in words
     notes: list[str] = field(default_factory=list)  # what a reader should know: images left out, thumbnails shrunk
@@ -60,6 +62,7 @@ def render(
         "side": side,
         "sheets": len(sheets),
         "served": served,
+        "predicted": data.predicted is not None,
         "key": hashlib.sha256("\0".join([data.title, *data.names]).encode(errors="replace")).hexdigest()[:16],
     }
     index_type = "<u2" if len(data) <= 2**16 else "<u4"
@@ -69,10 +72,12 @@ def render(
         array_block("points", data.points, "<f4"),
         array_block("neighbors", data.neighbors, index_type),
         array_block("cosines", np.rint((np.clip(data.cosines, -1, 1) + 1) / 2 * 65535), "<u2"),
-        array_block("labels", np.where(data.labels < 0, NO_LABEL, data.labels), "<u2"),
+        class_block("labels", data.labels),
         array_block("clusters", data.clusters, "<u2"),
         array_block("slots", slots, "<u4"),
     ]
+    if data.predicted is not None and data.confidences is not None:
+        blocks += [class_block("predicted", data.predicted), array_block("confidences", data.confidences, "<f4")]
     sheet_blocks = [
         f'<script type="text/plain" id="sheet{i}" data-type="{sheet.media_type}">{sheet.base64}</script>'
         for i, sheet in enumerate(sheets)
@@ -92,6 +97,11 @@ def render(
 
 def text_block(name: str, value: Any) -> str:
     return f'<script type="application/json" id="data-{name}">{webpage.as_json(value)}</script>'
+
+
+def class_block(name: str, numbers: np.ndarray) -> str:
+    """Class numbers, with NO_LABEL for -1."""
+    return array_block(name, np.where(numbers < 0, NO_LABEL, numbers), "<u2")
 
 
 def array_block(name: str, values: np.ndarray, kind: str) -> str:

@@ -17,9 +17,9 @@ from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES, judge
-from mixnn.config import DataDir, Device, Overwrite, Param, UserError, verb
+from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, verb
 from mixnn.device import pick_device
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 
@@ -27,6 +27,7 @@ __all__ = ["report"]
 
 MAX_IMAGES = 5_000
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OUT = "the page [RUN/report.html; of several runs, comparison.html in the first one's folder]"
 SCRIPTS = ("dom.js", "curves.js", "map.js", "neighbors.js", "page.js")
 
 
@@ -35,15 +36,19 @@ def report(
     runs: Annotated[
         str | Path | Run | Sequence[str | Path | Run], Param("run folders; several are compared", metavar="run")
     ],
-    out: Annotated[str | Path, Param("the page", flag="--out", metavar="FILE")] = "report.html",
+    out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "",
     *,
+    source: MovedTo = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     images: Annotated[int, Param("images on the map; 0: show no images", low=0, high=MAX_IMAGES)] = 500,
     overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> Path:
-    """Writes a page about these run folders. `images` is the number of images on the map; 0 leaves images out.
+    """Writes a page about these run folders (default: RUN/report.html, or comparison.html in the first of several).
+
+    `images` is the number of images on the map; 0 leaves images out. `source` is where the images are now, if the
+    folder that the runs were trained on was moved.
 
     Examples:
         mixnn report runs/photos
@@ -55,9 +60,10 @@ def report(
         raise UserError("report needs at least one run folder; `mixnn pretrain` makes one")
     if len(runs) > len(LETTERS):
         raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
-    out = Path(out).expanduser()
-    check_writable(out, overwrite)
     loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]
+    loaded = [replace(data, run=data.run.moved(source)) for data in loaded]
+    default = loaded[0].run.path / ("comparison.html" if len(loaded) > 1 else "report.html")
+    target = check_output(out, default, overwrite)
     galleries, embeddings = _embed(loaded, data_dir, images, where, reporter) if images else ([], {})
     values = {
         "version": mixnn.__version__,
@@ -68,9 +74,9 @@ def report(
         "rules": RULES,
         "galleries": galleries,
     }
-    write_atomically(out, render(values))
-    reporter.info(f"{plural(len(loaded), 'run')} in {out}: open it in a browser")
-    return out
+    write_atomically(target, render(values))
+    reporter.info(f"{plural(len(loaded), 'run')} in {target}: open it in a browser")
+    return target
 
 
 def render(values: dict[str, Any]) -> bytes:
@@ -124,7 +130,7 @@ def _embed(
         dataset, size = data.run.dataset(data_dir), data.config.image_size
         key = (dataset.key, 0 if dataset.stored_size else size)
         try:
-            data.run.check_data()
+            data.run.check_data(f"use {setting('source', 'FOLDER')}")
             backbone, step = gallery.load_encoder(data.run, data.missing.append)
             if key not in samples:
                 reporter.info(f"reading the images of {dataset.name}")

@@ -91,24 +91,24 @@ def group_titles(result: dict[str, Any]) -> list[str]:
 def _nearest_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["queries"]:
-        lines += ["", f"nearest to {shown(row['query'])}", "rank  similarity  image"]
-        lines += [f"{hit['rank']:4}  {hit['similarity']:10.4f}  {shown(hit['name'])}" for hit in row["nearest"]]
+        lines += ["", f"nearest to {shown(row['query'])}", "rank  similarity  file"]
+        lines += [f"{hit['rank']:4}  {hit['similarity']:10.4f}  {shown(hit['file'])}" for hit in row["nearest"]]
     return lines
 
 
 def _outlier_lines(result: dict[str, Any]) -> list[str]:
-    rows = [f"{row['rank']:4}  {row['score']:6.4f}  {shown(row['name'])}" for row in result["outliers"]]
-    return ["", "rank   score  image", *rows]
+    rows = [f"{row['rank']:4}  {row['score']:6.4f}  {shown(row['file'])}" for row in result["outliers"]]
+    return ["", "rank   score  file", *rows]
 
 
 def _duplicate_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for title, group in zip(group_titles(result), result["groups"], strict=True):
-        lines += ["", title, "similarity  image"]
+        lines += ["", title, "similarity  file"]
         for i, image in enumerate(group):
             same, cos = image["same_content_as"], f"{image['similarity']:.4f}" if i else "first"
             note = f"  (identical to {shown(same)})" if same else ""
-            lines.append(f"{cos:>10}  {shown(image['name'])}{note}")
+            lines.append(f"{cos:>10}  {shown(image['file'])}{note}")
     return lines
 
 
@@ -160,10 +160,10 @@ def _hits(row: dict[str, Any], path: Path | None, images: Images, left: int) -> 
 
 def _copies(group: list[dict[str, Any]], images: Images) -> list[str]:
     first, *others = group
-    tiles = [_tile(thumbnail(images, first["name"]), f"<b>first</b> {_name(first['name'])}", "main")]
+    tiles = [_tile(thumbnail(images, first["file"]), f"<b>first</b> {_name(first['file'])}", "main")]
     for image in others:
         same = image["same_content_as"]
-        note = "identical to the first" if same == first["name"] else f"identical to {same}" if same else ""
+        note = "identical to the first" if same == first["file"] else f"identical to {same}" if same else ""
         tiles.append(_image(image, "similarity", images, note))
     return tiles
 
@@ -172,8 +172,8 @@ def _image(row: dict[str, Any], value: str, images: Images, note: str = "") -> s
     """A tile with the image's rank if it has one, its value, a note and its name."""
     rank = f"<i>{row['rank']}</i>" if "rank" in row else ""
     note = f" <span>{_text(note)}</span>" if note else ""
-    caption = f"{rank}<b>{row[value]:.4f}</b>{note} {_name(row['name'])}"
-    return _tile(thumbnail(images, row["name"]), caption)
+    caption = f"{rank}<b>{row[value]:.4f}</b>{note} {_name(row['file'])}"
+    return _tile(thumbnail(images, row["file"]), caption)
 
 
 def thumbnail(images: Images, name: str) -> Encoded | None:

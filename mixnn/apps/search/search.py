@@ -19,7 +19,7 @@ from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
 from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
@@ -28,6 +28,7 @@ __all__ = ["search"]
 Query = str | Path | Sequence[str | Path]
 
 FORMATS = ("terminal", "json", "html")
+TOPK = 10
 DIGITS = 6  # decimal places of similarities: float32 has no more
 COLLAPSED = 0.9999  # a default threshold above this finds little but identical images
 
@@ -49,9 +50,12 @@ def search(
     *,
     source: Annotated[
         str | Path | Sequence[str | Path],
-        Param("where to search: one folder, one data set, or several image files [the run's data]", metavar="FOLDER"),
+        Param(
+            "where to search: other images, or where the run's own are now, if their folder was moved [the run's data]",
+            metavar="FOLDER",
+        ),
     ] = "",
-    topk: Annotated[int, Param("images per query, or outliers, to show", low=1)] = 10,
+    topk: Annotated[int | None, Param("images per query, or outliers, to show [10]", low=1)] = None,
     duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
     outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
     threshold: Annotated[
@@ -68,7 +72,8 @@ def search(
     out: Annotated[
         str | Path,
         Param(
-            "file for the results [screen; for a page nearest.html, duplicates.html or outliers.html]", metavar="FILE"
+            "file for the results [screen; a page: RUN/nearest.html, RUN/duplicates.html or RUN/outliers.html]",
+            metavar="FILE",
         ),
     ] = "",
     device: Device = "auto",
@@ -80,8 +85,8 @@ def search(
 
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
     image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
-    `outliers` the `topk` images least similar to their neighbors. Prints the result as terminal text, JSON or HTML, or
-    writes it to `out`; returns it as plain values.
+    `outliers` the `topk` images least similar to their neighbors. Prints the result as text or JSON, or writes it to
+    `out`; a web page goes to the run folder by default. Returns the result as plain values.
 
     Examples:
         mixnn search runs/photos cat.jpg
@@ -89,14 +94,14 @@ def search(
         mixnn search runs/photos --duplicates
     """
     kind = _kind(query, duplicates, outliers)
-    _check_options(kind, threshold, method)
-    out = str(Path(out).expanduser()) if str(out) else f"{kind}.html" if output == "html" else ""
-    if out:
-        check_writable(out, overwrite)
+    _check_options(kind, threshold, method, topk)
+    topk = TOPK if topk is None else topk
     run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
     images = run.images(source, str(data_dir))
     if kind == "nearest":
         check_query(query, images.position)  # find a typo before an hour of embedding
+    to_file = str(out) or output == "html"
+    target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
     embeddings = collect(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     if kind != "nearest" and len(names) < 2:
@@ -115,9 +120,9 @@ def search(
         text = render.page(result, images, [query.path for query in queries])
     else:
         text = json.dumps(result, indent=1) if output == "json" else render.terminal(result)
-    if out:
-        write_atomically(Path(out), (text + "\n").encode())
-    print(out or text)
+    if target:
+        write_atomically(target, (text + "\n").encode())
+    print(target or text)
     return result
 
 
@@ -130,13 +135,16 @@ def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
     return kinds[0]
 
 
-def _check_options(kind: str, threshold: float | None, method: str) -> None:
+def _check_options(kind: str, threshold: float | None, method: str, topk: int | None) -> None:
     if method == "faiss":
         if kind != "nearest":
             raise UserError(f"{setting('method', 'faiss')} works with a query, not with {setting(kind, True)}")
         check_faiss()
     if threshold is not None and kind != "duplicates":
         raise UserError(f"{setting('threshold')} works only with {setting('duplicates', True)}")
+    if topk is not None and kind == "duplicates":
+        all_groups = f"{setting('duplicates', True)} lists all groups"
+        raise UserError(f"{all_groups}: leave out {setting('topk')}, or raise {setting('threshold')} for fewer")
 
 
 def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
@@ -238,7 +246,7 @@ def _nearest(
 
 
 def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
-    return [{"rank": rank, "name": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
+    return [{"rank": rank, "file": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
 
 
 def _duplicates(
@@ -256,7 +264,7 @@ def _duplicates(
     first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
     groups = [
         [
-            {"name": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
+            {"file": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
             for i, cos in group
         ]
         for group in found
