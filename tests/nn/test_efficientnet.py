@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import mixnn
 from mixnn.config import Config
 from mixnn.nn.backbone import build_backbone
 from mixnn.nn.batch_norm import SplitBatchNorm
-from mixnn.nn.efficientnet import PUBLISHED, EfficientNetLite0
+from mixnn.nn.efficientnet import PUBLISHED, EfficientNetLite0, InvertedResidual
 from mixnn.runs.weights import read_backbone
 
 # Per image size: norm of each image's features, their product with cos(0), cos(1), ..., and the largest of image 0.
@@ -109,6 +110,27 @@ def test_training_has_statistics_per_group_and_gradients_everywhere():
     with torch.no_grad():
         torch.testing.assert_close(backbone(other)[0::2], features[0::2], rtol=1e-3, atol=1e-3)
         assert (backbone(other)[1::2] - features[1::2]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("shortcut", [True, False])
+def test_folding_batch_norm_in_eval_mode_changes_neither_outputs_nor_gradients(shortcut):
+    """Batch norm may also be frozen in training, so gradients matter."""
+    torch.manual_seed(0)
+    block = InvertedResidual(6, 6, 5, 1 if shortcut else 2, 3, groups=1).double()
+    x = torch.randn(4, 6, 9, 9, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        block(x)  # moves the running statistics
+    block.eval()
+
+    def unfolded(layer, x):
+        return layer.norm(layer.conv(F.pad(x, layer.pad) if layer.pad else x))
+
+    want = unfolded(block.project, unfolded(block.depthwise, unfolded(block.expand, x).clamp(0, 6)).clamp(0, 6))
+    want = want + x if shortcut else want
+    inputs = [x, *block.parameters()]
+    torch.testing.assert_close(block(x), want)
+    for mine, theirs in zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (block(x), want)), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_images_that_are_too_small_are_refused():
