@@ -63,6 +63,11 @@ def test_random_features_score_near_chance(benchmark):
     assert metrics["labels_5"]["se"] == pytest.approx(np.std(draws, ddof=1) / 10**0.5)
 
 
+def test_one_label_of_each_of_many_classes(benchmark):
+    classes = np.repeat(np.arange(30), 2)
+    assert benchmark.label_accuracy(np.eye(30)[classes], classes, 1)["value"] == 100
+
+
 def test_an_image_is_not_its_own_neighbor(benchmark):
     vectors = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]])
     assert benchmark.nearest_agreement(vectors, np.array([0, 1, 0, 1]))["value"] == 0

@@ -38,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import asdict, replace
@@ -55,6 +56,7 @@ from mixnn.config import UserError
 from mixnn.data import Images, open_images
 from mixnn.device import pick_device
 from mixnn.files import write_atomically
+from mixnn.progress import Silence
 from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, environment
 from mixnn.runs.start import open_run
@@ -106,7 +108,8 @@ def label_accuracy(vectors: np.ndarray, classes: np.ndarray, per_class: int) -> 
         labelled = draw_labels(classes, per_class, draw)
         # The solution is a combination of the training rows, so that their span is enough, and faster.
         z = x @ np.linalg.qr(x[labelled].T)[0] if labelled.sum() < x.shape[1] else x
-        with threadpool_limits(1):  # more threads are slower for matrices of this size
+        with threadpool_limits(1), warnings.catch_warnings():  # more threads are slower for matrices of this size
+            warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # one label per class
             model = LogisticRegression(C=C, max_iter=1000).fit(z[labelled], classes[labelled])
             draws.append(100 * float(np.mean(model.predict(z[~labelled]) == classes[~labelled])))
     se = float(np.std(draws, ddof=1)) / math.sqrt(DRAWS)
@@ -145,7 +148,7 @@ class Labelled:
             raise UserError(f"{folder} needs a subfolder per class, at least two with two images each")
         self.raw = best_of({side: measure(read_pixels(self.images, side), self.classes) for side in PIXELS})
         with tempfile.TemporaryDirectory() as temporary, chdir(temporary):  # open_run makes a run in ./runs
-            encoder = mixnn.load(open_run(folder), device)
+            encoder = mixnn.load(open_run(folder, Silence()), device)
             self.start_size, self.start = encoder.size, self.measure(encoder)
 
     def measure(self, encoder: Encoder) -> Metrics:
