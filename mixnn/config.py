@@ -14,6 +14,7 @@ import inspect
 import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -258,9 +259,11 @@ def option(
     choices: tuple[str, ...] = (),
     low: float = -math.inf,
     high: float = math.inf,
+    metavar: str = "",
 ) -> Any:
     """A dataclass field with its `Param`."""
-    return dataclasses.field(default=default, metadata=vars(Param(meaning, source, choices, low, high)))
+    param = Param(meaning, source, choices, low, high, metavar=metavar)
+    return dataclasses.field(default=default, metadata=vars(param))
 
 
 def other_default(cls: type, name: str, default: Any, source: str) -> Any:
@@ -309,6 +312,31 @@ def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
     return cls(**checked(cls, kind, values))
 
 
+# Times
+
+_NUMBER = r"(\d+(?:\.\d+)?) ?"
+DURATION = re.compile(
+    rf"(?:{_NUMBER}(?:h|hours?))? ?(?:{_NUMBER}(?:m|min|minutes?))? ?(?:{_NUMBER}(?:s|sec|seconds?))?", re.ASCII
+)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in 90s, 6m, 6 min, 1.5h, 1h30m or 2 hours. A number without a unit is refused."""
+    found = DURATION.fullmatch(text.strip().lower())
+    parts = zip(found.groups(), (3600, 60, 1), strict=True) if found else ()
+    seconds = sum(float(number) * unit for number, unit in parts if number)
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{setting('time_budget', text)}: write it as 90s, 6m, 1h30m or 2 hours")
+    return seconds
+
+
+def duration_text(seconds: float) -> str:
+    """The time in a form that `parse_duration` reads, to a tenth of a second: 1h30m, 2m7.5s."""
+    tenths = round(10 * seconds)
+    parts = (tenths // 36000, "h"), (tenths // 600 % 60, "m"), (tenths % 600 / 10, "s")
+    return "".join(f"{number:g}{unit}" for number, unit in parts if number)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """One pre-training run. Defaults are the paper's CIFAR-10 row."""
@@ -318,6 +346,11 @@ class Config(Checked):
     data: str = option("cifar10", "data set name, or a folder of images")
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
+    time_budget: str = option(
+        "",
+        "train for this long, start-up included, instead of a number of epochs: 90s, 30m, 1h30m",
+        metavar="TIME",
+    )
     batch_size: int = option(256, "images per step", "paper, table of parameters", low=2)
     seed: int = option(0, "seed of all that is random: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
@@ -399,6 +432,8 @@ class Config(Checked):
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
+        if self.time_budget:
+            parse_duration(self.time_budget)
         if self.batch_size % self.bn_groups:
             fit = max(2 * self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
             raise UserError(

@@ -847,13 +847,13 @@ def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "words", ["digits", "--epochs 3", "--set topk=1", "--out x", "--init-from run", "--overwrite", "--seed 0"]
+    "words", ["digits", "--epochs 3 --lr 1", "--set topk=1", "--out x", "--init-from run", "--overwrite", "--seed 0"]
 )
 def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     err = refused(ask, f"pretrain --resume run {words}")
     assert "--resume takes its settings from the run folder" in err
-    assert "to train further, start a new run from its encoder: mixnn pretrain DATA --init-from run" in err
+    assert "to train further, add --epochs (the new total) or --time-budget (so much more)" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 

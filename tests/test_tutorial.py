@@ -1,6 +1,6 @@
 """docs/tutorial.md from top to bottom: its commands and snippets are taken from the page itself and run in order.
 
-To save time, the test writes fewer digits, pretends that a step takes a second, so that the time budget buys a dozen
+To save time, the test writes fewer digits, pretends that a step takes two seconds, so that the time budget buys a dozen
 epochs, and draws the learning curve of `classify` from fewer samples. Output is compared with the page except for
 numbers and for which of two classifiers was kept.
 """
@@ -21,7 +21,7 @@ from mixnn.apps.classify import classify as classifying
 from mixnn.apps.classify.classifiers import train_classifier
 from mixnn.cli import VERBS, command, main, parse
 from mixnn.progress import Reporter
-from mixnn.training.trainer import Trainer
+from tests.clock import Clock, use_clock
 
 TEXT = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -86,7 +86,7 @@ def run_snippet(code: str) -> tuple[dict[str, object], str]:
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Trainer, "seconds_per_step", lambda _: 1.0)
+    use_clock(monkeypatch, Clock(), lambda _: 2.0)
     monkeypatch.setattr(classifying, "train_classifier", functools.partial(train_classifier, draws=2))
     ran, said = [], ""
     for kind, block in BLOCKS:

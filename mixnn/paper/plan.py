@@ -53,6 +53,8 @@ def resolve_data(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, di
             raise UserError(
                 f"{name} cannot be a setting, because the table decides it: use {setting('seeds')} or {setting('rows')}"
             )
+    if settings.get("time_budget"):
+        raise UserError("a table compares runs of a fixed length: use epochs instead of time_budget")
     options = {field.name for cls in methods.METHODS.values() for field in dataclasses.fields(cls.Options)}
     for name in options & settings.keys():
         raise UserError(

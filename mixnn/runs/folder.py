@@ -125,7 +125,7 @@ class Run:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         run = Run(path, config)
         run.write("command.txt", command + "\n")
-        run.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))  # last: now it is one
+        run._write_config(config)  # last: now it is one
         return run
 
     @staticmethod
@@ -158,6 +158,14 @@ class Run:
         if not folder.is_dir():
             raise UserError(f"there is no folder {source}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
+
+    def update_config(self, **changes: Any) -> Run:
+        """Changes settings in config.yaml; returns the run with them."""
+        self._write_config(dataclasses.replace(Run.open(self.path).config, **changes))
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
+
+    def _write_config(self, config: Config) -> None:
+        self.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import math
+import statistics
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +15,22 @@ from typing import Annotated, Any
 from torch import nn
 
 from mixnn import dist, methods
-from mixnn.config import Config, Param, UserError, setting, verb
+from mixnn.config import Config, Param, UserError, duration_text, parse_duration, setting, verb
 from mixnn.data import Dataset, ImageSet
 from mixnn.files import LOCK, lock_run
 from mixnn.processes import is_main_process
-from mixnn.progress import Reporter, Silence, plural
+from mixnn.progress import Reporter, Silence, duration, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import load_backbone, read_backbone
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve
-from mixnn.training.schedule import short_warmup
+from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
 
 __all__ = ["pretrain"]
 
 RESUMABLE_SETTINGS = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
+EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
 
 @verb
@@ -47,20 +50,18 @@ def pretrain(
         str | Path,
         Param("start a new run from the encoder of this run, or from a file of ResNet weights", metavar="RUN"),
     ] = "",
-    time_budget: Annotated[
-        str, Param("train for as many epochs as fit into this time, start-up included: 90s, 30m, 2h", metavar="TIME")
-    ] = "",
     command: str = "mixnn.pretrain(...)",
     started: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     reporter: Reporter | None = None,
     **settings: Annotated[Any, Config],
 ) -> Run:
     """Train an encoder without labels; returns the run folder.
 
     `settings` are Config's fields, `options` the method's own: pretrain("cifar10", epochs=100, options={"topk": 1}).
-    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. `time_budget`
-    chooses the number of epochs from the measured time per step. The time counts from this call, or from `started`, a
-    value of time.perf_counter(). `command` is stored in the run folder.
+    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. With `time_budget`
+    the learning rate follows the clock, and training ends in time, in the middle of an epoch if need be. The time
+    counts from this call, or from `started`, a reading of `clock`. `command` is stored in the run folder.
 
     Examples:
         mixnn pretrain cifar10
@@ -69,18 +70,22 @@ def pretrain(
         mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
-    start = time.perf_counter() if started is None else started
+    start = clock() if started is None else started
+    if isinstance(settings.get("time_budget"), int | float):
+        settings["time_budget"] = str(settings["time_budget"])  # refused with an example, as a number without a unit is
+    if settings.get("time_budget") and "epochs" in settings:
+        raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     if resume:
-        others = options or out or overwrite or init_from or time_budget
-        if str(data) or others or not settings.keys() <= RESUMABLE_SETTINGS:
+        others = options or out or overwrite or init_from
+        if str(data) or others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
-                f"to train further, start a new run from its encoder: mixnn pretrain DATA --init-from {resume}"
+                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (so much more)"
             )
         run = Run.open(resume)
         with _lock(run.path):
-            return _resume(run, settings, reporter)
+            return _resume(run, settings, start, clock, reporter)
     if isinstance(data, str) and not data:
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings)
@@ -92,27 +97,47 @@ def pretrain(
         if (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
-    config, images = _plan(dataset, options or {}, settings, time_budget, start, reporter)
+    config, images = _configure(dataset, options or {}, settings, reporter)
     initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
-    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset))
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
     if initial is not None:
         trainer.start_from(initial, str(init_from))
+    if trainer.plan:
+        trainer.measure()
+        settings = settings | {"epochs": _epochs_that_fit(trainer)}
+        planned, _ = resolve(dataset, options or {}, settings)
+        trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
+    for choice in choices(dataset, options or {}, settings, len(images)):
+        reporter.info(str(choice))
+    _check_warmup(config, reporter)
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
-        startup = round(time.perf_counter() - start, 1)
+        startup = round(clock() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
         about |= {"processes": dist.size(), "startup_s": startup}
         run = _write_run(path, config, command, about)
-        amount = f"{plural(len(images), 'image')}, {plural(config.epochs, 'epoch')}"
+        estimated = "about " * bool(trainer.plan and config.epochs)
+        amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
         reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
         reporter.info(f"ready after {startup} s")
-        trainer.fit(run)
-    if time_budget and (spent := time.perf_counter() - start) > 1.1 * _parse_duration(time_budget):
-        reporter.warn(
-            f"this took {spent:.0f} s, more than {setting('time_budget', time_budget)}: "
-            "the plan was an estimate from the start-up time and the first steps"
+        return _train(run, trainer)
+
+
+def _train(run: Run, trainer: Trainer) -> Run:
+    """Trains to the end. A run with a time budget then records how many epochs that were."""
+    first = trainer.done
+    trainer.fit(run)
+    if not trainer.plan:
+        return run
+    epochs, seconds = trainer.done // trainer.steps_per_epoch, trainer.plan.elapsed()
+    if trainer.done > first:
+        trainer.reporter.info(f"{trainer.epoch:g} epochs in {seconds:.0f} s")
+    if trainer.done > first and seconds > 1.05 * trainer.plan.budget:
+        trainer.reporter.warn(
+            f"this took {seconds:.0f} s, more than {setting('time_budget', run.config.time_budget)}: "
+            "the machine was much slower at the end than before"
         )
-    return run
+    return run.update_config(epochs=epochs) if is_main_process() else run
 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
@@ -152,80 +177,63 @@ def _lock(path: Path) -> AbstractContextManager[None]:
     return lock_run(path) if is_main_process() else nullcontext()
 
 
-def _plan(
-    dataset: Dataset,
-    options: dict[str, Any],
-    settings: dict[str, Any],
-    time_budget: str,
-    start: float,
-    reporter: Reporter,
+def _configure(
+    dataset: Dataset, options: dict[str, Any], settings: dict[str, Any], reporter: Reporter
 ) -> tuple[Config, ImageSet]:
-    """The configuration and its images. Reports what the images are, which settings were chosen, and why."""
-    budget = _parse_duration(time_budget) if time_budget else 0.0
-    if budget and "epochs" in settings:
-        raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
+    """The configuration and its images. Reports what the images are."""
     config, images = resolve(dataset, options, settings)
     reporter.warn_of_skipped(images.skipped)
     for line in images.summary.lines() if images.summary else []:
         reporter.info(line)
     if config.labels:
-        reporter.info(_about_labels(images, config.batch_size))
-    if budget:  # other choices depend on the number of epochs
-        settings = settings | {"epochs": _epochs_within(budget, start, config, images, dataset, reporter)}
-        config, images = resolve(dataset, options, settings)
-        if "warmup_epochs" not in settings:
-            config = replace(config, warmup_epochs=min(config.warmup_epochs, short_warmup(config.epochs)))
-    for choice in choices(dataset, options, settings, len(images)):
-        reporter.info(str(choice))
+        reporter.info(_estimatedlabels(images, config.batch_size))
+    return config, images
+
+
+def _check_warmup(config: Config, reporter: Reporter) -> None:
     if 0 < config.epochs <= config.warmup_epochs:
         reporter.warn(
             f"warm-up takes {config.warmup_epochs} epochs and the run has {config.epochs}, so the learning rate never "
             f"falls: use {setting('warmup_epochs', short_warmup(config.epochs))} to change that"
         )
-    return config, images
 
 
-def _about_labels(images: ImageSet, batch_size: int) -> str:
+def _estimatedlabels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     too_few = "; too few to measure purity"
     return text if images.can_measure_purity(batch_size) else text + too_few
 
 
-def _parse_duration(text: str) -> float:
-    """Seconds in 90s, 30m, 2h or 1.5h. A number without a unit is refused."""
-    units = {"s": 1, "m": 60, "h": 3600}
-    try:
-        seconds = float(text[:-1]) * units.get(text[-1:], 0)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise UserError(f"{setting('time_budget', text)}: write it as 90s, 30m or 2h")
-    return seconds
+def _epochs_that_fit(trainer: Trainer) -> int:
+    """Epochs of the whole run by its first plan. If too few steps fit to be worth training, none is planned."""
+    plan, reporter, done = trainer.plan, trainer.reporter, trainer.done
+    assert plan is not None
+    pace = statistics.median(plan.paces)
+    if dist.broadcast(plan.steps_left >= MIN_STEPS):
+        epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
+        reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
+        return epochs
+    needed = 1.1 * (plan.elapsed() - plan.spent + plan.reserve() + MIN_STEPS * pace)
+    reporter.warn(
+        f"the time budget is too short to train: {plan.elapsed() - plan.spent:.0f} s have passed, and a step takes "
+        f"{pace:.2g} s, so the run keeps the weights it has; "
+        f"use {setting('time_budget', duration_text(math.ceil(needed)))} or more"
+    )
+    plan.over = True
+    return done // trainer.steps_per_epoch
 
 
-def _epochs_within(
-    budget: float, start: float, config: Config, images: ImageSet, dataset: Dataset, reporter: Reporter
-) -> int:
-    """Epochs that fit into the budget, from a few timed steps and one kNN evaluation of a trainer that is thrown away.
-
-    The budget includes the time already spent and one last kNN evaluation. 5% is kept for checkpoints.
-    """
-    trial = Trainer(replace(config, epochs=10**6, loggers=""), images, reporter, _knn_sets(config, dataset))
-    step, reading = trial.seconds_per_step(), trial.seconds_per_knn()
-    epoch = step * trial.steps_per_epoch + reading / max(1, config.knn_every)
-    elapsed = time.perf_counter() - start
-    remaining = 0.95 * (budget - elapsed - reading)
-    epochs = dist.broadcast(max(1, int(remaining / epoch)))
-    reporter.info(f"epochs {epochs}: {1e3 * step:.0f} ms per step, {epoch:.1f} s per epoch on this machine")
-    if remaining < epoch:
-        reporter.warn(
-            f"{elapsed:.0f} of {budget:.0f} s have passed before the first epoch, "
-            f"so training takes longer than {setting('time_budget')}"
-        )
-    del trial
-    gc.collect()  # it refers to itself, and its memory is needed
-    return epochs
+def _with_planned_epochs(config: Config, planned: Config, own_warmup: bool, plan: TimePlan) -> Config:
+    """The configuration with what depends on the number of epochs, as in `planned`."""
+    if not planned.epochs:
+        return replace(config, epochs=0)
+    warmup, share = planned.warmup_epochs, planned.warmup_epochs / max(1, planned.epochs)
+    if not own_warmup:
+        warmup = min(warmup, short_warmup(planned.epochs))
+        share = min(WARMUP_SHARE, MAX_WARMUP_EPOCHS / max(1, planned.epochs))
+    plan.warmup = min(1.0, share)
+    return replace(config, epochs=planned.epochs, lr=planned.lr, warmup_epochs=warmup)
 
 
 def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Module:
@@ -239,21 +247,67 @@ def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Mo
     return load_backbone(run, reporter.warn)[0]
 
 
-def _resume(run: Run, settings: dict[str, Any], reporter: Reporter) -> Run:
-    run = replace(run, config=replace(run.config, **settings))
+def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[], float], reporter: Reporter) -> Run:
+    more = {name: settings[name] for name in settings.keys() & EXTENSIONS}
+    old = run.config
+    run = replace(run, config=replace(old, **{k: v for k, v in settings.items() if k not in more}))
     run.check_data()
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(reporter.warn)
+    changes = _extension(run, state, **more) if more else {}
+    config = replace(run.config, **changes)
     dataset = run.dataset()
-    images = dataset.load(methods.find(run.config.method).split, run.config.image_size)
-    trainer = Trainer(run.config, images, reporter, _knn_sets(run.config, dataset))
+    images = dataset.load(methods.find(config.method).split, config.image_size)
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
     trainer.load(tensors, state)
     if is_main_process():
         run.rewind(trainer.done)
-    if trainer.done == trainer.total_steps:
-        reporter.info(f"{run.path} is finished: step {trainer.done} of {trainer.total_steps}")
-    else:
-        reporter.info(f"{run.path}: resuming at step {trainer.done} of {trainer.total_steps}")
-    trainer.fit(run)
-    return run
+    if trainer.plan and not trainer.over:
+        changes |= _plan_rest(trainer)
+    if changes:
+        run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
+        trainer.config = run.config
+    reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
+    return _train(run, trainer)
+
+
+def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:
+    """The settings that change if a run gets a new total of epochs, or this much more time."""
+    done, spent = state["step"] / (state["data"]["images"] // run.config.batch_size), state.get("time", {})
+    if time_budget:
+        budget = parse_duration(time_budget) + spent.get("spent", state["seconds"])
+        return {"time_budget": duration_text(budget)}
+    longer = replace(run.config, epochs=epochs, time_budget="")
+    if longer.epochs < done:
+        raise UserError(
+            f"{run.path} has trained for {done:.4g} epochs already: use {setting('epochs', math.ceil(done))} or more"
+        )
+    warmup = run.config.warmup_epochs
+    if spent and spent["progress"] >= spent["warmup"]:
+        warmup = min(warmup, int(done))  # it is not repeated
+    return {"epochs": longer.epochs, "time_budget": "", "warmup_epochs": warmup}
+
+
+def _plan_rest(trainer: Trainer) -> dict[str, Any]:
+    """Plans the rest of a run with a time budget; returns the settings that this changes."""
+    plan = trainer.plan
+    assert plan is not None
+    extended = plan.extended
+    if not extended and dist.broadcast(plan.left() <= 0):
+        plan.over = True
+        return {}
+    trainer.measure()
+    return {"epochs": _epochs_that_fit(trainer)} if extended else {}
+
+
+def _where_it_is(trainer: Trainer, old: Config) -> str:
+    """In words: where a resumed run is, and what is new in its settings."""
+    plan, config = trainer.plan, trainer.config
+    where = f"step {trainer.done}" + (f", epoch {trainer.epoch:g}" if plan else f" of {trainer.total_steps}")
+    left = f", {duration(plan.budget - plan.elapsed())} left" if plan else ""
+    text = f" is finished: {where}" if trainer.over else f": resuming at {where}{left}"
+    if trainer.over or (config.epochs, config.time_budget) == (old.epochs, old.time_budget):
+        return text
+    new = f"{config.time_budget} in all" if plan else f"{plural(config.epochs, 'epoch')} instead of {old.epochs}"
+    return f"{text}; {new}, so the learning rate is {trainer.learning_rate():.3g} now"

@@ -1,8 +1,23 @@
-"""The learning rate as a function of the step: stateless, so that resuming needs nothing."""
+"""The learning rate, as a function of the step or, in a run with a time budget, of the time that is left."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mixnn import dist
+
+MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
+WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
+RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
+MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
+LOOKS = 200  # at least this many looks in a run, so that a short one ends in time as well
+ENDING = 0.5  # seconds kept for what follows the last checkpoint and evaluation, such as leaving Python
+MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left out
 
 
 def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -> float:
@@ -15,4 +30,118 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -
 
 def short_warmup(epochs: int) -> int:
     """Epochs of warm-up for a run of any length: a tenth, at most the paper's 5, and never all of them."""
-    return min(5, max(1, epochs // 10)) if epochs > 1 else 0
+    return min(MAX_WARMUP_EPOCHS, max(1, epochs // 10)) if epochs > 1 else 0
+
+
+@dataclass
+class TimePlan:
+    """The plan of a run that is to end at a given time.
+
+    At each look at the clock, the steps that still fit are computed from the time left and the recent pace. `progress`
+    goes from 0 to 1 in equal parts over the steps left. So the learning rate never jumps: if the pace changes or the
+    machine stalls, the rest of the schedule becomes longer or shorter.
+    """
+
+    budget: float  # seconds for everything, start-up and the last evaluation included
+    started: float  # when this process began, by the clock
+    clock: Callable[[], float]
+    spent: float = 0.0  # seconds that earlier processes of the run used
+    progress: float = 0.0
+    warmup: float = 0.0  # share of the progress in which the learning rate rises
+    over: bool = False
+    extended: bool = False  # the budget is not the one that `progress` was made for
+    steps_left: int = 0
+    costs: dict[str, list[float]] = field(default_factory=dict)  # recent seconds of each thing that is done at the end
+    total_costs: dict[str, float] = field(default_factory=dict)
+    paces: list[float] = field(default_factory=list)  # recent seconds per step
+    _block: int = 1  # steps between two looks at the clock
+    _num_steps: int = 0  # since the last look
+    _block_started: float = 0.0
+
+    def elapsed(self) -> float:
+        return self.spent + self.clock() - self.started
+
+    def reserve(self) -> float:
+        """Seconds to keep for the end of the run: the usual cost of each thing in `costs`, and ENDING.
+
+        Whatever is done after the last step belongs here: time it with `timing`, or put an estimate into `costs`.
+        """
+        return ENDING + sum(self.cost(name) for name in self.costs)
+
+    def left(self) -> float:
+        """Seconds left for training steps."""
+        return self.budget - self.elapsed() - self.reserve()
+
+    def cost(self, name: str) -> float:
+        return statistics.median(self.costs[name]) if name in self.costs else 0.0
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Measures something that is also done at the end of the run, so that time is kept for it."""
+        start = self.clock()
+        yield
+        seconds = self.clock() - start
+        measured = self.costs[name] if name in self.total_costs else []  # otherwise it holds an estimate
+        self.costs[name] = [*measured, seconds][-RECENT:]
+        self.total_costs[name] = self.total_costs.get(name, 0.0) + seconds
+
+    def affords(self, name: str) -> bool:
+        """Whether an evaluation may be done now, before the end of the run."""
+        return self.total_costs.get(name, 0.0) + self.cost(name) <= MAX_EVALUATION_SHARE * self.elapsed()
+
+    def pace_known(self, times: list[float]) -> bool:
+        """Whether steps that took these seconds tell the pace, or that there is no time for more."""
+        if len(times) < 2:
+            return bool(times) and self.left() < 4 * times[0]  # a first step is slower than the others
+        hopeless = self.left() < MIN_STEPS * min(times)
+        return hopeless or (len(times) >= 4 and (len(times) >= 40 or sum(times) >= 0.01 * self.budget))
+
+    def begin(self, times: list[float], num_steps: int) -> None:
+        """The first plan, from the seconds of a few steps. `num_steps`: steps done before."""
+        self.paces = times[1:] or times
+        self._replan()
+        if self.extended:  # the schedule of a run of all these steps, from here on
+            self.progress, self.extended = num_steps / max(1, num_steps + self.steps_left), False
+
+    def begin_step(self) -> None:
+        if self._num_steps == 0:
+            self._block_started = self.clock()
+
+    def end_step(self, wait: Callable[[], object], look: bool = False) -> None:
+        """Counts a step; now and then, or with `look`, waits for the device and makes the plan again."""
+        self.progress += (1 - self.progress) / max(1, self.steps_left)
+        self.steps_left -= 1
+        self._num_steps += 1
+        if look or self._num_steps >= self._block:
+            wait()
+            self.paces = [*self.paces, (self.clock() - self._block_started) / self._num_steps][-RECENT:]
+            self._num_steps = 0
+            self._replan()
+
+    def _replan(self) -> None:
+        """The main process decides for all how many steps fit. One that fits by half is taken."""
+        pace = max(1e-6, statistics.median(self.paces))
+        fit = max(0, int(self.left() / pace + 0.5))
+        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / pace)
+        self.steps_left, self._block = dist.broadcast((fit, max(1, min(look_after, fit // 2))))
+        self.over = self.steps_left == 0
+
+    def learning_rate(self, base: float) -> float:
+        """Linear from 0 to base in the warm-up, then half a cosine from base to 0."""
+        if self.progress < self.warmup:
+            return base * self.progress / self.warmup
+        return base * 0.5 * (1 + math.cos(math.pi * (self.progress - self.warmup) / max(1e-9, 1 - self.warmup)))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint stores."""
+        now = {"budget": self.budget, "spent": self.elapsed(), "costs": {name: self.cost(name) for name in self.costs}}
+        return now | {name: getattr(self, name) for name in ("progress", "warmup", "over", "steps_left")}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continues a plan. With another budget, the learning rate is that of a longer run from here on."""
+        self.spent, self.progress, self.warmup = state["spent"], state["progress"], state["warmup"]
+        self.costs = {name: [seconds] for name, seconds in state["costs"].items()}
+        self.extended = state["budget"] != self.budget
+        self.over, self.steps_left = state["over"] and not self.extended, state["steps_left"]
+        if self.extended and self.progress >= self.warmup:
+            self.warmup = 0.0  # it is not repeated

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from mixnn import dist, methods
 from mixnn.augment import VIEWS, View
-from mixnn.config import Config, Interrupted, UserError, setting
+from mixnn.config import Config, Interrupted, UserError, parse_duration, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
@@ -30,17 +29,21 @@ from mixnn.runs.weights import load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
-from mixnn.training.schedule import learning_rate
+from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, TimePlan, learning_rate
 from mixnn.training.step import Step
 
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
+FIRST_SAVE, SAVE_EVERY = 60.0, 600.0  # seconds to a run's first checkpoint, and between two, even within an epoch
+SAVE = 1  # what processes tell each other if a checkpoint is due; smaller than the numbers of the signals they catch
+KNN_SAMPLE = 256  # images that are encoded to estimate the time of a kNN evaluation
 DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would repeat the numbers that made the weights
 
 
 class Trainer:
     """Builds the parts of a run and trains them.
 
-    All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved.
+    All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. A time budget counts
+    from `started`, a reading of `clock`.
     """
 
     def __init__(
@@ -49,8 +52,14 @@ class Trainer:
         images: ImageSet,
         reporter: Reporter,
         knn_sets: tuple[ImageSet, ImageSet] | None = None,
+        started: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.config, self.reporter = config, reporter
+        self.config, self.reporter, self.clock = config, reporter, clock
+        self.plan: TimePlan | None = None
+        if config.time_budget:
+            now = clock() if started is None else started
+            self.plan = TimePlan(parse_duration(config.time_budget), now, clock, warmup=WARMUP_SHARE)
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
@@ -92,6 +101,7 @@ class Trainer:
         self.image_order = self.order  # the same on the device of the images, which may be the host
         self.done = 0  # steps
         self.saved = -1  # step of the last checkpoint
+        self.saved_at = 0.0  # when that was, or when training began
         self.seconds = 0.0  # spent training, without kNN readings and checkpoints
         self.record: dict[str, Any] = {}  # log line of the last epoch
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
@@ -105,6 +115,17 @@ class Trainer:
     def total_steps(self) -> int:
         return self.config.epochs * self.steps_per_epoch
 
+    @property
+    def over(self) -> bool:
+        """The run is complete: all its epochs are done, or its time is up."""
+        return self.plan.over if self.plan else self.done >= self.total_steps
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done: a whole number, or two digits of a fraction."""
+        whole, rest = divmod(self.done, self.steps_per_epoch)
+        return round(self.done / self.steps_per_epoch, 2) if rest else whole
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
@@ -112,7 +133,7 @@ class Trainer:
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
-        return tensors, state
+        return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if state["data"] != {k: v for k, v in self.images.identity().items() if k in state["data"]}:
@@ -124,6 +145,15 @@ class Trainer:
         if state.get("batch", self.config.batch_size) != self.config.batch_size:
             was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"
             raise UserError(f"{was}: a run cannot change its settings; restore config.yaml")
+        self._restore(tensors, state)
+        self.saved = self.done
+        if self.plan:
+            warming_up = self.done < self.config.warmup_epochs * self.steps_per_epoch
+            fixed = {"budget": 0.0, "spent": self.seconds, "over": True, "steps_left": 0, "costs": {}}
+            fixed |= {"progress": float(not warming_up), "warmup": WARMUP_SHARE}  # it had a number of epochs until now
+            self.plan.load(state.get("time", fixed))
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
         for name, tensor in optimizer_tensors(self.optimizer).items():
@@ -138,7 +168,7 @@ class Trainer:
                 f"saved on {state['device']}, resumed on {self.order.device.type}: random draws differ from here on"
             )
         self.step.restore(state["names"], tensors["sums"], state["count"])
-        self.done = self.saved = state["step"]
+        self.done = state["step"]
         self.seconds = state["seconds"]
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
@@ -147,58 +177,82 @@ class Trainer:
             if part is not None:
                 load_weights(part.f, backbone.state_dict(), source)
 
+    def measure(self) -> None:
+        """Makes the first plan of a run with a time budget.
+
+        It takes a few steps, which are undone, and encodes some images to estimate the time of a kNN evaluation.
+        """
+        assert self.plan is not None
+        if self.knn_sets:
+            seconds = self._estimate_knn(*self.knn_sets)
+            if seconds <= MAX_EVALUATION_SHARE * self.plan.budget:
+                self.plan.costs.setdefault("knn", [seconds])
+            else:
+                self.knn_sets = None
+                self.reporter.warn(
+                    f"a kNN evaluation would take {seconds:.0f} of {self.plan.budget:.0f} s and is left out: "
+                    "`mixnn evaluate` does it afterwards"
+                )
+        tensors, state = self.state()
+        tensors = {name: t.clone() for name, t in tensors.items()}
+        times: list[float] = []
+        while not dist.broadcast(self.plan.pace_known(times)):
+            start = self.clock()
+            self._one_step()
+            self.step.means()  # waits for the device
+            times.append(self.clock() - start)
+        self._restore(tensors, state)
+        self.plan.begin(times, self.done)
+
+    def _estimate_knn(self, train: ImageSet, test: ImageSet) -> float:
+        num = min(KNN_SAMPLE, len(train))
+        start = self.clock()
+        features(self.method.student.f, train, torch.arange(num), bf16=self.bf16).sum().item()  # waits for the device
+        return (self.clock() - start) * (len(train) + len(test)) / num
+
     def fit(self, run: Run) -> None:
         """Trains to the end, logging and saving as configured; raises Interrupted if asked to stop earlier."""
+        plan, total = self.plan, round(self.plan.budget) if self.plan else self.config.epochs
         with (
             run.recording_divergence(),
             self._loggers(run),
             interrupts() as flag,
-            self.reporter.bar(self.config.method, self.config.epochs) as advance,
+            self.reporter.bar(self.config.method, total) as advance,
         ):
             self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
             if dist.broadcast(self._unlogged(run)):  # the last process saved this epoch and died before logging it
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
-            epoch_start = refreshed = time.perf_counter()
+            self.saved_at = self.clock()
+            if plan and self.saved != self.done:  # to know what a checkpoint costs
+                self._save(run)
+            epoch_start = refreshed = self.clock()
             first_step = self.done
-            while self.done < self.total_steps:
+            while not self.over:
+                if plan:
+                    plan.begin_step()
                 self._one_step()
-                now = time.perf_counter()
-                if self.done % self.steps_per_epoch == 0:
+                ended = self.done % self.steps_per_epoch == 0
+                if plan:
+                    plan.end_step(self._means, look=ended)
+                now = self.clock()
+                if ended or self.over:
                     self._end_epoch(run, epoch_start, self.done - first_step)
-                    epoch_start = refreshed = time.perf_counter()
+                    epoch_start = refreshed = self.clock()
                     first_step = self.done
-                    advance(self.record["epoch"], _progress_note(self.record))
+                    advance(*self._progress(self.record))
                 elif now - refreshed > REFRESH and is_main_process():
                     refreshed = now
-                    advance(self.done / self.steps_per_epoch, _progress_note(self.record | self._means()))
-                if (signal := dist.all_max(flag.signal)) and self.done < self.total_steps:
-                    self.seconds += time.perf_counter() - epoch_start
+                    advance(*self._progress(self.record | self._means()))
+                request = dist.all_max(flag.signal or SAVE * self._save_due())
+                if request and not self.over:
+                    self.seconds += self.clock() - epoch_start
                     self._save(run)
+                    epoch_start, first_step = self.clock(), self.done
+                if request > SAVE and not self.over:
                     how = f"continue with `{run.command_line('pretrain --resume')}`"
-                    raise Interrupted(f"stopped and saved at step {self.done}: {how}", signal)
+                    raise Interrupted(f"stopped and saved at step {self.done}: {how}", request)
         if self.saved != self.done:  # a run of no epochs: the end of an epoch saves it otherwise
             self._save(run)
-
-    def seconds_per_step(self, steps: int = 40, seconds: float = 4.0) -> float:
-        """Median time of at least three steps, after three that do not count. These steps train.
-
-        A median, because on a shared machine the mean of ten steps was once six times the usual.
-        """
-        times: list[float] = []
-        while dist.broadcast(len(times) < 6 or (len(times) < steps and sum(times) < seconds)):
-            start = time.perf_counter()
-            self._one_step()
-            self.step.means()  # waits for the device
-            times.append(time.perf_counter() - start)
-        return dist.broadcast(statistics.median(times[3:]))
-
-    def seconds_per_knn(self) -> float:
-        """Seconds one kNN evaluation takes; 0 if the run does none."""
-        if not self.knn_sets:
-            return 0.0
-        start = time.perf_counter()
-        self._reading()
-        return time.perf_counter() - start
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
@@ -215,12 +269,18 @@ class Trainer:
             self.order = torch.randperm(len(self.images), generator=self.generator, device=self.order.device)
             self.image_order = self.order.to(self.images.images.device)
             self.step.reset()
-        warmup = self.config.warmup_epochs * self.steps_per_epoch
-        lr = learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
         size = self.config.batch_size
         index, next_index = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
-        self.step(index, lr, self.generator, next_index if position + 1 < self.steps_per_epoch else None)
+        ahead = next_index if position + 1 < self.steps_per_epoch else None
+        self.step(index, self.learning_rate(), self.generator, ahead)
         self.done += 1
+
+    def learning_rate(self) -> float:
+        """The learning rate of the next step."""
+        if self.plan:
+            return self.plan.learning_rate(self.config.base_lr)
+        warmup = self.config.warmup_epochs * self.steps_per_epoch
+        return learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
 
     def _means(self) -> dict[str, float]:
         means = self.reliable_means()
@@ -237,10 +297,10 @@ class Trainer:
         last = f"the last good checkpoint is step {self.saved}" if self.saved >= 0 else "nothing was saved yet"
         return Diverged(f"{what} at step {self.done}; {last}. A smaller {setting('lr')} usually helps")
 
-    def _end_epoch(self, run: Run, clock: float, num_steps: int) -> None:
+    def _end_epoch(self, run: Run, start: float, num_steps: int) -> None:
         """Saves before the kNN reading: if that fails, no training is lost, and a resumed run repeats it."""
         self._means()  # waits for the device, so the clock below is right
-        seconds = time.perf_counter() - clock
+        seconds = self.clock() - start
         self.seconds += seconds
         if self._due(self.config.checkpoint_every):
             self._save(run)
@@ -248,12 +308,13 @@ class Trainer:
 
     def _log_epoch(self, run: Run, images_per_s: float) -> None:
         """Writes the epoch's log line; all but its speed can be computed from the checkpoint."""
-        self.record = {"epoch": self.done // self.steps_per_epoch, "step": self.done, **self._means()}
+        self.record = {"epoch": self.epoch, "step": self.done, **self._means()}
         dist.average_statistics(self.method)
         if not is_main_process():
             return
-        if self.knn_sets and self._due(self.config.knn_every):
-            self.record |= self._reading()
+        if self.knn_sets and self._due(self.config.knn_every) and self._has_time("knn"):
+            with self._timing("knn"):
+                self.record |= self._reading()
         self.record |= {"images_per_s": round(images_per_s), "seconds": round(self.seconds, 3)}
         run.log(self.record)
         for logger in self.loggers:
@@ -264,22 +325,33 @@ class Trainer:
             self.reporter.warn(f"epoch {self.record['epoch']}: a collapse may have begun. {reason}")
 
     def _due(self, every: int) -> bool:
-        epoch = self.done // self.steps_per_epoch
-        return epoch % every == 0 or epoch == self.config.epochs
+        return self.done % (every * self.steps_per_epoch) == 0 or self.over
+
+    def _save_due(self) -> bool:
+        return self.clock() - self.saved_at > (FIRST_SAVE if self.saved < 0 else SAVE_EVERY)
+
+    def _has_time(self, name: str) -> bool:
+        """An evaluation may be done now; there is always time for the last one."""
+        return self.plan is None or self.over or self.plan.affords(name)
+
+    def _timing(self, name: str) -> AbstractContextManager[None]:
+        """Measures what the end of a run with a time budget will take."""
+        return self.plan.timing(name) if self.plan else nullcontext()
 
     def _unlogged(self, run: Run) -> bool:
         """The epoch that has just ended is missing in the log."""
-        ended = self.done > 0 and self.done % self.steps_per_epoch == 0
+        ended = self.done > 0 and (self.done % self.steps_per_epoch == 0 or self.over)
         return ended and self.done not in {record["step"] for record in run.metrics()}
 
     def _save(self, run: Run) -> None:
-        dist.average_statistics(self.method)
-        tensors, state = self.state()
-        if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
-            raise self._diverged("weights or loss are NaN or inf")  # never replace a good checkpoint by a diverged one
-        if is_main_process():
-            run.save_checkpoint(self.done, tensors, state)
-        self.saved = self.done
+        with self._timing("checkpoint"):
+            dist.average_statistics(self.method)
+            tensors, state = self.state()
+            if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
+                raise self._diverged("weights or loss are NaN or inf")  # never replace a good checkpoint by a bad one
+            if is_main_process():
+                run.save_checkpoint(self.done, tensors, state)
+        self.saved, self.saved_at = self.done, self.clock()
 
     def _reading(self) -> dict[str, float]:
         """kNN accuracy for the log. If it fails, perhaps for lack of memory, it is left out and training goes on."""
@@ -295,6 +367,13 @@ class Trainer:
         bank, queries = (features(self.method.student.f, images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
         return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}
+
+    def _progress(self, values: dict[str, Any]) -> tuple[float, str]:
+        """How far the run is, in epochs or in seconds of its time budget, and a note for the progress bar."""
+        if not self.plan:
+            return self.done / self.steps_per_epoch, _progress_note(values)
+        seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())
+        return seconds, f"s  epoch {self.epoch:g}  {_progress_note(values)}"
 
 
 def configured_views(config: Config, mirror: bool, kinds: tuple[str, ...]) -> list[View]:

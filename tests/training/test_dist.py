@@ -20,7 +20,7 @@ from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.runs import Run
 from mixnn.training.optimizers import sgd
-from mixnn.training.trainer import Trainer
+from tests.clock import Clock, use_clock
 from tests.command import FORKS, Done, command
 from tests.methods.test_contract import CASES as ALL_CASES
 from tests.methods.test_contract import NUM_IMAGES, SMALL, known
@@ -218,27 +218,22 @@ def test_two_processes_go_on_where_one_was_stopped(tmp_path: Path, alone: Path):
     assert_close(out, alone)
 
 
-def enter_impatiently(rank: int, size: int, port: int) -> None:
-    """Alone, the second process would time fewer steps, and find time for fewer epochs; none of them is trained."""
+def enter_at_another_time(rank: int, size: int, port: int) -> None:
+    """The second process has no time left from the start, by its own clock."""
     enter(rank, size, port)
-    if rank:
-        original = Trainer.seconds_per_step
-        Trainer.seconds_per_step = lambda self: original(self, steps=0)  # type: ignore[method-assign]
-        Trainer.seconds_per_knn = lambda _: 600.0  # type: ignore[method-assign]
-
-    def note(self: Trainer, run: Run) -> None:
-        (run.path.parent / f"epochs-{rank}").write_text(str(self.config.epochs))
-
-    Trainer.fit = note  # type: ignore[method-assign]
+    use_clock(pytest.MonkeyPatch(), Clock(), lambda _: 1.0 if rank == 0 else 1000.0)
 
 
-def test_a_time_budget_gives_all_processes_the_same_number_of_epochs(tmp_path: Path):
-    words = shlex.split("pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --knn-every 0 --time-budget 1h")
+def test_the_main_process_decides_for_all_when_the_time_is_up(tmp_path: Path):
+    words = shlex.split("pretrain digits --limit 64 --batch-size 16 --bn-groups 4 --knn-every 0 --time-budget 1m")
     out = tmp_path / "run"
-    done = run_together(*words, "--out", out, "--set", "support_size=32", fault=enter_impatiently)
+    words += shlex.split("--backbone resnet8 --set support_size=32 --set hidden=16 --set dim=8")
+    done = run_together(*words, "--out", out, fault=enter_at_another_time)
     assert [each.code for each in done] == [0, 0], done[0].err + done[1].err
-    first, second = ((tmp_path / f"epochs-{rank}").read_text() for rank in range(2))
-    assert first == second
+    state = last(out)[1]
+    assert 40 < state["step"] <= 60
+    assert state["time"]["over"]
+    assert Run.open(out).config.epochs == state["step"] // 4
 
 
 def enter_without_disk(rank: int, size: int, port: int) -> None:

@@ -164,8 +164,8 @@ def test_a_name_that_another_process_takes_in_the_meantime_is_not_taken_twice(tm
     first: list[Run] = []
 
     class Slow(Trainer):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **given)
             monkeypatch.setattr(training, "Trainer", Trainer)
             first.append(mixnn.pretrain("digits", options=OPTIONS, reporter=QUIET, **SMALL))
 
@@ -175,7 +175,7 @@ def test_a_name_that_another_process_takes_in_the_meantime_is_not_taken_twice(tm
 
 
 def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.chdir(tmp_path)
