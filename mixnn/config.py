@@ -387,6 +387,9 @@ class Config(Checked):
     )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
+    encode_size: int = option(
+        0, "side at which images are encoded after training, and read for it; 0: image_size", low=0, high=1024
+    )
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
     weak_flip: float = option(
         0.9,
@@ -445,6 +448,11 @@ class Config(Checked):
                 f"batch_size={self.batch_size} gives each of bn_groups={self.bn_groups} one image, and it needs two: "
                 f"use {setting('batch_size', 2 * self.bn_groups)} or a smaller {setting('bn_groups')}"
             )
+
+    @property
+    def encoding_size(self) -> int:
+        """Side at which images are read and, after training, encoded."""
+        return self.encode_size or self.image_size
 
     @property
     def base_lr(self) -> float:

@@ -23,7 +23,10 @@ except ImportError:  # no file locks on this system: run one process at a time
 PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
 # What a run folder consists of; no other output may replace any of it.
-RUN_FILES = ("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "diverged.txt", LOCK)
+RUN_FILES = (
+    *("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "judgement.json"),
+    *("diverged.txt", LOCK),
+)
 # What other commands write into a run folder, if no other place is given. It belongs to that run and ends with it.
 OUTPUTS = (
     *("explore.html", "report.html", "comparison.html", "nearest.html", "duplicates.html", "outliers.html"),

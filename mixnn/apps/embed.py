@@ -75,7 +75,7 @@ def collect(
     """
     reporter = reporter or Reporter()
     images = source if isinstance(source, Images) else run.images(source, data_dir)
-    checkpoint, title = _digest([run.config.image_size, *_newest_checkpoint(run)]), _digest(images.title)
+    checkpoint, title = _digest([run.config.encoding_size, *_newest_checkpoint(run)]), _digest(images.title)
     cached = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(images.signature())}.npz"
     if cached.is_file():
         return store.read(cached)
@@ -111,7 +111,7 @@ def _newest_checkpoint(run: Run) -> list[str | int]:
 def _write(path: Path, run: Run, encoder: Encoder, images: Images, reporter: Reporter) -> tuple[int, store.Skipped]:
     """Encode all images into a file; returns the number of vectors and the images that could not be read."""
     about: dict[str, Any] = {"run": run.path.name, "checkpoint": encoder.origin}
-    about |= {"source": images.title, "image_size": run.config.image_size}
+    about |= {"source": images.title, "image_size": run.config.encoding_size}
     return store.write(path, _encode(encoder, images, reporter), encoder.num_features, about)
 
 

@@ -247,7 +247,7 @@ def _architecture(c: Config) -> dict[str, Any]:
 
 def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
     steps = {
-        "size": c.image_size,
+        "size": c.encoding_size,
         "crop": "upright by EXIF, transparent parts white, then the largest square at the center",
         "resize": "to size x size, bilinear with antialiasing (Pillow's ImageOps.fit with BILINEAR)",
         "channels": "RGB",

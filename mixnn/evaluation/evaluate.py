@@ -58,7 +58,7 @@ def evaluate(
     backbone = trained_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     config, dataset = run.config, run.dataset(data_dir)
-    train, test = (dataset.load(split, config.image_size).to_if_fits(where) for split in ("train", "test"))
+    train, test = (dataset.load(split, config.encoding_size).to_if_fits(where) for split in ("train", "test"))
     if not (train.fully_labelled and test.fully_labelled):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
@@ -74,7 +74,7 @@ def evaluate(
         "train_images": len(train),
         "test_images": len(test),
     }
-    subject = Subject(backbone, train, test, config.image_size, run.metrics(), epochs, seed, reporter)
+    subject = Subject(backbone, train, test, config.encoding_size, run.metrics(), epochs, seed, reporter)
     results: dict[str, Any] = {}
     for name in names:
         start = time.perf_counter()

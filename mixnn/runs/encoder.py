@@ -108,7 +108,7 @@ def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | No
 def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
     """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
-    return Encoder(trained_backbone(run, tensors), run.config.image_size, mean, std, name_of(state["step"]))
+    return Encoder(trained_backbone(run, tensors), run.config.encoding_size, mean, std, name_of(state["step"]))
 
 
 def read_start(name: str) -> Encoder:

@@ -4,6 +4,7 @@
     command.txt        what was typed
     environment.json   versions, device, state of the code
     metrics.jsonl      one line per epoch
+    judgement.json     label-free numbers of the encoder, for a folder of images
     checkpoints/       the last two
     results.json       evaluations, each with its protocol
     diverged.txt       if training ended with NaN or inf
@@ -37,6 +38,7 @@ from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_writt
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
 
+JUDGEMENT = "judgement.json"
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
 # --overwrite removes only these, which pretrain and evaluate wrote, and the outputs of other commands in files.OUTPUTS.
 OWN_FILES = (
@@ -212,6 +214,18 @@ class Run:
         path = self.path / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+
+    def write_judgement(self, start: dict[str, Any], points: list[dict[str, Any]], kept: float) -> None:
+        """Label-free numbers at the start and later; `kept`: after which share of the run its weights were taken."""
+        text = json.dumps({"start": start, "points": points, "kept": kept}, indent=1)
+        self.write(JUDGEMENT, text + "\n")
+
+    def judgement(self) -> dict[str, Any]:
+        """What `write_judgement` wrote; empty if there is nothing."""
+        try:
+            return json.loads((self.path / JUDGEMENT).read_text())
+        except (OSError, ValueError):
+            return {}
 
     def rewind(self, step: int) -> None:
         """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""

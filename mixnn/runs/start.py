@@ -53,14 +53,14 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
 
 def start_config(data: str, images: Images) -> Config:
     """The configuration of a run of no epochs."""
-    defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": start_size(images)}
-    batch = max(2, min(64, len(images)))
+    size, batch = encode_size(images.typical_side), max(2, min(64, len(images)))
+    defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": size}
     return replace(Config(), data=data, epochs=0, knn_every=0, bn_groups=1, batch_size=batch, **defaults)
 
 
-def start_size(images: Images) -> int:
-    """Side at which to encode the images: about theirs, within SIZES."""
-    return next((size for size in SIZES if images.typical_side <= size), SIZES[-1])
+def encode_size(side: int) -> int:
+    """Side in pixels at which to encode images with this shorter side: theirs, within SIZES."""
+    return next((size for size in SIZES if side <= size), SIZES[-1])
 
 
 def _is_start_of(run: Run, data: str) -> bool:

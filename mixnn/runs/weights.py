@@ -107,7 +107,12 @@ def start_defaults(source: str) -> dict[str, Any]:
     if Path(source).is_file():
         return {"backbone": architecture_of(source)}
     other = Run.open(source).config
-    return {"backbone": other.backbone, "normalization": other.normalization, "image_size": other.image_size}
+    return {
+        "backbone": other.backbone,
+        "normalization": other.normalization,
+        "image_size": other.image_size,
+        "encode_size": other.encode_size,
+    }
 
 
 def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:

@@ -17,6 +17,7 @@ from mixnn.nn.backbone import check_backbone
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
+from mixnn.runs.weights import start_defaults
 from mixnn.training.folder_settings import OPTIONS, Choice, choose
 from mixnn.training.optimizers import check_optimizer
 
@@ -51,6 +52,9 @@ def configure(
     recipe_options = dict(recipe.pop("options", {}))
     for choice in choices(dataset, options, settings, num_images):
         (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
+    if dataset.recipe is not None:
+        start = start_defaults(str(settings.get("init_from", "")))
+        recipe |= {name: start[name] for name in ("backbone", "normalization") if name in start}
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     check_device(config)
@@ -83,7 +87,8 @@ def choices(
 def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[Config, ImageSet]:
     """The complete configuration, and the images it trains on."""
     config = configure(dataset, options, settings)
-    images = dataset.load(methods.find(config.method).split, config.image_size)
+    dataset.normalization = config.normalization
+    images = dataset.load(methods.find(config.method).split, config.encoding_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))
     config = replace(config, image_size=config.image_size or dataset.train_size or images.size[0])
@@ -91,6 +96,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     # Absolute paths, so that a run can be resumed and evaluated from any folder.
     data_dir = config.data_dir or os.environ.get("MIXNN_DATA", "")
     given = {"data_dir": data_dir, "labels": "" if config.labels == "folders" else config.labels}
+    given |= {"init_from": config.init_from if Path(config.init_from).expanduser().exists() else ""}
     paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
 

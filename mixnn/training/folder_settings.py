@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mixnn.config import setting
 from mixnn.progress import plural
+from mixnn.runs.start import DEFAULT_START, encode_size
+from mixnn.runs.weights import NO_START, start_defaults
 from mixnn.training.schedule import short_warmup
 
-SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run should see: some minutes on a GPU or on two cores
+TRAIN_SIZE, LR, HIDDEN = 96, 1.2e-3, 1024
+
+SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing should see: minutes on a GPU or two cores
 FEW_STEPS = 5_000
-OPTIONS = ("support_size", "hidden")
+STEPS_ON_CUDA, STEPS_ON_CPU = 1_200, 600  # of a run that starts from good weights
+RECIPE = "recipe"  # the reason of settings that belong together; the log has the measurements
+OPTIONS = ("support_size", "hidden", "views")
 
 
 class Choice(NamedTuple):
@@ -25,21 +31,66 @@ class Choice(NamedTuple):
         return f"{self.name} {self.value}: {self.reason}"
 
 
+def lines(found: Sequence[Choice]) -> list[str]:
+    """What to print about the choices: a line for each reason, and one for the settings of the recipe."""
+    recipe = ", ".join(f"{choice.name} {choice.value}" for choice in found if choice.reason == RECIPE)
+    return [str(choice) for choice in found if choice.reason != RECIPE] + [f"recipe: {recipe}"] * bool(recipe)
+
+
+class Chooser:
+    """Collects choices: what the user gave is used as it is, the rest is recorded with its reason."""
+
+    def __init__(self, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self.known = {k: v for k, v in (*given.items(), *options.items()) if (k, str(v)) != ("image_size", "0")}
+        self.found: list[Choice] = []
+
+    def value(self, name: str, own: Any, reason: str) -> Any:
+        """The user's value; otherwise ours, which is then recorded."""
+        if name in self.known:
+            return type(own)(self.known[name])
+        self.found.append(Choice(name, own, reason))
+        return own
+
+
 def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, Any], cuda: bool) -> list[Choice]:
     """Settings for `num` images with a typical shorter side, to add to what the user gave.
 
     OPTIONS names those that are options of the method.
     """
-    found: list[Choice] = []
-    known = {k: v for k, v in (*given.items(), *options.items()) if (k, str(v)) != ("image_size", "0")}
+    chooser = Chooser(given, options)
+    if "backbone" in chooser.known and "init_from" not in chooser.known:
+        chooser.value("init_from", "none", f"no weights to start from were given for {chooser.known['backbone']}")
+        start = "none"
+    else:
+        start = chooser.value("init_from", DEFAULT_START, f"use {setting('init_from', 'none')} to start from nothing")
+    (_from_nothing if start in NO_START else _from_weights)(chooser, start, num, side, cuda)
+    return chooser.found
 
-    def value(name: str, own: Any, reason: str) -> Any:
-        """The user's value; otherwise ours, which is then recorded."""
-        if name in known:
-            return type(own)(known[name])
-        found.append(Choice(name, own, reason))
-        return own
 
+def _from_weights(chooser: Chooser, start: str, num: int, side: int, cuda: bool) -> None:
+    """Settings of a run that adapts good weights to a folder. They were found by measurement (notes/log.md)."""
+    value = chooser.value
+    for name, own in start_defaults(start).items():
+        value(name, own, f"as {start} needs it")
+    value("image_size", TRAIN_SIZE, "training crops of this side are fast")
+    value("encode_size", encode_size(side), f"the shorter side is about {side} pixels")
+    batch = value("batch_size", *_batch(num, cuda, largest=64))
+    steps = STEPS_ON_CUDA if cuda else STEPS_ON_CPU
+    epochs = max(2, round(steps * batch / max(1, num)))
+    epochs = value("epochs", epochs, f"about {steps:,} steps; use {setting('time_budget', '10m')} to set the time")
+    if epochs:
+        value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
+    value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
+    value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
+    recipe = {"optimizer": "adamw", "lr": LR, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
+    recipe |= {"views": "w/w", "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    for name, own in recipe.items():
+        value(name, own, RECIPE)
+
+
+def _from_nothing(chooser: Chooser, _: str, num: int, side: int, cuda: bool) -> None:
+    """Settings of a run with random weights."""
+    value = chooser.value
     size = value("image_size", *_size(side, cuda))
     value("backbone", *(("resnet18", "there is a GPU") if cuda else ("resnet8", "small enough for a CPU")))
     batch = value("batch_size", *_batch(num, cuda))
@@ -58,11 +109,13 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     if size < 16:
         value("crop_area", 0.6, "a small part of such a tiny image shows too little")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
-    support = 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
-    value("support_size", max(support, batch), "embeddings to find neighbors in; at most half the images")
+    value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
     if not cuda:
         value("hidden", 256, "smaller heads, which only training uses, for a CPU")
-    return found
+
+
+def _support(num: int) -> int:
+    return 2 ** max(4, min(12, (max(2, num) // 2).bit_length() - 1))
 
 
 def _size(side: int, cuda: bool) -> tuple[int, str]:
@@ -79,8 +132,8 @@ def _size(side: int, cuda: bool) -> tuple[int, str]:
     return 32, text
 
 
-def _batch(num: int, cuda: bool) -> tuple[int, str]:
-    if num >= 4096:
+def _batch(num: int, cuda: bool, largest: int = 256) -> tuple[int, str]:
+    if num >= 4096 and largest > 64:
         return (256, "as in the paper") if cuda else (128, "large enough for a CPU")
     size = 64 if num >= 512 else max(2, min(32, num // 4))
     return size, f"{num:,} images give {plural(max(1, num // size), 'step')} per epoch"

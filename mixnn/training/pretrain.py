@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from torch import nn
-
 from mixnn import dist, methods
 from mixnn.config import Config, Param, UserError, duration_text, parse_duration, setting, verb
 from mixnn.data import Dataset, ImageSet
@@ -22,8 +20,9 @@ from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, duration, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
-from mixnn.runs.weights import load_backbone, read_backbone
+from mixnn.runs.weights import NO_START, initial_backbone
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve
+from mixnn.training.folder_settings import lines
 from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
 
@@ -46,10 +45,6 @@ def pretrain(
     ] = "",
     overwrite: Annotated[bool, Param("with --out: replace the run in that folder; other files there stay")] = False,
     resume: Annotated[str | Path, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
-    init_from: Annotated[
-        str | Path,
-        Param("start a new run from the encoder of this run, or from a file of ResNet weights", metavar="RUN"),
-    ] = "",
     command: str = "mixnn.pretrain(...)",
     started: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -76,7 +71,7 @@ def pretrain(
     if settings.get("time_budget") and "epochs" in settings:
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     if resume:
-        others = options or out or overwrite or init_from
+        others = options or out or overwrite
         if str(data) or others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
@@ -98,17 +93,20 @@ def pretrain(
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
     config, images = _configure(dataset, options or {}, settings, reporter)
-    initial = _initial_backbone(Path(init_from).expanduser(), config, reporter) if init_from else None
+    judged, has_start = dataset.recipe is None, config.init_from not in NO_START
+    initial = initial_backbone(config, reporter.warn) if judged or has_start else None
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
-    if initial is not None:
-        trainer.start_from(initial, str(init_from))
+    if initial is not None and has_start:
+        trainer.start_from(initial, config.init_from)
+    if initial is not None and judged:
+        trainer.judge_from(initial)
     if trainer.plan:
         trainer.measure()
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
         planned, _ = resolve(dataset, options or {}, settings)
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
-    for choice in choices(dataset, options or {}, settings, len(images)):
-        reporter.info(str(choice))
+    for line in lines(choices(dataset, options or {}, settings, len(images))):
+        reporter.info(line)
     _check_warmup(config, reporter)
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
@@ -142,7 +140,7 @@ def _train(run: Run, trainer: Trainer) -> Run:
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
     """Labelled images for the kNN evaluations during training, read only if this process does any."""
-    return dataset.load_labelled(config.image_size) if config.knn_every and is_main_process() else None
+    return dataset.load_labelled(config.encoding_size) if config.knn_every and is_main_process() else None
 
 
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
@@ -186,7 +184,7 @@ def _configure(
     for line in images.summary.lines() if images.summary else []:
         reporter.info(line)
     if config.labels:
-        reporter.info(_estimatedlabels(images, config.batch_size))
+        reporter.info(_about_labels(images, config.batch_size))
     return config, images
 
 
@@ -198,7 +196,7 @@ def _check_warmup(config: Config, reporter: Reporter) -> None:
         )
 
 
-def _estimatedlabels(images: ImageSet, batch_size: int) -> str:
+def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     too_few = "; too few to measure purity"
@@ -236,17 +234,6 @@ def _with_planned_epochs(config: Config, planned: Config, own_warmup: bool, plan
     return replace(config, epochs=planned.epochs, lr=planned.lr, warmup_epochs=warmup)
 
 
-def _initial_backbone(source: Path, config: Config, reporter: Reporter) -> nn.Module:
-    """The backbone of another run, or ResNet weights from a file."""
-    if source.is_file():
-        return read_backbone(source, config)
-    run = Run.open(source)
-    other = run.config.backbone
-    if other != config.backbone:
-        raise UserError(f"{run.path} has a {other}, this run a {config.backbone}: use {setting('backbone', other)}")
-    return load_backbone(run, reporter.warn)[0]
-
-
 def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[], float], reporter: Reporter) -> Run:
     more = {name: settings[name] for name in settings.keys() & EXTENSIONS}
     old = run.config
@@ -258,9 +245,11 @@ def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[]
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()
-    images = dataset.load(methods.find(config.method).split, config.image_size)
+    images = dataset.load(methods.find(config.method).split, config.encoding_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
     trainer.load(tensors, state)
+    if dataset.recipe is None and not trainer.over:
+        _judge_again(trainer, run)
     if is_main_process():
         run.rewind(trainer.done)
     if trainer.plan and not trainer.over:
@@ -270,6 +259,17 @@ def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[]
         trainer.config = run.config
     reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
     return _train(run, trainer)
+
+
+def _judge_again(trainer: Trainer, run: Run) -> None:
+    """Goes on judging a resumed run, unless what it started from is gone."""
+    try:
+        trainer.judge_from(initial_backbone(trainer.config))
+    except UserError as error:
+        trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
+        return
+    assert trainer.judge is not None
+    trainer.judge.points = [point for point in run.judgement().get("points", []) if point["step"] <= trainer.done]
 
 
 def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:

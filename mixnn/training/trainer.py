@@ -20,14 +20,16 @@ from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
+from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Diverged
-from mixnn.runs.weights import load_weights, make_backbone
+from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
+from mixnn.training.judgement import Judge
 from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, TimePlan, learning_rate
 from mixnn.training.step import Step
@@ -85,6 +87,9 @@ class Trainer:
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
             backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()))
             self.method = methods.build(config.method, backbone, config.options, **facts)
+        if config.batch_norm == "frozen":
+            for backbone in self._backbones():
+                freeze_statistics(backbone)
         self.method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
@@ -106,6 +111,16 @@ class Trainer:
         self.record: dict[str, Any] = {}  # log line of the last epoch
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
         self.warned_of_collapse = False
+        self.judge: Judge | None = None  # see judge_from
+        self.kept: dict[str, Tensor] = {}  # weights of the encoder to keep, if not those of the student
+        self.last_good: tuple[dict[str, Tensor], float] = (
+            {},
+            0.0,
+        )  # weights that were not worse than the start, and when
+
+    def _backbones(self) -> list[torch.nn.Module]:
+        parts = (self.method.student, getattr(self.method, "teacher", None))
+        return [part.f for part in parts if part is not None]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -121,6 +136,13 @@ class Trainer:
         return self.plan.over if self.plan else self.done >= self.total_steps
 
     @property
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        if self.over:
+            return 1.0
+        return self.plan.progress if self.plan else self.done / self.total_steps
+
+    @property
     def epoch(self) -> float:
         """Epochs done: a whole number, or two digits of a fraction."""
         whole, rest = divmod(self.done, self.steps_per_epoch)
@@ -130,6 +152,7 @@ class Trainer:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
         tensors |= optimizer_tensors(self.optimizer)
+        tensors |= {f"{KEPT}{name}": t for name, t in self.kept.items()}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
@@ -173,9 +196,17 @@ class Trainer:
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
         """Starts student and teacher with the weights of a given backbone."""
-        for part in (self.method.student, getattr(self.method, "teacher", None)):
-            if part is not None:
-                load_weights(part.f, backbone.state_dict(), source)
+        for part in self._backbones():
+            load_weights(part, backbone.state_dict(), source)
+
+    def judge_from(self, start: torch.nn.Module) -> None:
+        """From now on compares the encoder with the one the run started from; keeps that one if it is better."""
+        device = self.order.device
+        start.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.judge = Judge(self.images, self.config.image_size, self.config.init_from not in NO_START)
+        with self._timing("judgement"):
+            self.judge.begin(start)
+        self.last_good = {name: tensor.cpu() for name, tensor in start.state_dict().items()}, 0.0
 
     def measure(self) -> None:
         """Makes the first plan of a run with a time budget.
@@ -234,6 +265,8 @@ class Trainer:
                 ended = self.done % self.steps_per_epoch == 0
                 if plan:
                     plan.end_step(self._means, look=ended)
+                if self.judge and self.judge.due(self.progress):
+                    self._judge(run)
                 now = self.clock()
                 if ended or self.over:
                     self._end_epoch(run, epoch_start, self.done - first_step)
@@ -253,6 +286,24 @@ class Trainer:
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", request)
         if self.saved != self.done:  # a run of no epochs: the end of an epoch saves it otherwise
             self._save(run)
+
+    def _judge(self, run: Run) -> None:
+        """Looks at the encoder without labels. If it ends worse than its start, an earlier one is kept."""
+        if not is_main_process() or self.judge is None:
+            return
+        known = {name for point in self.judge.points for name in point["problems"]}
+        with self._timing("judgement"):
+            sentences = self.judge.look(self.method.student.f, self.progress, self.done)
+        for name, sentence in zip(self.judge.points[-1]["problems"], sentences, strict=True):
+            if name not in known:
+                self.reporter.warn(f"after {self.progress:.0%} of the run: {sentence}")
+        if not self.judge.is_worse:
+            self.last_good = {k: t.cpu().clone() for k, t in self.method.student.f.state_dict().items()}, self.progress
+        elif self.over:
+            self.kept, at = self.last_good
+            what = f"those after {at:.0%} of it" if at else f"those it started from ({self.config.init_from})"
+            self.reporter.warn(f"the run ends worse than it began, so it keeps other weights: {what}")
+        run.write_judgement(self.judge.start, self.judge.points, self.last_good[1] if self.kept else 1.0)
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:

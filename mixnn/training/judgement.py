@@ -1,0 +1,139 @@
+"""Judgement without labels: whether an encoder gets better or worse, and what it learns instead of content.
+
+All numbers come from a fixed sample of the training images and two fixed random views of each. Which of them predict
+accuracy was measured on folders with labels (notes/log.md): the share of images whose other view is found first among
+all images is the best one. Where that fell below 0.7 of what it was at the start, accuracy had fallen as well, but for
+a few runs; where training helped, it stayed above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixnn.augment import View
+from mixnn.data import ImageSet
+from mixnn.evaluation.features import features
+from mixnn.evaluation.neighbors import nearest
+
+SAMPLE = {"cpu": 256, "cuda": 1000}  # images; encoding each three times takes a few seconds
+NEIGHBORS = 10
+AREA, JITTER = (0.3, 1.0), 0.8  # of the views
+MIN_RETRIEVAL = 0.7  # of the start's
+MIN_RANK, MIN_RANK_KEPT = 5.0, 1 / 3  # effective dimensions, and their share of the start's
+MAX_FIRST, MAX_COLOR = 0.4, 0.5  # share of the first direction, and of color in it
+POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
+
+NUMBERS = {
+    "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
+    "kept_neighbors": f"share of an image's {NEIGHBORS} nearest neighbors that it already had at the start",
+    "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
+    "first_share": "share of the features' variance in its largest direction",
+    "first_color": "share of that direction that the image's mean red, green and blue explain",
+    "color_share": "share of the features' whole variance that the image's mean red, green and blue explain",
+}
+
+Numbers = dict[str, float]
+
+
+@dataclass
+class Judge:
+    """Measures an encoder on a sample of images, and compares it with the one it started from."""
+
+    images: ImageSet
+    size: int  # pixels of the views
+    from_weights: bool  # the start has weights worth keeping; otherwise they are random
+    start: Numbers = field(default_factory=dict)
+    points: list[dict[str, Any]] = field(default_factory=list)  # what was found so far
+    _neighbors: Tensor | None = None
+
+    def begin(self, backbone: nn.Module) -> None:
+        """Measures the encoder that training starts from."""
+        count = min(len(self.images), SAMPLE[self.images.images.device.type])
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
+        self.order = order[:count].sort().values.to(self.images.images.device)
+        self.start = self.measure(backbone)
+
+    @torch.no_grad()
+    def measure(self, backbone: nn.Module) -> Numbers:
+        """NUMBERS of an encoder."""
+        x = features(backbone, self.images, self.order, bf16=False).double()
+        view = View(self.size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
+        generator = torch.Generator(x.device).manual_seed(0)  # the same views every time
+        one, two = (features(backbone, self.images, self.order, view, generator, bf16=False) for _ in range(2))
+        found = nearest(_centered_unit(one), _centered_unit(two), 1)[1][:, 0]
+        own = torch.arange(len(x), device=x.device)
+        unit = _centered_unit(x).float()
+        neighbors = nearest(unit, unit, min(NEIGHBORS, len(x) - 1), own)[1]
+        if self._neighbors is None:
+            self._neighbors = neighbors
+        kept = (neighbors[:, :, None] == self._neighbors[:, None, :]).any(2).double().mean()
+        colors = self.images.images[self.order].float().mean((2, 3)).to(x.device).double()
+        numbers = {"view_retrieval": (found == own).double().mean(), "kept_neighbors": kept} | _variance(x, colors)
+        return {name: round(float(value), 4) for name, value in numbers.items()}
+
+    def due(self, progress: float) -> bool:
+        """Whether another of POINTS has been reached."""
+        return len(self.points) < sum(progress >= point for point in POINTS)
+
+    def look(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
+        """Measures the encoder; returns what is wrong with it, in sentences."""
+        numbers = self.measure(backbone)
+        found = problems(self.start, numbers, self.from_weights)
+        point = {"step": step, "progress": round(progress, 3), "problems": list(found), **numbers}
+        missed = (
+            sum(progress >= at for at in POINTS) - len(self.points) - 1
+        )  # a run of few steps passes several at once
+        self.points += [point] * (1 + max(0, missed))
+        return list(found.values())
+
+    @property
+    def is_worse(self) -> bool:
+        """The encoder looked at last is worse than a start that is worth keeping."""
+        return self.from_weights and bool(self.points) and bool({"worse", "collapse"} & {*self.points[-1]["problems"]})
+
+
+def problems(start: Numbers, now: Numbers, from_weights: bool) -> dict[str, str]:
+    """What is wrong with an encoder, by name, each with a sentence."""
+    found = {}
+    retrieval, before = now["view_retrieval"], start["view_retrieval"]
+    if from_weights and retrieval < MIN_RETRIEVAL * before:
+        found["worse"] = (
+            f"the encoder is getting worse than its start: it finds an image's other view among all images in "
+            f"{retrieval:.0%} of cases, the start in {before:.0%}"
+        )
+    if now["first_share"] > MAX_FIRST and now["first_color"] > MAX_COLOR:
+        found["color"] = (
+            f"the encoder is learning color and brightness, not content: {now['first_share']:.0%} of the features' "
+            f"variance is one direction, and the images' mean color explains {now['first_color']:.0%} of it"
+        )
+    if now["feature_rank"] < MIN_RANK and now["feature_rank"] < MIN_RANK_KEPT * start["feature_rank"]:
+        found["collapse"] = (
+            f"a partial collapse: the features have {now['feature_rank']:.1f} effective dimensions, "
+            f"{start['feature_rank']:.1f} at the start"
+        )
+    return found
+
+
+def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:
+    """How the variance of unit features is distributed, and what color explains of it."""
+    unit = x_MF / x_MF.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    centered = unit - unit.mean(0)
+    total = centered.square().sum().clamp(min=1e-30)
+    values, vectors = torch.linalg.eigh(centered @ centered.T)  # M is usually smaller than F
+    shares = values.clamp(min=0) / total
+    color = torch.linalg.qr(colors_M3 - colors_M3.mean(0) + 1e-12 * torch.eye(*colors_M3.shape).to(x_MF)).Q
+    return {
+        "feature_rank": torch.special.entr(shares).sum().exp(),
+        "first_share": shares[-1],
+        "first_color": (color.T @ vectors[:, -1]).square().sum(),
+        "color_share": (color.T @ centered).square().sum() / total,
+    }
+
+
+def _centered_unit(x_MF: Tensor) -> Tensor:
+    centered = x_MF - x_MF.mean(0)
+    return centered / centered.norm(dim=1, keepdim=True).clamp(min=1e-12)
