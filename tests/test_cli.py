@@ -167,7 +167,7 @@ def test_the_command_line_is_frozen():
 def test_the_flags_are_the_parameters_of_the_function(verb: str):
     function = command(verb).function
     parameters = set(inspect.signature(function).parameters)
-    internal = {"reporter", "command", "started"} & parameters
+    internal = {"reporter", "command", "started", "clock"} & parameters
     typed = {p.name for p in command(verb).parameters}
     extra = {"quiet": "reporter" in internal, "json": verb in ("evaluate", "classify", "diagnose")}
     settings = set(fields_of(Config)) if verb == "pretrain" else set()
