@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -83,7 +82,7 @@ def pretrain(
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
-                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (so much more)"
+                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )
         run = Run.open(resume)
         with _lock(run.path):
@@ -188,7 +187,9 @@ def _configure(
     for line in images.summary.lines() if images.summary else []:
         reporter.info(line)
     if config.labels:
-        reporter.info(_estimatedlabels(images, config.batch_size))
+        reporter.info(_about_labels(images, config.batch_size))
+    if config.holdout:
+        reporter.info(f"{plural(len(dataset.images('test')), 'labelled image')} held out of training, as test images")
     return config, images
 
 
@@ -200,7 +201,7 @@ def _check_warmup(config: Config, reporter: Reporter) -> None:
         )
 
 
-def _estimatedlabels(images: ImageSet, batch_size: int) -> str:
+def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
     text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
     too_few = "; too few to measure purity"
@@ -211,7 +212,7 @@ def _epochs_that_fit(trainer: Trainer) -> int:
     """Epochs of the whole run by its first plan. If too few steps fit to be worth training, none is planned."""
     plan, reporter, done = trainer.plan, trainer.reporter, trainer.done
     assert plan is not None
-    pace = statistics.median(plan.paces)
+    pace = plan.pace
     if dist.broadcast(plan.steps_left >= MIN_STEPS):
         epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
         reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")

@@ -77,6 +77,11 @@ class TimePlan:
     def cost(self, name: str) -> float:
         return statistics.median(self.costs[name]) if name in self.costs else 0.0
 
+    @property
+    def pace(self) -> float:
+        """Seconds that a step takes at present."""
+        return max(1e-6, statistics.median(self.paces))
+
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
         """Measures something that is also done at the end of the run, so that time is kept for it."""
@@ -122,9 +127,8 @@ class TimePlan:
 
     def _replan(self) -> None:
         """The main process decides for all how many steps fit. One that fits by half is taken."""
-        pace = max(1e-6, statistics.median(self.paces))
-        fit = max(0, int(self.left() / pace + 0.5))
-        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / pace)
+        fit = max(0, int(self.left() / self.pace + 0.5))
+        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / self.pace)
         self.steps_left, self._block = dist.broadcast((fit, max(1, min(look_after, fit // 2))))
         self.over = self.steps_left == 0
 
