@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -70,6 +69,7 @@ def pretrain(
         mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
+    given = sorted({*settings, *(options or {})})  # what the user chose; the report tells it from the rest
     start = clock() if started is None else started
     timing: dict[str, Any] = {"started": start, "clock": clock, "ending": EXIT_SHARE * (clock() - start)}
     if isinstance(settings.get("time_budget"), int | float):
@@ -115,7 +115,7 @@ def pretrain(
     with _lock(path):
         startup = round(clock() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
-        about |= {"processes": dist.size(), "startup_s": startup}
+        about |= {"processes": dist.size(), "startup_s": startup, "given": given}
         run = _write_run(path, config, command, about)
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
@@ -169,7 +169,7 @@ def _write_run(path: Path, config: Config, command: str, about: dict[str, Any]) 
     if not is_main_process():
         return Run(path, config)
     run = Run.create(path, config, command, overwrite=True)
-    run.write("environment.json", json.dumps(about, indent=1) + "\n")
+    run.write_environment(about)
     return run
 
 
@@ -270,6 +270,8 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
         changes |= _plan_rest(trainer)
     if changes:
         run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
+        if is_main_process():
+            run.add_given(more)
         trainer.config = run.config
     reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
     return _train(run, trainer)
