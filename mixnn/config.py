@@ -406,6 +406,12 @@ class Config(Checked):
     labels: str = option(
         "", "labels of a folder's images: folders (subfolders are classes), or a CSV of file,label [none]"
     )
+    holdout: float = option(
+        0.0,
+        "share of a folder's labelled images, in every class, to keep out of training as test images",
+        low=0,
+        high=0.5,
+    )
     on_error: str = option(
         "skip",
         "unreadable images of a folder: skip them and print their names, or refuse the folder",

@@ -37,8 +37,9 @@ FLAGS = {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size", "--optimizer",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
-        "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--on-error", "--limit", "--knn-every",
-        "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision", "--data-dir",
+        "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--holdout", "--on-error", "--limit",
+        "--knn-every", "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision",
+        "--data-dir",
     },
     "evaluate": {
         "--protocol", "--epochs", "--seed", "--source", "--device", "--data-dir", "--json", "--save", "--overwrite",
@@ -186,7 +187,7 @@ def test_the_command_line_is_frozen():
 def test_the_flags_are_the_parameters_of_the_function(verb: str):
     function = command(verb).function
     parameters = set(inspect.signature(function).parameters)
-    internal = {"reporter", "command", "started"} & parameters
+    internal = {"reporter", "command", "started", "clock"} & parameters
     typed = {p.name for p in command(verb).parameters}
     extra = {"quiet": "reporter" in internal, "json": verb in ("evaluate", "classify", "diagnose")}
     settings = set(fields_of(Config)) if verb == "pretrain" else set()
@@ -853,7 +854,7 @@ def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     err = refused(ask, f"pretrain --resume run {words}")
     assert "--resume takes its settings from the run folder" in err
-    assert "to train further, add --epochs (the new total) or --time-budget (so much more)" in err
+    assert "to train further, add --epochs (the new total) or --time-budget (added)" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 
 
@@ -894,7 +895,9 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
 def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):
     save_images(tmp_path / "photos")
     assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
-    assert "has no test images" in refused(ask, "evaluate run")
+    err = refused(ask, "evaluate run")
+    assert "has no test images" in err
+    assert "use `mixnn classify run folders`" in err
     shutil.rmtree(tmp_path / "photos")
     save_images(tmp_path / "photos" / "train")
     save_images(tmp_path / "photos" / "test")

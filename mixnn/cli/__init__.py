@@ -7,6 +7,8 @@ are made from the signature (see cli/parser.py). If its module has a function `s
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import re
@@ -20,6 +22,8 @@ from typing import Any
 from mixnn.cli.parser import Command
 from mixnn.config import Interrupted, UserError, spelling, unknown
 from mixnn.processes import is_main_process, world_size
+
+atexit.register(gc.freeze)  # without it, Python looks through all objects of torch before it exits: half a second
 
 VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it does)
     "embed": ("mixnn.apps.embed:embed", "turn images into vectors, with their file names"),

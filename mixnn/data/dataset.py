@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from mixnn.config import Config, UserError, setting, unknown
-from mixnn.data.folder import Listing, list_splits, load_folder, natural_key
+from mixnn.data.folder import Listing, hold_out, list_splits, load_folder, natural_key
 from mixnn.data.image_set import NORMALIZATIONS, ImageSet, channel_stats
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files, resized
+from mixnn.data.labels import read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
 
@@ -193,6 +194,7 @@ class FolderDataset(Dataset):
 
     folder: Path = field(kw_only=True)
     labels: str = ""  # "folders", a CSV file, or "" for none
+    holdout: float = 0.0  # share of the labelled images that become test images
     on_error: str = "skip"
     _files: dict[str, ImageFiles] = field(default_factory=dict, repr=False)
     _decoded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
@@ -207,7 +209,7 @@ class FolderDataset(Dataset):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.name, self.limit, self.labels, self.on_error
+        return self.name, self.limit, self.labels, self.holdout, self.on_error
 
     @property
     def pretrain_is_train(self) -> bool:
@@ -227,7 +229,10 @@ class FolderDataset(Dataset):
 
     @cached_property
     def listing(self) -> Listing:
-        return list_splits(self.folder)
+        listing = list_splits(self.folder)
+        if not (self.holdout and listing.training):
+            return listing
+        return hold_out(listing, read_labels(self.labels, listing.training), self.holdout)
 
     def check(self) -> None:
         if not self.folder.is_dir():
@@ -333,21 +338,32 @@ def array_dataset(images: Any, labels: Any = None, **options: Any) -> ArrayDatas
 
 
 def open_dataset(
-    data: Any, root: str | Path = "", *, labels: Any = "", on_error: str = "skip", **options: Any
+    data: Any,
+    root: str | Path = "",
+    *,
+    labels: Any = "",
+    holdout: float = 0.0,
+    on_error: str = "skip",
+    **options: Any,
 ) -> Dataset:
     """The data set of this name (below `root`), this folder, or these arrays; UserError if it is none of them."""
     if on_error not in ON_ERROR:
         raise unknown("on_error", on_error, ON_ERROR)
     if not isinstance(data, str | Path):
+        if holdout:
+            raise UserError(f"{setting('holdout')} is for folders of images")
         return array_dataset(data, None if isinstance(labels, str) else labels, **options)
     folder = Path(data).expanduser()
     if str(data) in DATASETS:
-        if str(labels) or on_error != "skip":
-            flags = f"{setting('labels')} and {setting('on_error')}"
+        if str(labels) or holdout or on_error != "skip":
+            flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
             raise UserError(f"{flags} are for folders of images: {data} has its own labels")
         return named_dataset(str(data), root, **options)
     if folder.is_dir():
-        return FolderDataset(folder=folder.absolute(), labels=_absolute(labels), on_error=on_error, **options)
+        if holdout and not str(labels):
+            raise UserError(f"{setting('holdout')} needs labels: add {setting('labels', 'folders')} or a CSV file")
+        options |= {"labels": _absolute(labels), "holdout": holdout, "on_error": on_error}
+        return FolderDataset(folder=folder.absolute(), **options)
     if folder.exists():
         raise UserError(f"{folder} is a file\ngive the folder that holds the images, or one of: {', '.join(DATASETS)}")
     if folder.name != str(data):  # a path: data set names have no slash
@@ -366,7 +382,8 @@ def configured_dataset(config: Config) -> Dataset:
     options["normalization"] = config.normalization
     if config.data in DATASETS:
         return named_dataset(config.data, config.data_dir, **options)
-    return FolderDataset(folder=Path(config.data), labels=config.labels, on_error=config.on_error, **options)
+    options |= {"labels": config.labels, "holdout": config.holdout, "on_error": config.on_error}
+    return FolderDataset(folder=Path(config.data), **options)
 
 
 def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path = "", split: str = "train") -> Images:

@@ -8,8 +8,8 @@ import re
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class Listing:
 
     def names(self, split: str) -> list[str]:
         """The names of one split, or of all images; UserError if there are none."""
-        if split == "test" and not self.test:
+        if split == "test" and not (self.test or self.testing):
             hint = f"make the folders {self.folder}/train and {self.folder}/test, and train with {setting('labels')}"
             raise UserError(f"{self.folder} has no test images\nto provide some, {hint}")
         names = {"test": self.testing, "all": self.everything}.get(split, self.training)
@@ -62,6 +62,25 @@ def list_splits(folder: Path) -> Listing:
             testing = [name for name in names if name.startswith(f"{test}/")]
             return Listing(folder, test, training, testing, names, skipped)
     return Listing(folder, "", names, [], names, skipped)
+
+
+def hold_out(listing: Listing, label_of: Mapping[str, str], share: float) -> Listing:
+    """Moves a share of the labelled images of every class from training to testing: at least one, and never all.
+
+    Which ones depends only on their names.
+    """
+    if listing.test:
+        raise UserError(
+            f"{listing.folder} has test images of its own, in {listing.test}/: leave out {setting('holdout')}"
+        )
+    classes: dict[str, list[str]] = {}
+    for name in sorted(label_of, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        classes.setdefault(label_of[name], []).append(name)
+    held: set[str] = set()
+    for names in classes.values():
+        held |= set(names[: min(len(names) - 1, max(1, round(share * len(names))))])
+    training = [name for name in listing.training if name not in held]
+    return replace(listing, training=training, testing=[name for name in listing.training if name in held])
 
 
 def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:

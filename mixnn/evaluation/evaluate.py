@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,10 +55,16 @@ def evaluate(
     save = Path(save).expanduser() if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
+    config, dataset = run.config, run.dataset(data_dir)
+    if not dataset.has_test:
+        classify = f"`{run.command_line('classify')} {shlex.quote(config.labels or 'folders')}`"
+        raise UserError(
+            f"{config.data} has no test images to evaluate on\n"
+            f"use {classify}, which only needs labels, or hold some out: mixnn pretrain ... --holdout 0.2"
+        )
     tensors, state = run.load_checkpoint(reporter.warn)
     backbone = trained_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    config, dataset = run.config, run.dataset(data_dir)
     train, test = (dataset.load(split, config.encoding_size).to_if_fits(where) for split in ("train", "test"))
     if not (train.fully_labelled and test.fully_labelled):
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")

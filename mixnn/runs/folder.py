@@ -21,7 +21,7 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,20 @@ class Run:
         self._write_config(dataclasses.replace(Run.open(self.path).config, **changes))
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
+    def add_given(self, names: Iterable[str]) -> None:
+        """Adds settings to those that environment.json lists as the user's own."""
+        about = self.environment()
+        if "given" in about:
+            self.write_environment(about | {"given": sorted({*about["given"], *names})})
+
+    def environment(self) -> dict[str, Any]:
+        """environment.json; empty if there is none."""
+        path = self.path / "environment.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def write_environment(self, about: dict[str, Any]) -> None:
+        self.write("environment.json", json.dumps(about, indent=1) + "\n")
+
     def _write_config(self, config: Config) -> None:
         self.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
 
@@ -264,11 +278,10 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Everything about the run except its weights; tables are made from it."""
-        about = self.path / "environment.json"
         return {
             "config": dataclasses.asdict(self.config),
             "command": (self.path / "command.txt").read_text().strip(),
-            "environment": json.loads(about.read_text()) if about.exists() else {},
+            "environment": self.environment(),
             "results": self.results(),
             "metrics": self.metrics(),
         }

@@ -28,11 +28,11 @@ def open_data(data: Any, settings: Mapping[str, Any]) -> Dataset:
         return data
     given = checked(Config, "setting", {k: v for k, v in settings.items() if k in DATA_SETTINGS})
     options = {"limit": given.get("limit", 0), "mirror": given.get("mirror", "yes") == "yes"}
-    labels, on_error = given.get("labels", ""), given.get("on_error", "skip")
-    return open_dataset(data, given.get("data_dir", ""), labels=labels, on_error=on_error, **options)
+    options |= {name: given[name] for name in ("labels", "holdout", "on_error") if name in given}
+    return open_dataset(data, given.get("data_dir", ""), **options)
 
 
-DATA_SETTINGS = ("data_dir", "labels", "on_error", "limit", "mirror")
+DATA_SETTINGS = ("data_dir", "labels", "holdout", "on_error", "limit", "mirror")
 
 
 def configure(

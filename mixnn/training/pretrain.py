@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +27,7 @@ from mixnn.training.trainer import Trainer
 __all__ = ["pretrain"]
 
 RESUMABLE_SETTINGS = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
+EXIT_SHARE = 0.15  # starting and leaving Python takes about this share of the time that importing torch takes
 EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
 
@@ -65,7 +64,9 @@ def pretrain(
         mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
+    given = sorted({*settings, *(options or {})})  # what the user chose; the report tells it from the rest
     start = clock() if started is None else started
+    timing: dict[str, Any] = {"started": start, "clock": clock, "ending": EXIT_SHARE * (clock() - start)}
     if isinstance(settings.get("time_budget"), int | float):
         settings["time_budget"] = str(settings["time_budget"])  # refused with an example, as a number without a unit is
     if settings.get("time_budget") and "epochs" in settings:
@@ -76,11 +77,11 @@ def pretrain(
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
-                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (so much more)"
+                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )
         run = Run.open(resume)
         with _lock(run.path):
-            return _resume(run, settings, start, clock, reporter)
+            return _resume(run, settings, timing, reporter)
     if isinstance(data, str) and not data:
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings)
@@ -95,7 +96,7 @@ def pretrain(
     config, images = _configure(dataset, options or {}, settings, reporter)
     judged, has_start = dataset.recipe is None, config.init_from not in NO_START
     initial = initial_backbone(config, reporter.warn) if judged or has_start else None
-    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
     if initial is not None and has_start:
         trainer.start_from(initial, config.init_from)
     if initial is not None and judged:
@@ -112,7 +113,7 @@ def pretrain(
     with _lock(path):
         startup = round(clock() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
-        about |= {"processes": dist.size(), "startup_s": startup}
+        about |= {"processes": dist.size(), "startup_s": startup, "given": given}
         run = _write_run(path, config, command, about)
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
@@ -166,7 +167,7 @@ def _write_run(path: Path, config: Config, command: str, about: dict[str, Any]) 
     if not is_main_process():
         return Run(path, config)
     run = Run.create(path, config, command, overwrite=True)
-    run.write("environment.json", json.dumps(about, indent=1) + "\n")
+    run.write_environment(about)
     return run
 
 
@@ -185,6 +186,8 @@ def _configure(
         reporter.info(line)
     if config.labels:
         reporter.info(_about_labels(images, config.batch_size))
+    if config.holdout:
+        reporter.info(f"{plural(len(dataset.images('test')), 'labelled image')} held out of training, as test images")
     return config, images
 
 
@@ -207,7 +210,7 @@ def _epochs_that_fit(trainer: Trainer) -> int:
     """Epochs of the whole run by its first plan. If too few steps fit to be worth training, none is planned."""
     plan, reporter, done = trainer.plan, trainer.reporter, trainer.done
     assert plan is not None
-    pace = statistics.median(plan.paces)
+    pace = plan.pace
     if dist.broadcast(plan.steps_left >= MIN_STEPS):
         epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
         reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
@@ -234,7 +237,7 @@ def _with_planned_epochs(config: Config, planned: Config, own_warmup: bool, plan
     return replace(config, epochs=planned.epochs, lr=planned.lr, warmup_epochs=warmup)
 
 
-def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[], float], reporter: Reporter) -> Run:
+def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter: Reporter) -> Run:
     more = {name: settings[name] for name in settings.keys() & EXTENSIONS}
     old = run.config
     run = replace(run, config=replace(old, **{k: v for k, v in settings.items() if k not in more}))
@@ -246,7 +249,7 @@ def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[]
     config = replace(run.config, **changes)
     dataset = run.dataset()
     images = dataset.load(methods.find(config.method).split, config.encoding_size)
-    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), started=start, clock=clock)
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:
         _judge_again(trainer, run)
@@ -256,6 +259,8 @@ def _resume(run: Run, settings: dict[str, Any], start: float, clock: Callable[[]
         changes |= _plan_rest(trainer)
     if changes:
         run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
+        if is_main_process():
+            run.add_given(more)
         trainer.config = run.config
     reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
     return _train(run, trainer)

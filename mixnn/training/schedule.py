@@ -16,7 +16,7 @@ WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are
 RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
 MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
 LOOKS = 200  # at least this many looks in a run, so that a short one ends in time as well
-ENDING = 0.5  # seconds kept for what follows the last checkpoint and evaluation, such as leaving Python
+MAX_ENDING_SHARE = 0.02  # of the time, kept for leaving Python
 MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left out
 
 
@@ -45,6 +45,7 @@ class TimePlan:
     budget: float  # seconds for everything, start-up and the last evaluation included
     started: float  # when this process began, by the clock
     clock: Callable[[], float]
+    ending: float = 0.0  # seconds that leaving Python will take
     spent: float = 0.0  # seconds that earlier processes of the run used
     progress: float = 0.0
     warmup: float = 0.0  # share of the progress in which the learning rate rises
@@ -62,11 +63,12 @@ class TimePlan:
         return self.spent + self.clock() - self.started
 
     def reserve(self) -> float:
-        """Seconds to keep for the end of the run: the usual cost of each thing in `costs`, and ENDING.
+        """Seconds to keep for the end of the run: the usual cost of each thing in `costs`, and leaving Python.
 
         Whatever is done after the last step belongs here: time it with `timing`, or put an estimate into `costs`.
         """
-        return ENDING + sum(self.cost(name) for name in self.costs)
+        ending = min(self.ending, MAX_ENDING_SHARE * self.budget)
+        return ending + sum(self.cost(name) for name in self.costs)
 
     def left(self) -> float:
         """Seconds left for training steps."""
@@ -74,6 +76,11 @@ class TimePlan:
 
     def cost(self, name: str) -> float:
         return statistics.median(self.costs[name]) if name in self.costs else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a step takes at present."""
+        return max(1e-6, statistics.median(self.paces))
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -120,9 +127,8 @@ class TimePlan:
 
     def _replan(self) -> None:
         """The main process decides for all how many steps fit. One that fits by half is taken."""
-        pace = max(1e-6, statistics.median(self.paces))
-        fit = max(0, int(self.left() / pace + 0.5))
-        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / pace)
+        fit = max(0, int(self.left() / self.pace + 0.5))
+        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / self.pace)
         self.steps_left, self._block = dist.broadcast((fit, max(1, min(look_after, fit // 2))))
         self.over = self.steps_left == 0
 

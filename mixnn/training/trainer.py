@@ -45,7 +45,7 @@ class Trainer:
     """Builds the parts of a run and trains them.
 
     All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. A time budget counts
-    from `started`, a reading of `clock`.
+    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take.
     """
 
     def __init__(
@@ -56,12 +56,13 @@ class Trainer:
         knn_sets: tuple[ImageSet, ImageSet] | None = None,
         started: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        ending: float = 0.0,
     ) -> None:
         self.config, self.reporter, self.clock = config, reporter, clock
         self.plan: TimePlan | None = None
         if config.time_budget:
             now = clock() if started is None else started
-            self.plan = TimePlan(parse_duration(config.time_budget), now, clock, warmup=WARMUP_SHARE)
+            self.plan = TimePlan(parse_duration(config.time_budget), now, clock, ending, warmup=WARMUP_SHARE)
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)

@@ -216,6 +216,45 @@ def test_a_report_says_what_was_run_and_what_came_out(pages, place):
     assert run["verdict"]["state"] == "short"
 
 
+def test_the_users_settings_are_told_from_those_chosen_for_the_folder(pages, place, tmp_path):
+    (run,) = values(pages["own"])["runs"]
+    by = {row["name"]: row["setBy"] for row in run["changed"]}
+    assert by["backbone"] == by["labels"] == by["hidden"] == by["epochs"] == "you"
+    assert by["warmup_epochs"] == "mixnn, for these images"
+    assert "given" not in run["environment"]
+    shutil.copytree(place / "own", tmp_path / "older")
+    about = json.loads((tmp_path / "older/environment.json").read_text())
+    del about["given"]
+    (tmp_path / "older/environment.json").write_text(json.dumps(about))
+    page = report(tmp_path / "older", tmp_path / "older.html", images=0, reporter=QUIET)
+    assert {row["setBy"] for row in values(page)["runs"][0]["changed"]} == {""}, "it does not say"
+
+
+def test_epochs_that_are_added_later_are_the_users_own(place, tmp_path):
+    shutil.copytree(place / "own", tmp_path / "longer")
+    Run.open(tmp_path / "longer").write_environment({"given": ["labels"]})
+    mixnn.pretrain(resume=tmp_path / "longer", epochs=2, reporter=QUIET)
+    assert read(tmp_path / "longer").environment == {"given": ["epochs", "labels"]}
+
+
+def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "timed")
+    run = Run.open(tmp_path / "timed").update_config(time_budget="10m", epochs=6)
+    steps = run.metrics()[-1]["step"]
+    run.write("metrics.jsonl", "")
+    for epoch in (1, 2, 3, 4, 5, 6):
+        run.log({"epoch": epoch, "step": steps * epoch, "loss": 1.0, "spread": 0.8, "seconds": 90.0 * epoch})
+    run.log({"epoch": 6.4, "step": 6 * steps + 3, "loss": 0.9, "spread": 0.8, "seconds": 580.0})
+    shown = values(report(run, tmp_path / "timed.html", images=0, reporter=QUIET))["runs"][0]
+    assert shown["verdict"]["state"] == "unlabelled"
+    assert shown["overview"]["progress"].startswith("6.4 epochs, as many as fit into 10m, 10 min of training")
+    assert shown["overview"]["training"].startswith("10m, batch size")
+    run.update_config(epochs=9)  # planned, but stopped early
+    shown = values(report(run, tmp_path / "stopped.html", images=0, reporter=QUIET))["runs"][0]
+    assert shown["verdict"]["title"] == "Unfinished"
+    assert shown["overview"]["progress"].startswith("6.4 of about 9 epochs")
+
+
 def test_a_run_itself_may_be_given(pages, place, tmp_path):
     page = report(Run.open(place / "own"), tmp_path / "page.html", images=60, device="cpu", reporter=QUIET)
     assert values(page) == values(pages["own"])

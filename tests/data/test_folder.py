@@ -9,8 +9,8 @@ from PIL import Image
 
 from mixnn.config import UserError
 from mixnn.data import folder as folder_module
-from mixnn.data import load
-from mixnn.data.folder import list_images, list_splits
+from mixnn.data import load, open_dataset
+from mixnn.data.folder import hold_out, list_images, list_splits
 
 
 def save(folder: Path, **levels: int) -> None:
@@ -197,3 +197,54 @@ def test_an_empty_folder_is_an_error_that_names_the_endings(tmp_path: Path):
     touch(tmp_path, "train/1.png", "test/x.txt")
     with pytest.raises(UserError, match=r"no images in .*/test\n"):
         list_splits(tmp_path).names("test")
+
+
+def labelled_folder(folder: Path, counts: dict[str, int]) -> Path:
+    for label, count in counts.items():
+        for i in range(count):
+            (folder / label).mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (10 * i, 7 * len(label), 3)).save(folder / label / f"{i}.png")
+    return folder
+
+
+def test_a_holdout_takes_its_share_of_every_class_and_at_least_one(tmp_path: Path):
+    photos = labelled_folder(tmp_path / "photos", {"a": 20, "b": 3, "c": 1})
+    listing = open_dataset(photos, labels="folders", holdout=0.2).listing
+    held = [name.split("/")[0] for name in listing.testing]
+    assert (held.count("a"), held.count("b"), held.count("c")) == (4, 1, 0), "a single image stays in training"
+    assert sorted(listing.training + listing.testing) == sorted(list_images(photos)[0])
+    assert open_dataset(photos, labels="folders").listing.testing == [], "nothing is held out by default"
+
+
+def test_which_images_are_held_out_depends_only_on_their_names(tmp_path: Path):
+    photos = labelled_folder(tmp_path / "photos", {"a": 10, "b": 10})
+    listing = list_splits(photos)
+    label_of = {name: name[0] for name in listing.training}
+    forward = hold_out(listing, label_of, 0.3)
+    backward = hold_out(listing, dict(reversed(label_of.items())), 0.3)
+    assert forward == backward
+    assert forward.testing != listing.training[: len(forward.testing)]
+
+
+def test_unlabelled_images_are_never_held_out_and_all_sets_agree(tmp_path: Path):
+    photos = labelled_folder(tmp_path / "photos", {"a": 6, "b": 6})
+    Image.new("RGB", (8, 8)).save(photos / "unlabelled.png")
+    dataset = open_dataset(photos, labels="folders", holdout=0.5)
+    pretrain, train, test = (dataset.load(split, 8) for split in ("pretrain", "train", "test"))
+    assert (len(pretrain), len(train), len(test)) == (7, 6, 6)
+    assert "unlabelled.png" in pretrain.names
+    assert not set(pretrain.names) & set(test.names)
+    assert test.labels.bincount().tolist() == [3, 3]
+    assert test.mean == pretrain.mean
+    assert dataset.load_labelled(8) is not None
+
+
+def test_a_holdout_needs_labels_and_a_folder_without_test_images(tmp_path: Path):
+    photos = labelled_folder(tmp_path / "photos", {"train/a": 3, "train/b": 3, "test/a": 2, "test/b": 2})
+    with pytest.raises(UserError, match="needs labels"):
+        open_dataset(photos, holdout=0.2)
+    with pytest.raises(UserError, match="has test images of its own, in test/"):
+        open_dataset(photos, labels="folders", holdout=0.2).load("train", 8)
+    for data in ("digits", np.zeros((4, 8, 8), np.uint8)):
+        with pytest.raises(UserError, match="for folders of images"):
+            open_dataset(data, holdout=0.2)

@@ -17,7 +17,7 @@ from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training import trainer as trainer_module
-from mixnn.training.schedule import MIN_STEPS, TimePlan
+from mixnn.training.schedule import MIN_STEPS, TimePlan, learning_rate
 from mixnn.training.step import Step
 from mixnn.training.trainer import FIRST_SAVE, SAVE_EVERY, Trainer
 from tests.clock import Clock, use_clock
@@ -341,3 +341,83 @@ def test_the_budget_is_part_of_the_configuration_and_older_files_lack_it(tmp_pat
 def test_tables_refuse_a_time_budget():
     with pytest.raises(mixnn.UserError, match="use epochs instead of time_budget"):
         mixnn.reproduce("ablation", data="digits", time_budget="1m", reporter=QUIET)
+
+
+# Making a run longer
+
+
+def test_more_epochs_follow_the_schedule_of_the_new_total_and_repeat_no_warm_up(tmp_path: Path, monkeypatch):
+    box = Machine(monkeypatch, lambda _: 1.0)
+    fixed = {"epochs": 5, "warmup_epochs": 1, "time_budget": None}
+    run = box.pretrain(tmp_path / "run", **fixed)
+    longer = box.resume(run.path, epochs="10")
+    assert box.rates == [learning_rate(step, BASE_LR, STEPS_PER_EPOCH, 40) for step in range(20, 40)]
+    assert [record["epoch"] for record in longer.metrics()] == list(range(1, 11))
+    assert Run.open(run.path).config.epochs == 10
+
+
+def test_more_epochs_say_so_in_one_line_and_fewer_than_done_are_refused(tmp_path: Path, monkeypatch, capsys):
+    box = Machine(monkeypatch, lambda _: 1.0)
+    run = box.pretrain(tmp_path / "run", epochs=5, warmup_epochs=1, time_budget=None)
+    with pytest.raises(mixnn.UserError, match="has trained for 5 epochs already: use epochs=5 or more"):
+        box.resume(run.path, epochs=4)
+    with pytest.raises(mixnn.UserError, match="leave out one of the two"):
+        box.resume(run.path, epochs=8, time_budget="1m")
+    assert Run.open(run.path).config.epochs == 5
+    mixnn.pretrain(resume=run.path, epochs=8, clock=box.clock)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "resuming at step 20 of 32; 8 epochs instead of 5, so the learning rate is 0.0" in said
+
+
+def test_a_fixed_run_that_is_made_longer_keeps_other_settings_of_its_file(tmp_path: Path, monkeypatch):
+    box = Machine(monkeypatch, lambda _: 1.0)
+    run = box.pretrain(tmp_path / "run", epochs=2, warmup_epochs=1, time_budget=None, device="auto")
+    box.resume(run.path, epochs=3, device="cpu")
+    assert Run.open(run.path).config.device == "auto"
+
+
+@pytest.mark.parametrize("before", [{"epochs": 50, "warmup_epochs": 5, "time_budget": None}, {"time_budget": "5m"}])
+def test_more_time_is_added_to_any_run_and_its_learning_rate_falls_to_nothing_again(
+    tmp_path: Path, monkeypatch, before: dict[str, Any]
+):
+    box = Machine(monkeypatch, lambda _: 1.0)
+    run = box.pretrain(tmp_path / "run", **before)
+    done, spent = last_state(run)["step"], last_state(run).get("time", {}).get("spent", 200.0)
+    run = box.resume(run.path, time_budget="4m")
+    assert box.now == pytest.approx(240, rel=0.03)
+    steps = last_state(run)["step"] - done
+    rates = box.rates[-steps:]
+    assert 200 < steps < 240
+    start = 0.5 * BASE_LR  # half a cosine, at about half of its way
+    assert rates[0] == pytest.approx(start, rel=0.35)
+    assert all(a >= b for a, b in itertools.pairwise(rates))
+    assert rates[-1] < 0.02 * BASE_LR
+    stored = Run.open(run.path).config
+    assert parse_duration(stored.time_budget) == pytest.approx(spent + 240, abs=0.1)
+    assert stored.epochs == (done + steps) // STEPS_PER_EPOCH
+    steps_logged = [record["step"] for record in run.metrics()]
+    assert steps_logged == sorted(set(steps_logged))
+
+
+def test_a_time_budgeted_run_may_get_a_number_of_epochs(tmp_path: Path, monkeypatch):
+    box = Machine(monkeypatch, lambda _: 5.0)
+    run = box.pretrain(tmp_path / "run")
+    done = last_state(run)["step"]
+    assert done % STEPS_PER_EPOCH, "it ended in the middle of an epoch"
+    epochs = done // STEPS_PER_EPOCH + 10
+    run = box.resume(run.path, epochs=epochs)
+    assert len(box.rates) == epochs * STEPS_PER_EPOCH - done
+    assert all(a >= b for a, b in itertools.pairwise(box.rates))
+    assert 0 < box.rates[-1] < box.rates[0] < BASE_LR
+    stored = Run.open(run.path).config
+    assert (stored.epochs, stored.time_budget) == (epochs, "")
+    assert judge(run.metrics(), stored.epochs).state != "interrupted"
+
+
+def test_more_time_helps_a_run_whose_budget_was_too_short(tmp_path: Path, monkeypatch):
+    box = Machine(monkeypatch, lambda _: 1.0)
+    run = box.pretrain(tmp_path / "run", time_budget="25s")
+    assert last_state(run)["step"] == 0
+    run = box.resume(run.path, time_budget="5m")
+    assert box.now == pytest.approx(300, rel=0.03)
+    assert_rises_then_falls_to_nothing(box.schedule(run))

@@ -226,3 +226,20 @@ def test_a_labelled_folders_training_images_are_decoded_once(tmp_path: Path, mon
     )
     assert sorted(calls) == ["test", "train"]
     assert "knn" in run.metrics()[-1]
+
+
+def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(24):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 * i, 255 * (i % 2), 7)).save(path)
+    common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1}
+    common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
+    run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, **common)
+    assert "6 labelled images held out of training, as test images" in capsys.readouterr().err
+    assert "knn" in run.metrics()[-1]
+    assert run.load_checkpoint(print)[1]["data"]["images"] == 18
+    protocol = mixnn.evaluate(run.path, protocol="knn", reporter=QUIET)["knn"]["protocol"]
+    assert (protocol["train_images"], protocol["test_images"]) == (18, 6)
+    with pytest.raises(mixnn.UserError, match=r"holdout must be from 0 to 0\.5"):
+        mixnn.pretrain(tmp_path / "photos", holdout=0.6, reporter=QUIET, **common)

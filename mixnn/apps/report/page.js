@@ -80,10 +80,17 @@ function drawProtocol() {
     table(null, Object.entries(labels).map(([key, label]) => [label, run.overview[key]]), "kv"),
     h("h3", {}, "Command"), h("pre", {}, spaced(run.overview.command || "not recorded")),
     h("h3", {}, "Settings that differ from the defaults"),
-    run.changed.length ? table(["setting", "value", "default"], run.changed.map((row) => [settingName(row.name, row.meaning), h("td", { class: "mono" }, row.value), h("td", { class: "mono" }, row.default)])) : h("p", {}, "None."),
+    changedSettings(run.changed),
     h("details", {}, h("summary", {}, "All settings"), table(["setting", "value"], run.settings.map((row) => [settingName(row.name, row.source ? `${row.meaning} [${row.source}]` : row.meaning), h("td", { class: "mono" }, row.value)]))),
     environment("Training environment", run.environment), environment("Evaluation environment", run.evaluatedWith)));
   section("protocol", h("div", { class: "cards" }, cards));
+}
+
+function changedSettings(rows) {
+  if (!rows.length) return h("p", {}, "None.");
+  const known = rows.some((row) => row.setBy); // runs of older versions do not say who set what
+  const heads = ["setting", "value", "default", ...(known ? ["set by"] : [])];
+  return table(heads, rows.map((row) => [settingName(row.name, row.meaning), h("td", { class: "mono" }, row.value), h("td", { class: "mono" }, row.default), ...(known ? [h("td", {}, row.setBy)] : [])]));
 }
 
 function environment(title, values) {

@@ -60,19 +60,30 @@ def defaults(config: Config) -> dict[str, Any]:
     return {name: f.default for name, f in FIELDS.items()} | recipe | method_recipe | options | fixed
 
 
-def changed_rows(config: Config) -> list[dict[str, str]]:
-    """Table rows of the settings that are not the defaults of this data set and method."""
+def changed_rows(data: RunData) -> list[dict[str, str]]:
+    """Table rows of the settings that are not the defaults of this data set and method, with who set them."""
+    config = data.config
     default = defaults(config)
     return [
         {
             "name": name,
             "value": as_text(value),
             "default": as_text(default[name]),
+            "setBy": _set_by(name, data),
             "meaning": help_and_source(config, name)[0],
         }
         for name, value in all_settings(config).items()
         if name in default and value != default[name]
     ]
+
+
+def _set_by(name: str, data: RunData) -> str:
+    """Who chose a setting: the user, the time budget, or mixnn for these images; empty for runs that do not say."""
+    if not isinstance(given := data.environment.get("given"), list):
+        return ""
+    if name in given:
+        return "you"
+    return "the time budget" if name == "epochs" and data.config.time_budget else "mixnn, for these images"
 
 
 def all_rows(config: Config) -> list[dict[str, str]]:
@@ -101,7 +112,10 @@ def overview(data: RunData) -> dict[str, str]:
     config, last = data.config, data.metrics[-1] if data.metrics else {}
     method = methods.METHODS.get(config.method)
     lr_rule = "" if config.batch_size == 256 else f" ({config.lr:g} x {config.batch_size} / 256)"
-    progress = f"{last.get('epoch', 0)} of {plural(config.epochs, 'epoch')}"
+    done, planned = last.get("epoch", 0), plural(config.epochs, "epoch")
+    progress = f"{done:g} of {'about ' * bool(config.time_budget)}{planned}"
+    if config.time_budget and done >= config.epochs:
+        progress = f"{done:g} epochs, as many as fit into {config.time_budget}"
     if "seconds" in last:
         progress += f", {duration(last['seconds'])} of training"
     if speed := last.get("step", 0) * config.batch_size / (last.get("seconds") or 1):
@@ -110,7 +124,7 @@ def overview(data: RunData) -> dict[str, str]:
         "data": _data(config),
         "method": f"{config.method}: {method.about.idea} ({method.about.paper})" if method else config.method,
         "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
-        "training": f"{plural(config.epochs, 'epoch')}, batch size {config.batch_size}, "
+        "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
         f"SGD with learning rate {config.base_lr:g}{lr_rule}, "
         f"{plural(config.warmup_epochs, 'epoch')} of warm-up, cosine decay",
         "seed": str(config.seed),
