@@ -101,7 +101,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
     monkeypatch.setattr(classify_module, "baselines", lambda *_, **__: BASELINES)
     monkeypatch.setattr(classify_module, "train_classifier", functools.partial(train_classifier, draws=1))
     monkeypatch.setattr(classify_module, "load", lambda *_, **__: None)
-    monkeypatch.setattr(Run, "images", lambda *_: SimpleNamespace(has_splits=False))
+    monkeypatch.setattr(Run, "images", lambda *_: SimpleNamespace(has_splits=False, path_of={}))
     monkeypatch.setattr(files, "encoder_identity", lambda _: {"sha256": "0", "checkpoint": "step-1"})
     return Run(tmp_path / "run", Config(data="images")), embeddings, truth
 
@@ -622,14 +622,18 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     (LABELS, {"suggest": -1}, "suggest=-1"),
     (LABELS, {"seed": -1}, "seed=-1"),
     (LABELS, {"out": "labels.csv"}, "labels.csv is a file"),
-    ("", {"labels": "missing.csv"}, "cannot read the labels in missing.csv"),
+    (
+        "",
+        {"labels": "missing.csv"},
+        "missing.csv: No such file or directory\nexpected a CSV with the columns file and label",
+    ),
     ("", {}, "labels.csv is empty"),
     ("file,label\n0.png,\n", {}, "contains no labels"),
     ("file,label\n0.png,cat\n1.png,cat\n", {}, "every label is 'cat'"),
     ("file,label\n0.png,cat\n0.png,dog\n", {}, "already in row 2"),
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
-    ("name,label\n0.png,cat\n", {}, "no column 'file'"),
+    ("photo,label\n0.png,cat\n", {}, "no column 'file'"),
     ("", {"labels": "", "new_images": "new"}, "there is no classifier in"),
     ("", {"labels": "", "new_images": "new", "source": "old"}, "source is the folder of the labelled images"),
 ]

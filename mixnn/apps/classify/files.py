@@ -40,7 +40,7 @@ def read_labels(labels: str | Path, images: Images, embeddings: Embeddings) -> t
     """File -> label for images that have an embedding, and the labelled files that could not be read."""
     unreadable = {name for name, _ in embeddings.skipped}
     names = [*embeddings.names, *unreadable]
-    given = data_labels.read_labels(labels, names, images.has_splits)
+    given = data_labels.read_labels(labels, names, images.has_splits, images.path_of)
     readable = {name: label for name, label in given.items() if name not in unreadable}
     classes = sorted(set(readable.values()))
     if len(classes) < 2:
@@ -106,13 +106,12 @@ def read_suggested(folder: Path) -> list[str]:
 
 def _has_other_labels(path: Path, labels: dict[str, str]) -> bool:
     """Whether the file holds labels that are not among these, or is no file of labels at all."""
+    known = data_labels.KnownNames(labels)
     try:
-        rows = data_labels.read_rows(path)
-        header, file, label = data_labels.columns(path, *rows[0])
+        rows, _ = data_labels.read_rows(path, known)
     except UserError:
         return True
-    filled = [row for _, row in rows[header:] if len(row) > max(file, label) and row[label].strip()]
-    return any(labels.get(data_labels.as_known(row[file], labels)) != row[label].strip() for row in filled)
+    return any(row.label and labels.get(known.in_folder(row.file) or "") != row.label for row in rows)
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
