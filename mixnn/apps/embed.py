@@ -34,7 +34,12 @@ def embed(
         str | Path | Sequence[str | Path],
         Param("one folder, one or more image files, or one data set [the run's data]"),
     ] = "",
-    out: Annotated[str | Path, Param("a .npz, .parquet or .csv file", flag="--out", metavar="FILE")] = "embeddings.npz",
+    out: Annotated[
+        str | Path,
+        Param(
+            "a .npz, .parquet or .csv file; in a CSV, a vector is the columns f0, f1, ...", flag="--out", metavar="FILE"
+        ),
+    ] = "embeddings.npz",
     *,
     split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
     device: Device = "auto",

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import mixnn
-from mixnn.apps.classify import classifiers, features, files, suggest
+from mixnn.apps.classify import classifiers, features, files, page, suggest
 from mixnn.apps.classify import classify as classify_module
 from mixnn.apps.classify.advice import advise
 from mixnn.apps.classify.classifiers import (
@@ -47,10 +47,13 @@ from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
 from mixnn.apps.embed import Embeddings
 from mixnn.config import Config, UserError
+from mixnn.data import Images, open_images
 from mixnn.data.decode import decode_all
+from mixnn.data.labels import from_csv
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
+from tests.browser import Browser, find_browser
 
 QUIET = Reporter(quiet=True)
 PIXELS = pixels_name(16)
@@ -121,7 +124,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
 
     def images(*_: Any) -> SimpleNamespace:
         names = [*embeddings.names, *(name for name, _ in embeddings.skipped)]
-        return SimpleNamespace(names=names, skipped=[], has_splits=False, path_of={})
+        return SimpleNamespace(names=names, skipped=[], has_splits=False, path_of={}, title="images")
 
     monkeypatch.setattr(Run, "images", images)
     monkeypatch.setattr(files, "encoder_identity", lambda _: {"sha256": "0", "checkpoint": "step-1"})
@@ -573,6 +576,8 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     found = classify(run, suggest=6, reporter=QUIET)
     template = Path(found["files"]["suggestions"])
     assert read(str(template)) == [{"file": name, "label": ""} for name in found["suggested"]]
+    assert found["files"]["page"] == str(template.with_suffix(".html"))
+    assert template.with_suffix(".html").read_text().count("<input ") == 6
     assert len({true[name] for name in found["suggested"]}) == 3
     assert classify(run, suggest=6, reporter=QUIET)["files"]["suggestions"] == str(template), "nothing was filled in"
     write_labels(template, {name: true[name] for name in found["suggested"]})
@@ -581,6 +586,7 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert template.read_bytes() == filled
     rows = read(second["files"]["suggestions"])
     assert Path(second["files"]["suggestions"]).name == "suggestions-2.csv"
+    assert Path(second["files"]["page"]).name == "suggestions-2.html"
     assert [row["label"] for row in rows[:4]] == [""] * 4
     assert {row["file"]: row["label"] for row in rows[4:]} == {name: true[name] for name in found["suggested"]}
     assert not set(second["suggested"]) & set(found["suggested"])
@@ -588,6 +594,77 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
     assert classify(run, plenty, suggest=4, model="knn", reporter=QUIET)["suggested_by"] == "uncertain"
+
+
+HOSTILE = [
+    "a,b;c.png",
+    "</script><script>alert(1)</script>.png",
+    'x" onfocus="alert(2).png',
+    "ä/日本 1.png",
+    "{{tiles}}.png",
+]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Images:
+    """Images whose names try to leave the page's markup; two slashes make folders."""
+    for i, name in enumerate(HOSTILE):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (40 * i, 100, 200)).save(tmp_path / "photos" / name)
+    return open_images(tmp_path / "photos")
+
+
+def test_the_page_shows_each_suggested_image_and_no_name_becomes_markup(pictures):
+    html = page.render(pictures, HOSTILE, {"4.png": "</script>"}, "suggestions.csv", "mixnn classify run").decode()
+    assert html.count("data:image/png;base64,") == len(HOSTILE)
+    assert html.count("<input ") == html.count('class="tile"') == len(HOSTILE)
+    assert html.count("<script") == html.count("</script>") == 2, "the data and the page's own"
+    assert 'onfocus="alert' not in html
+    assert "{{tiles}}.png" in html
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert data["names"] == HOSTILE
+    assert data["labels"] == [["4.png", "</script>"]]
+
+
+def test_a_page_of_very_many_images_shows_the_first_and_says_so(pictures, monkeypatch):
+    monkeypatch.setattr(page, "MAX_TILES", 2)
+    html = page.render(pictures, HOSTILE, {}, "suggestions.csv", "mixnn classify run").decode()
+    assert html.count('class="tile"') == 2
+    assert "3 more images can only be labelled in the CSV file itself" in html
+    assert "that you gave" not in html
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no browser")
+def test_labels_typed_into_the_page_are_saved_as_a_csv_that_classify_reads(pictures, tmp_path):
+    given = {"4.png": 'a "b", c'}
+    path = tmp_path / "suggestions.html"
+    path.write_bytes(page.render(pictures, HOSTILE, given, "suggestions-2.csv", "mixnn classify run"))
+    with Browser() as browser:
+        tab = browser.open(path.as_uri())
+        assert tab.run("document.getElementById('save').disabled")
+        tab.click_on(".tile input")
+        for text in ("cat", "", " dog; x "):
+            tab.type(text)
+            tab.key("Enter")
+        tab.type("cat")
+        assert tab.run("document.getElementById('count').textContent") == "3 of 5 labelled"
+        tab.run(
+            "URL.createObjectURL = (blob) => { window.blob = blob; return '#'; };"
+            "HTMLAnchorElement.prototype.click = function () { window.file = this.download; }; 0"
+        )
+        tab.click_on("#save")
+        assert tab.run("window.file") == "suggestions-2.csv"
+        text = tab.run("window.blob.text()")
+        tab.goto(path.as_uri())
+        assert tab.run("[...document.querySelectorAll('.tile input')].map((input) => input.value)") == [
+            "cat", "", "dog; x", "cat", "",
+        ]  # fmt: skip
+        assert tab.run("document.querySelectorAll('#known option').length") == 3
+        assert (tab.problems, set(tab.requests)) == ([], {path.as_uri()})
+    saved = tmp_path / "saved.csv"
+    saved.write_text(text, newline="")
+    typed = {HOSTILE[0]: "cat", HOSTILE[2]: "dog; x", HOSTILE[3]: "cat"}
+    assert from_csv(saved, [*HOSTILE, *given]) == typed | given
 
 
 @pytest.mark.parametrize("text", ['{"mine": 1}', "[1, 2]", "precious"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from mixnn.apps.classify import files
+from mixnn.apps.classify import files, page
 from mixnn.apps.classify.advice import advise, training_gain
 from mixnn.apps.classify.classifiers import (
     CONFIDENT,
@@ -21,7 +21,7 @@ from mixnn.apps.embed import Embeddings, load
 from mixnn.apps.report.verdict import judge
 from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
-from mixnn.files import check_free
+from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
 from mixnn.runs.folder import DIVERGED
@@ -36,7 +36,11 @@ SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more la
 def classify(
     run: Annotated[str | Path | Run, RUN],
     labels: Annotated[
-        str | Path, Param("a CSV with the columns file and label, or the word folders if each subfolder is a class")
+        str | Path,
+        Param(
+            "a CSV with the columns file (relative to the images' folder or to here, or absolute) and label, "
+            "or the word folders if each subfolder is a class"
+        ),
     ] = "",
     *,
     source: Annotated[str | Path, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
@@ -44,8 +48,23 @@ def classify(
         str | Path,
         Param("new images to label; without LABELS, by the classifier saved before", flag="--apply", metavar="FOLDER"),
     ] = "",
-    suggest: Annotated[int, Param("suggest this many images to label next", low=0, high=2**32 - 1)] = 0,
-    out: Annotated[str | Path, Param("where all files go [RUN/classifier]", metavar="FOLDER")] = "",
+    suggest: Annotated[
+        int,
+        Param(
+            "suggest this many images to label next: suggestions.csv to fill in, and suggestions.html to do so in a "
+            "browser (suggestions-2 and so on, if you have begun to fill in an earlier one)",
+            low=0,
+            high=2**32 - 1,
+        ),
+    ] = 0,
+    out: Annotated[
+        str | Path,
+        Param(
+            "where all files go; predictions.csv has a label per image, its confidence (the probability, 0 to 1, "
+            "that it is right) and the second choice with its own [RUN/classifier]",
+            metavar="FOLDER",
+        ),
+    ] = "",
     model: Annotated[str, Param("kind of classifier [auto: by cross-validation]", choices=("auto", *MODELS))] = "auto",
     seed: Annotated[int, Param("seed of the folds and of the suggestions", low=0, high=2**32 - 1)] = 0,
     device: Device = "auto",
@@ -95,7 +114,10 @@ def classify(
         if suggest:
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
             template = files.write_suggestions(folder, results["suggested"], given, labels, suggested_before)
-            results["files"]["suggestions"] = str(template)
+            command = f"{run.command_line('classify')} {template.name}"
+            html = page.render(images, results["suggested"], given, template.name, command)
+            write_atomically(template.with_suffix(".html"), html)
+            results["files"] |= {"suggestions": str(template), "page": str(template.with_suffix(".html"))}
     if others is not None:
         classifier, used = files.load_classifier(files.find_classifier(folder, run), features)
         embeddings = used.embed(others)
@@ -207,7 +229,9 @@ def show_classify(results: dict[str, Any]) -> None:
         _print_lines(
             [
                 f"Label next: {plural(count, 'image')}, {what}.",
-                f"Fill in the labels in {paths['suggestions']}, then use it as the labels. It also has those you gave.",
+                f"Fill in the labels in {paths['suggestions']}, then use it as the labels."
+                + " It also has those you gave." * ("classifier" in results),
+                f"Or see the images and label them in a browser: {paths['page']}",
             ]
         )
     titles = {"predictions": "Predictions", "applied": "Predictions for the new images", "classifier": "Classifier"}
