@@ -133,7 +133,9 @@ def load_folder(listing: Listing, split: str, size: int, labels: str, on_error: 
     """One split of a folder, decoded to size x size; `names` are relative to the folder."""
     chosen = listing.names(split)
     # Labels of both splits, so that train and test number their classes alike.
-    label_of = read_labels(labels, listing.training + listing.testing, has_splits=bool(listing.test)) if labels else {}
+    every = listing.training + listing.testing
+    paths = {name: listing.folder / name for name in every}
+    label_of = read_labels(labels, every, has_splits=bool(listing.test), paths=paths) if labels else {}
     images, infos = decoded(listing.folder, chosen, size)
     readable = {name: info for name, info in zip(chosen, infos, strict=True) if isinstance(info, FileInfo)}
     names = list(readable)

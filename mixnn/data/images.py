@@ -56,6 +56,11 @@ class Images(ABC):
         """Name -> row."""
         return {name: i for i, name in enumerate(self.names)}
 
+    @property
+    def path_of(self) -> dict[str, Path]:
+        """Name -> file; empty for images in memory."""
+        return dict(zip(self.names, self.paths, strict=False))
+
     def batches(self, batch_size: int, size: int) -> Iterator[ImageBatch]:
         """All images in order, size x size; the next batch is decoded while one is in use."""
         starts = range(0, len(self), batch_size)

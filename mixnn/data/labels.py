@@ -1,25 +1,46 @@
-"""Labels of an image folder: from the class subfolders, or from a CSV with the columns file and label."""
+"""Labels of an image folder: from the class subfolders, or from a CSV with a column of files and one of labels."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable
+import functools
+import io
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from mixnn.config import UserError
 
-COLUMNS = ("file", "label")
 FOLDERS = "folders"  # instead of a CSV file: the subfolder is the label
+# Headers that mean files and labels; case, spaces, underscores and hyphens do not matter. The first one is ours.
+FILE_HEADERS = ("file", "filename", "filepath", "path", "image", "imagepath", "imagename", "imagefile", "name")
+LABEL_HEADERS = ("label", "class", "category", "classname", "labelname")
+DELIMITERS = (",", ";", "\t")
+EXPECTED = f"expected a CSV with the columns file and label, or the word {FOLDERS} if each subfolder is a class"
 
 
-def read_labels(labels: str | Path, names: Iterable[str], has_splits: bool = False) -> dict[str, str]:
+class Row(NamedTuple):
+    """A row of a CSV: its line as an editor counts, all its cells, and the two that matter."""
+
+    number: int
+    cells: list[str]
+    file: str
+    label: str
+
+
+def read_labels(
+    labels: str | Path, names: Iterable[str], has_splits: bool = False, paths: Mapping[str, Path] | None = None
+) -> dict[str, str]:
     """Name -> label. `labels` is "folders" (the class is the subfolder) or a CSV file; other images stay unlabelled.
 
-    With `has_splits` the names begin with train/ or test/, and the class is the folder below.
+    With `has_splits` the names begin with train/ or test/, and the class is the folder below. `paths`: the file of each
+    name; with it, a CSV may also name images by absolute paths or relative to the current directory.
     """
     if str(labels) == FOLDERS:
         return from_folders(names, depth=int(has_splits))
-    return from_csv(Path(labels).expanduser(), names)
+    return from_csv(Path(labels).expanduser(), names, paths)
 
 
 def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
@@ -31,38 +52,77 @@ def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
     return found
 
 
-def from_csv(path: Path, names: Iterable[str]) -> dict[str, str]:
+def from_csv(path: Path, names: Iterable[str], paths: Mapping[str, Path] | None = None) -> dict[str, str]:
     """Name -> label for the files that a CSV lists; all others, and those with an empty label, stay unlabelled.
 
     A file may be listed twice, as in two CSVs put together, but not with two labels.
     """
-    rows = read_rows(path)
-    header, file_column, label_column = columns(path, *rows[0])
-    known, seen, found = set(names), dict[str, int](), dict[str, str]()
-    for number, row in rows[1:] if header else rows:
-        if len(row) <= max(file_column, label_column):
-            raise wrong_row(path, number, row, "a column is missing: expected file,label, separated by a comma")
-        name, label = as_known(row[file_column], known), row[label_column].strip()
-        if name not in known:
-            raise wrong_row(path, number, row, absent(name, known, may_be_header=not header and number == rows[0][0]))
-        if label and found.setdefault(name, label) != label:
+    known = KnownNames(names, paths)
+    rows, has_header = read_rows(path, known)
+    seen, found = dict[str, int](), dict[str, str]()
+    for row, name in zip(rows, _resolve(path, rows, known, has_header), strict=True):
+        if row.label and found.setdefault(name, row.label) != row.label:
             said = f"{name!r} is already in row {seen[name]}, as {found[name]!r}: keep one of them"
-            raise wrong_row(path, number, row, said)
-        if label:
-            seen.setdefault(name, number)
+            raise wrong_row(path, row.number, row.cells, said)
+        if row.label:
+            seen.setdefault(name, row.number)
     if not found:
         raise UserError(f"{path} contains no labels\nwrite one line per labelled image: file,label")
     return found
 
 
-def as_known(cell: str, known: Collection[str]) -> str:
-    """The name in a cell, without surrounding spaces unless they are part of an image's name."""
-    name = PurePosixPath(cell).as_posix()
-    return name if name in known else PurePosixPath(name.strip()).as_posix()
+# --- which image a cell means ---
 
 
-def absent(name: str, known: Collection[str], may_be_header: bool) -> str:
+class KnownNames:
+    """The names that a CSV may use, and the files that they stand for."""
+
+    def __init__(self, names: Iterable[str], paths: Mapping[str, Path] | None = None) -> None:
+        self.names = set(names)
+        self._place = functools.cache(os.path.realpath)  # of folders, which are few
+        self._by_path = {self._real(os.fspath(path)): name for name, path in (paths or {}).items()}
+
+    def in_folder(self, cell: str) -> str | None:
+        """The image with this name, without surrounding spaces unless they are part of the name."""
+        spelled = (PurePosixPath(cell).as_posix(), PurePosixPath(cell.strip()).as_posix())
+        return next((name for name in spelled if name in self.names), None)
+
+    def on_disk(self, cell: str) -> str | None:
+        """The image at this path, which is absolute or relative to the current directory."""
+        real = (self._real(text) for text in (cell, cell.strip()))
+        return next((self._by_path[path] for path in real if path in self._by_path), None) if self._by_path else None
+
+    def __contains__(self, cell: str) -> bool:
+        return (self.in_folder(cell) or self.on_disk(cell)) is not None
+
+    def _real(self, path: str) -> str:
+        """The absolute path with links to folders followed; a link to a file keeps its own name."""
+        folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
+        return os.path.join(self._place(folder), name)
+
+
+def _resolve(path: Path, rows: list[Row], known: KnownNames, has_header: bool) -> list[str]:
+    """The image that each row means. If all rows can be read in one way alone, that way is taken for all of them."""
+    ways = [[find(row.file) for row in rows] for find in (known.in_folder, known.on_disk)]
+    complete = [way for way in ways if None not in way]
+    found: list[str] = []
+    for row, *meant in zip(rows, *(complete or ways), strict=True):
+        names = sorted({name for name in meant if name is not None})
+        if not names:
+            raise wrong_row(path, row.number, row.cells, absent(row, known.names, not has_header and row is rows[0]))
+        if len(names) > 1:
+            raise wrong_row(
+                path, row.number, row.cells,
+                f"{row.file!r} means {meant[0]!r} relative to the folder, but {meant[1]!r} relative to the current "
+                "directory\nuse absolute paths, or run the command in another directory",
+            )  # fmt: skip
+        found += names
+    return found
+
+
+def absent(row: Row, known: Collection[str], may_be_header: bool) -> str:
     """Message for a name that matches no image."""
+    name = PurePosixPath(row.file.strip()).as_posix()
     parts = PurePosixPath(name).parts
     tails = ("/".join(parts[i:]) for i in range(1, len(parts)))
     meant = next((f", did you mean {tail!r}?" for tail in tails if tail in known), "")
@@ -70,31 +130,78 @@ def absent(name: str, known: Collection[str], may_be_header: bool) -> str:
     return f"there is no image {name!r} in the folder{meant or '; names are relative to it'}{header}"
 
 
-def read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Rows that are not blank, with their line numbers as an editor shows them."""
+# --- the table ---
+
+
+def read_rows(path: Path, known: KnownNames) -> tuple[list[Row], bool]:
+    """The rows of a CSV that are not blank, and whether a header stood above them.
+
+    Cells are separated by commas, semicolons or tabs: whichever makes the first row a header or name a known image.
+    """
+    text = _read_text(path)
+    tables = [table for delimiter in DELIMITERS if (table := _split(path, text, delimiter))]
+    if not tables:
+        raise UserError(f"{path} is empty\nwrite one line per labelled image: file,label")
+    rated = sorted(tables, key=lambda table: -_fit(table[0][1], known))  # the first of equals stays first
+    number, first = rated[0][0]
+    header, file, label = _columns(path, number, first, known)
+    rows = []
+    for number, cells in rated[0][header:]:
+        if len(cells) <= max(file, label):
+            raise wrong_row(
+                path, number, cells,
+                "a column is missing: expected file,label, separated by a comma, a semicolon or a tab",
+            )  # fmt: skip
+        rows.append(Row(number, cells, cells[file], cells[label].strip()))
+    return rows, header
+
+
+def _read_text(path: Path) -> str:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin the file with a byte-order mark
-            reader = csv.reader(file)
-            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
-        raise UserError(
-            f"cannot read the labels in {path}: {why}\nexpected a CSV file with lines: file,label"
-        ) from error
-    if not rows:
-        raise UserError(f"{path} is empty\nwrite one line per labelled image: file,label")
-    return rows
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read the labels in {path}: {why}\n{EXPECTED}") from None
 
 
-def columns(path: Path, number: int, first: list[str]) -> tuple[bool, int, int]:
+def _split(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """Rows that are not blank, with their line numbers as an editor shows them."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise UserError(f"cannot read the labels in {path}: {error}\n{EXPECTED}") from None
+
+
+def _fit(first: list[str], known: KnownNames) -> int:
+    """How well a delimiter fits the first row: its cells are known headers or names, or are several at least."""
+    headers = {_plain(cell) for cell in first}
+    named = len(first) > 1 and first[0] in known
+    return 2 * (named or bool(headers & {*FILE_HEADERS} and headers & {*LABEL_HEADERS})) + (len(first) > 1)
+
+
+def _columns(path: Path, number: int, first: list[str], known: KnownNames) -> tuple[bool, int, int]:
     """Whether the first row is a header, and the columns of file and label (the first two without a header)."""
-    header = [cell.strip().casefold() for cell in first]
-    if not set(header) & set(COLUMNS):
+    headers = [_plain(cell) for cell in first]
+    if (first and first[0] in known) or not {*headers} & {*FILE_HEADERS, *LABEL_HEADERS}:
         return False, 0, 1
-    for column in COLUMNS:
-        if column not in header:
-            raise wrong_row(path, number, first, f"the header has no column {column!r}: expected file,label")
-    return True, header.index("file"), header.index("label")
+    columns: list[int] = []
+    for ours, valid in (("file", FILE_HEADERS), ("label", LABEL_HEADERS)):
+        meant = [i for i, header in enumerate(headers) if header in valid]
+        meant = [i for i in meant if headers[i] == ours] or meant
+        if not meant:
+            raise wrong_row(path, number, first, f"the header has no column {ours!r}: expected file,label")
+        if len(meant) > 1:
+            choices = " and ".join(repr(first[i].strip()) for i in meant)
+            said = f"the columns {choices} could both be the {ours}: give the name {ours!r} to the right one alone"
+            raise wrong_row(path, number, first, said)
+        columns += meant
+    return True, columns[0], columns[1]
+
+
+def _plain(header: str) -> str:
+    return re.sub(r"[\s_-]", "", header.casefold())
 
 
 def wrong_row(path: Path, number: int, row: list[str], what: str) -> UserError:

@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 
 import mixnn
-from mixnn.apps.classify import classifiers, files, suggest
+from mixnn.apps.classify import classifiers, features, files, page, suggest
 from mixnn.apps.classify import classify as classify_module
+from mixnn.apps.classify.advice import advise
 from mixnn.apps.classify.classifiers import (
     DEFAULTS,
     EFFECTIVE,
@@ -27,6 +28,7 @@ from mixnn.apps.classify.classifiers import (
     LabelledSet,
     Scaler,
     Setting,
+    balanced_folds,
     calibration_temperature,
     class_scores,
     curve_point,
@@ -38,20 +40,23 @@ from mixnn.apps.classify.classifiers import (
     percent,
     select_settings,
     softmax,
-    stratified_folds,
     train_classifier,
     wilson_interval,
 )
 from mixnn.apps.classify.classify import classify
+from mixnn.apps.classify.features import RUN, START, Features, pixels_name
 from mixnn.apps.embed import Embeddings
 from mixnn.config import Config, UserError
+from mixnn.data import Images, open_images
 from mixnn.data.decode import decode_all
+from mixnn.data.labels import from_csv
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
+from tests.browser import Browser, find_browser
 
 QUIET = Reporter(quiet=True)
-BASELINES = {name: {"accuracy": 70.0, "low": 60.0, "high": 80.0} for name in ("raw pixels", "untrained network")}
+PIXELS = pixels_name(16)
 ODD_NAMES = ["a b/ä ö.png", "日本/1,2.png", "'quoted' \"twice\".png"]
 
 
@@ -93,15 +98,35 @@ def read(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def compared(accuracy: float = 70.0, error: float = 5.0, **more: Any) -> Any:
+    """Stands in for `compare`: raw pixels and the untrained network have this accuracy."""
+
+    def compare(*given: Any, **_: Any) -> dict[str, Any]:
+        labels, held = given[3:]
+        mine = percent(held.right.mean())
+        other = {"accuracy": accuracy, "low": accuracy - 10, "high": accuracy + 10}
+        other |= {"ahead": accuracy - mine, "error": error}
+        rows = {RUN: {"accuracy": mine, "low": mine, "high": mine}, PIXELS: other, START: other}
+        return {"labels": len(labels), "accuracy": rows, "contradictions": []} | more
+
+    return compare
+
+
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddings, list[str]]:
     """A run whose images are the separable ones, whichever folder is asked for."""
     embeddings, truth = separable()
-    monkeypatch.setattr(classify_module, "collect", lambda *_, **__: embeddings)
-    monkeypatch.setattr(classify_module, "baselines", lambda *_, **__: BASELINES)
+    found = {RUN: Features(RUN, lambda _: embeddings, ...), PIXELS: Features(PIXELS, lambda _: embeddings)}
+    monkeypatch.setattr(classify_module, "all_features", lambda *_: found)
+    monkeypatch.setattr(classify_module, "compare", compared())
     monkeypatch.setattr(classify_module, "train_classifier", functools.partial(train_classifier, draws=1))
     monkeypatch.setattr(classify_module, "load", lambda *_, **__: None)
-    monkeypatch.setattr(Run, "images", lambda *_: SimpleNamespace(has_splits=False))
+
+    def images(*_: Any) -> SimpleNamespace:
+        names = [*embeddings.names, *(name for name, _ in embeddings.skipped)]
+        return SimpleNamespace(names=names, skipped=[], has_splits=False, path_of={}, title="images")
+
+    monkeypatch.setattr(Run, "images", images)
     monkeypatch.setattr(files, "encoder_identity", lambda _: {"sha256": "0", "checkpoint": "step-1"})
     return Run(tmp_path / "run", Config(data="images")), embeddings, truth
 
@@ -172,16 +197,54 @@ def test_a_wrong_label_is_named_for_a_second_look():
 # --- honesty ---
 
 
-def test_folds_are_even_and_leave_every_class_something_to_learn_from():
-    y = np.array([0] * 7 + [1] * 2 + [2] + [3] * 11)
-    fold = stratified_folds(y, 5, np.random.default_rng(0))
-    assert (fold == -1).tolist() == (y == 2).tolist(), "a class with one label is never held out"
-    counts = np.bincount(fold[fold >= 0], minlength=5)
-    assert counts.max() - counts.min() <= 1
-    for f in range(5):
-        assert set(y[fold != f]) == {0, 1, 2, 3}
-    pairs = stratified_folds(np.repeat(np.arange(6), 2), 10, np.random.default_rng(0))
-    assert np.bincount(pairs).tolist() == [6, 6], "no more folds than the largest class has labels"
+@pytest.mark.parametrize("num_folds", [2, 3, 5, 10])
+def test_a_fold_holds_out_one_label_of_every_class_or_a_share_of_a_large_one(num_folds):
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [7, 2, 1, 11, 40]))
+    folds = balanced_folds(y, num_folds, np.random.default_rng(0))
+    assert len(folds) == num_folds
+    times = np.zeros(len(y), int)
+    for held in folds:
+        assert len(set(held)) == len(held)
+        for c, count in enumerate(np.bincount(y)):
+            out = (y[held] == c).sum()
+            assert 1 <= out <= math.ceil(count / num_folds) if count > 1 else out == 0, "a single label is kept"
+            assert out < count, "and something is left to learn from"
+        times[held] += 1
+    assert (times[y != 2] > 0).all(), "each label is held out at least once"
+    for c in (0, 1, 3, 4):
+        assert np.ptp(times[y == c]) <= 1, "and as often as the others of its class"
+
+
+def test_labels_of_small_classes_are_held_out_in_different_company_each_round():
+    folds = balanced_folds(np.repeat(np.arange(6), 2), 10, np.random.default_rng(0))
+    assert len({tuple(sorted(held)) for held in folds}) > 2
+
+
+def test_a_label_gets_the_mean_of_what_the_folds_without_it_predict(monkeypatch: pytest.MonkeyPatch):
+    vectors, y = blobs(2, 3, 1.0)
+    data, folds = labelled_set(vectors, y), []
+    monkeypatch.setattr(
+        classifiers, "balanced_folds", lambda *given: folds.extend(made := balanced_folds(*given)) or made
+    )
+    found = held_out_predictions(data, [DEFAULTS["knn"]], np.random.default_rng(0))
+    for i in range(len(y)):
+        each = [
+            data.subset(np.delete(np.arange(6), held)).fit(DEFAULTS["knn"]).predict_proba(vectors[[i]])
+            for held in folds
+            if i in held
+        ]
+        assert len(each) == 5
+        np.testing.assert_allclose(found.probabilities[i], np.mean(each, axis=0)[0], atol=1e-9)
+
+
+def test_more_features_than_labels_change_nothing_but_the_time(monkeypatch: pytest.MonkeyPatch):
+    vectors, y = blobs(5, 3, 0.5, width=40)
+    for model in ("knn", "logistic"):
+        short = held_out_predictions(labelled_set(vectors, y), list_settings(model), np.random.default_rng(0))
+        monkeypatch.setattr(LabelledSet, "in_space", lambda self, space: self.scaler.transform(self.vectors, space))
+        whole = held_out_predictions(labelled_set(vectors, y), list_settings(model), np.random.default_rng(0))
+        monkeypatch.undo()
+        np.testing.assert_allclose(short.probabilities, whole.probabilities, atol=0.02)  # lbfgs stops at 1e-4
 
 
 def test_neither_fits_nor_choices_see_what_is_held_out(monkeypatch: pytest.MonkeyPatch):
@@ -195,7 +258,7 @@ def test_neither_fits_nor_choices_see_what_is_held_out(monkeypatch: pytest.Monke
     assert (np.sum(left_out, axis=0) == 1).all(), "each label was held out of one choice"
     for rest, out in zip(seen, left_out, strict=True):
         alone = rest.fit(DEFAULTS["knn"]).predict_proba(vectors[out])
-        np.testing.assert_array_equal(found.probabilities[out], alone)
+        np.testing.assert_allclose(found.probabilities[out], alone, atol=1e-9)
 
 
 def test_shuffled_labels_give_chance():
@@ -477,7 +540,8 @@ def test_a_saved_classifier_predicts_what_it_predicted(stub, tmp_path, model):
     assert applied == again
     for before, after in zip(trained, applied, strict=True):
         assert before["labelled"] == "yes" or before == after
-    saved = files.load_classifier(tmp_path / "out" / "classifier.npz", ...)
+    saved, used = files.load_classifier(tmp_path / "out" / "classifier.npz", classify_module.all_features())
+    assert used.name == RUN
     with zipfile.ZipFile(tmp_path / "out" / "classifier.npz") as archive:
         results = json.loads(archive.read("about.json"))["results"]
     assert results["classifier"]["model"] == saved.setting.model == model
@@ -512,6 +576,8 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     found = classify(run, suggest=6, reporter=QUIET)
     template = Path(found["files"]["suggestions"])
     assert read(str(template)) == [{"file": name, "label": ""} for name in found["suggested"]]
+    assert found["files"]["page"] == str(template.with_suffix(".html"))
+    assert template.with_suffix(".html").read_text().count("<input ") == 6
     assert len({true[name] for name in found["suggested"]}) == 3
     assert classify(run, suggest=6, reporter=QUIET)["files"]["suggestions"] == str(template), "nothing was filled in"
     write_labels(template, {name: true[name] for name in found["suggested"]})
@@ -520,6 +586,7 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert template.read_bytes() == filled
     rows = read(second["files"]["suggestions"])
     assert Path(second["files"]["suggestions"]).name == "suggestions-2.csv"
+    assert Path(second["files"]["page"]).name == "suggestions-2.html"
     assert [row["label"] for row in rows[:4]] == [""] * 4
     assert {row["file"]: row["label"] for row in rows[4:]} == {name: true[name] for name in found["suggested"]}
     assert not set(second["suggested"]) & set(found["suggested"])
@@ -527,6 +594,77 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
     assert classify(run, plenty, suggest=4, model="knn", reporter=QUIET)["suggested_by"] == "uncertain"
+
+
+HOSTILE = [
+    "a,b;c.png",
+    "</script><script>alert(1)</script>.png",
+    'x" onfocus="alert(2).png',
+    "ä/日本 1.png",
+    "{{tiles}}.png",
+]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Images:
+    """Images whose names try to leave the page's markup; two slashes make folders."""
+    for i, name in enumerate(HOSTILE):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (40 * i, 100, 200)).save(tmp_path / "photos" / name)
+    return open_images(tmp_path / "photos")
+
+
+def test_the_page_shows_each_suggested_image_and_no_name_becomes_markup(pictures):
+    html = page.render(pictures, HOSTILE, {"4.png": "</script>"}, "suggestions.csv", "mixnn classify run").decode()
+    assert html.count("data:image/png;base64,") == len(HOSTILE)
+    assert html.count("<input ") == html.count('class="tile"') == len(HOSTILE)
+    assert html.count("<script") == html.count("</script>") == 2, "the data and the page's own"
+    assert 'onfocus="alert' not in html
+    assert "{{tiles}}.png" in html
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    assert data["names"] == HOSTILE
+    assert data["labels"] == [["4.png", "</script>"]]
+
+
+def test_a_page_of_very_many_images_shows_the_first_and_says_so(pictures, monkeypatch):
+    monkeypatch.setattr(page, "MAX_TILES", 2)
+    html = page.render(pictures, HOSTILE, {}, "suggestions.csv", "mixnn classify run").decode()
+    assert html.count('class="tile"') == 2
+    assert "3 more images can only be labelled in the CSV file itself" in html
+    assert "that you gave" not in html
+
+
+@pytest.mark.skipif(find_browser() is None, reason="no browser")
+def test_labels_typed_into_the_page_are_saved_as_a_csv_that_classify_reads(pictures, tmp_path):
+    given = {"4.png": 'a "b", c'}
+    path = tmp_path / "suggestions.html"
+    path.write_bytes(page.render(pictures, HOSTILE, given, "suggestions-2.csv", "mixnn classify run"))
+    with Browser() as browser:
+        tab = browser.open(path.as_uri())
+        assert tab.run("document.getElementById('save').disabled")
+        tab.click_on(".tile input")
+        for text in ("cat", "", " dog; x "):
+            tab.type(text)
+            tab.key("Enter")
+        tab.type("cat")
+        assert tab.run("document.getElementById('count').textContent") == "3 of 5 labelled"
+        tab.run(
+            "URL.createObjectURL = (blob) => { window.blob = blob; return '#'; };"
+            "HTMLAnchorElement.prototype.click = function () { window.file = this.download; }; 0"
+        )
+        tab.click_on("#save")
+        assert tab.run("window.file") == "suggestions-2.csv"
+        text = tab.run("window.blob.text()")
+        tab.goto(path.as_uri())
+        assert tab.run("[...document.querySelectorAll('.tile input')].map((input) => input.value)") == [
+            "cat", "", "dog; x", "cat", "",
+        ]  # fmt: skip
+        assert tab.run("document.querySelectorAll('#known option').length") == 3
+        assert (tab.problems, set(tab.requests)) == ([], {path.as_uri()})
+    saved = tmp_path / "saved.csv"
+    saved.write_text(text, newline="")
+    typed = {HOSTILE[0]: "cat", HOSTILE[2]: "dog; x", HOSTILE[3]: "cat"}
+    assert from_csv(saved, [*HOSTILE, *given]) == typed | given
 
 
 @pytest.mark.parametrize("text", ['{"mine": 1}', "[1, 2]", "precious"])
@@ -600,19 +738,182 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     assert "Accuracy is not known yet" in said
     assert "it is not calibrated" in said
     assert "raw pixels" not in said
+    assert "no class has a second label that could be held out" in said
 
 
-def test_training_that_has_not_paid_is_called_so(stub, tmp_path, monkeypatch, capsys):
+# --- features and advice ---
+
+
+def test_features_that_are_clearly_better_are_used_and_named(stub, tmp_path, monkeypatch, capsys):
+    """The run confuses everything; the pixels are separable. What is applied later uses the pixels again."""
+    run, embeddings, truth = stub
+    mixed = Embeddings(embeddings.names, np.random.default_rng(0).permutation(embeddings.vectors))
+    found = {RUN: Features(RUN, lambda _: mixed, ...), PIXELS: Features(PIXELS, lambda _: embeddings)}
+    monkeypatch.setattr(classify_module, "all_features", lambda *_: found)
+    monkeypatch.setattr(classify_module, "compare", compared(100.0))
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
+    results = classify(run, labels, model="knn", reporter=QUIET)
+    assert results["features"] == PIXELS
+    assert results["held_out"]["accuracy"] == 100
+    assert [row["label"] for row in read(results["files"]["predictions"])] == truth
+    classify_module.show_classify(results)
+    said = capsys.readouterr().out
+    assert "Predictions use raw pixels, 16 x 16, not this run: " in said
+    assert re.search(r"Gain from training: -\d+\.\d points over the better baseline\.", said)
+    later = classify(run, new_images="new", reporter=QUIET)
+    assert later["applied"]["features"] == PIXELS
+    assert [row["label"] for row in read(later["files"]["applied"])] == truth
+
+
+@pytest.mark.parametrize("ahead, error, used", [(6.0, 5.0, PIXELS), (4.0, 5.0, RUN), (0.0, 0.0, RUN), (-5.0, 1.0, RUN)])
+def test_other_features_must_be_ahead_by_a_standard_error(ahead, error, used):
+    rows = {RUN: {"accuracy": 50.0}, PIXELS: {"ahead": ahead, "error": error}, START: {"ahead": -9.0, "error": 1.0}}
+    assert features.best_features({"accuracy": rows}) == used
+
+
+def test_a_difference_is_paired_and_its_error_is_that_of_fewer_independent_labels():
+    right, other = np.array([1, 1, 1, 0, 1] * 20, bool), np.array([1, 0, 1, 0, 1] * 20, bool)
+    ahead, error = features.paired_difference(right, other)
+    assert ahead == pytest.approx(0.2)
+    assert error == pytest.approx(0.4 * math.sqrt(100 / 99) / math.sqrt(EFFECTIVE * 100))
+    assert features.paired_difference(right, right) == (0, 0)
+
+
+def test_a_classifier_of_unknown_features_is_refused(stub, tmp_path):
+    run, embeddings, truth = stub
+    classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", reporter=QUIET)
+    with pytest.raises(UserError, match="classify with the labels again"):
+        files.load_classifier(run.path / "classifier" / files.CLASSIFIER, {})
+
+
+def test_a_comparison_on_a_part_of_the_labels_says_so(stub, tmp_path, monkeypatch, capsys):
+    run, embeddings, truth = stub
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
+    for number in (30, 12):
+        monkeypatch.setattr(classify_module, "compare", compared(labels=number))
+        classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+        assert ("Compared on 12 of the 30 labels, chosen at random." in capsys.readouterr().out) == (number == 12)
+
+
+def results_with(**changes: Any) -> dict[str, Any]:
+    """Results of a run that is ahead by 10 points, with balanced and consistent labels."""
+    row = {"accuracy": 60.0, "ahead": changes.pop("ahead", -10.0), "error": 2.0}
+    return {
+        "held_out": {"images": 50, "doubtful": []},
+        "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
+        "classes": {"cat": 25, "dog": 25},
+        "curve": [{"labels_per_class": 5}],
+    } | changes
+
+
+COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"}]
+
+
+@pytest.mark.parametrize(
+    "changes, state, expected",
+    [
+        ({}, "learning", []),
+        ({}, "collapsed", []),
+        ({"ahead": 5.0}, "learning", ["Train on more images, for longer, or from another start"]),
+        ({"ahead": 5.0}, "untrained", ["Train the encoder"]),
+        ({"ahead": 5.0}, "collapsed", ["Train again with another start or other settings"]),
+        ({"ahead": 5.0}, "shrunk", ["Train again with another start or other settings"]),
+        (
+            {"classes": {"cat": 40, "dog": 25, "elk": 2}},
+            "learning",
+            ["Label more images of the rare classes: 'elk' (2)"],
+        ),
+        ({"classes": {"cat": 9, "dog": 8, "elk": 2}}, "learning", []),
+        (
+            {"curve": [{"gain_low": 1.0}]},
+            "learning",
+            ["Label more images: accuracy rises with their number. suggest=20"],
+        ),
+        ({"curve": [{"gain_low": -1.0}]}, "learning", []),
+        (
+            {"comparison": results_with()["comparison"] | {"contradictions": COPIES}},
+            "learning",
+            ["Check these labels, the images look the same: a.png ('cat') and b.png ('dog')."],
+        ),
+        ({"held_out": {"images": 50, "doubtful": [{}] * 4}}, "learning", ["Check your labels: 4 of 50 contradict"]),
+        ({"held_out": {"images": 50, "doubtful": [{}] * 2}}, "learning", []),
+        ({"held_out": None, "classes": {"cat": 1, "dog": 1}}, "collapsed", []),
+    ],
+)
+def test_advice_fits_the_cause(changes, state, expected):
+    advice = advise(results_with(**changes), state)
+    assert len(advice) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(advice, expected, strict=True))
+
+
+@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk"])
+def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
+    (advice,) = advise(results_with(ahead=20.0), state)
+    assert "Training it for longer will not help." in advice
+
+
+def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
-    monkeypatch.setattr(
-        classify_module, "baselines", lambda *_, **__: {"raw pixels": BASELINES["raw pixels"] | {"accuracy": 100.0}}
-    )
-    classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
-    assert "+0.0 points over the better baseline" in (said := capsys.readouterr().out)
-    assert "Training has not paid off yet: train for longer" in said
-    monkeypatch.setattr(classify_module, "MAX_COMPARED", 5)
-    assert "baselines" not in classify(run, labels, model="knn", reporter=QUIET)
+    monkeypatch.setattr(classify_module, "compare", compared(100.0))
+    for spread, said in ((0.01, "'collapsed'"), (0.9, "for longer, or from another start")):
+        record = {"epoch": 200, "loss": 1.0, "spread": spread}
+        monkeypatch.setattr(Run, "metrics", lambda _, record=record: [record])
+        classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+        printed = capsys.readouterr().out
+        assert "Gain from training: +0.0 points over the better baseline." in printed
+        assert said in printed
+
+
+def test_copies_of_an_image_with_different_labels_are_found_and_nothing_else():
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (6, 3 * 32 * 32)).astype(np.float32)
+    pictures[1] = 0.9 * pictures[0] + rng.normal(0, 2, pictures.shape[1])  # darker, and saved again
+    pictures[3] = pictures[2]
+    pictures[4:] = 255  # blank
+    pixels = Embeddings(["a", "b", "c", "d", "e", "f"], pictures)
+    labels = {"a": "cat", "b": "dog", "c": "cat", "d": "cat", "e": "cat", "f": "dog"}
+    assert features.contradictions(pixels, labels) == [{"file": "a", "label": "cat", "copy": "b", "copy_label": "dog"}]
+
+
+def test_two_labels_a_class_are_said_to_understate_the_accuracy():
+    embeddings, truth = separable()
+    for every, said in ((10, True), (4, False)):
+        notes = train_classifier(embeddings, some(embeddings, truth, every), model="knn", draws=1).results["notes"]
+        assert any("is probably several points higher" in note for note in notes) == said
+
+
+# --- the output ---
+
+
+def test_what_is_piped_has_no_lines_of_progress(stub, tmp_path, capsys):
+    run, embeddings, truth = stub
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
+    classify(run, labels, reporter=Reporter())
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("arguments", [{"suggest": 4}, {"labels": "l.csv"}, {"new_images": "new"}])
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(stub, tmp_path, monkeypatch, arguments):
+    run, embeddings, truth = stub
+    monkeypatch.chdir(tmp_path)
+    write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
+    classify(run, "l.csv", model="knn", reporter=QUIET)
+    monkeypatch.setattr(classify_module, "load", lambda *_, **__: pytest.fail("the encoder was loaded"))
+    monkeypatch.setattr(Run, "images", lambda *_: pytest.fail("the images were listed"))
+    monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != run.path / "classifier")
+    with pytest.raises(UserError, match=f"{run.path}/classifier is not writable: use out='FOLDER'"):
+        classify(run, **arguments, reporter=QUIET)
+    monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
+        classify(run, **({"labels": "l.csv"} | arguments), out=tmp_path / "new" / "deep", reporter=QUIET)
+
+
+def test_labels_are_read_before_any_work(stub, tmp_path, monkeypatch):
+    run, *_ = stub
+    monkeypatch.setattr(classify_module, "load", lambda *_, **__: pytest.fail("the encoder was loaded"))
+    with pytest.raises(UserError, match=r"gone.csv: No such file"):
+        classify(run, tmp_path / "gone.csv", reporter=QUIET)
 
 
 LABELS = "file,label\n0.png,cat\n25.png,dog\n"
@@ -622,14 +923,18 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     (LABELS, {"suggest": -1}, "suggest=-1"),
     (LABELS, {"seed": -1}, "seed=-1"),
     (LABELS, {"out": "labels.csv"}, "labels.csv is a file"),
-    ("", {"labels": "missing.csv"}, "cannot read the labels in missing.csv"),
+    (
+        "",
+        {"labels": "missing.csv"},
+        "missing.csv: No such file or directory\nexpected a CSV with the columns file and label",
+    ),
     ("", {}, "labels.csv is empty"),
     ("file,label\n0.png,\n", {}, "contains no labels"),
     ("file,label\n0.png,cat\n1.png,cat\n", {}, "every label is 'cat'"),
     ("file,label\n0.png,cat\n0.png,dog\n", {}, "already in row 2"),
     ("file,label\nnone.png,cat\n", {}, "no image 'none.png'"),
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
-    ("name,label\n0.png,cat\n", {}, "no column 'file'"),
+    ("photo,label\n0.png,cat\n", {}, "no column 'file'"),
     ("", {"labels": "", "new_images": "new"}, "there is no classifier in"),
     ("", {"labels": "", "new_images": "new", "source": "old"}, "source is the folder of the labelled images"),
 ]
@@ -722,43 +1027,78 @@ def test_the_checkpoint_is_read_once(real, tmp_path, monkeypatch):
     assert len(reads) == 1
 
 
-def test_the_baselines_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tmp_path):
+def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tmp_path):
     run, folder, truth = real
     given = dict(list(truth.items())[::3])
     labels = write_labels(tmp_path / "l.csv", given)
     results = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
-    found, names = results["baselines"], [row["file"] for row in read(results["files"]["predictions"])]
-    pixels = decode_all([folder / name for name in names], 16)[0].reshape(len(names), -1)
+    found, names = results["comparison"]["accuracy"], [row["file"] for row in read(results["files"]["predictions"])]
+    assert results["comparison"]["labels"] == len(given)
+    (title,) = {*found} - {RUN, START}
+    side = next(side for side in features.SIDES if title == pixels_name(side))
+    pixels = decode_all([folder / name for name in names], 32)[0].astype(np.float32)
+    pixels = pixels.reshape(len(names), 3, side, 32 // side, side, 32 // side).mean((3, 5)).reshape(len(names), -1)
     expected = train_classifier(Embeddings(names, pixels), given, model="knn", draws=1).results["held_out"]
     keys = ("accuracy", "low", "high")
-    assert found["raw pixels"] == {key: expected[key] for key in keys}
+    assert {key: found[title][key] for key in keys} == {key: expected[key] for key in keys}
     settings = {name: getattr(run.config, name) for name in ("backbone", "image_size", "batch_size", "bn_groups")}
     none = mixnn.pretrain(
         folder, out=tmp_path / "none", epochs=0, warmup_epochs=0, device="cpu", reporter=QUIET, **settings,
         options={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
-    nothing = classify(none, labels, model="knn", reporter=QUIET)
-    assert found["untrained network"] == nothing["baselines"]["untrained network"]
-    assert found["untrained network"] == {key: nothing["held_out"][key] for key in keys}
+    rows = classify(none, labels, model="knn", reporter=QUIET)["comparison"]["accuracy"]
+    assert found[START]["accuracy"] == rows[START]["accuracy"] == rows[RUN]["accuracy"]
+    assert (rows[START]["ahead"], rows[START]["error"]) == (0, 0)
 
 
-def test_large_pixels_are_shrunk_and_a_data_sets_images_are_compared_too(real, monkeypatch):
-    run, *_ = real
-    monkeypatch.setattr(classify_module, "BASELINE_SIDE", 4)
-    seen = {}
+def test_with_many_labels_the_same_part_of_them_is_compared(real, monkeypatch):
+    run, _, truth = real
+    monkeypatch.setattr(features, "MAX_COMPARED", 40)
+    monkeypatch.setattr(features, "MAX_UNLABELLED", 10)
+    seen = []
+    keep = features.held_out
     monkeypatch.setattr(
-        classify_module, "held_out_accuracy", lambda e, *_, **__: seen.setdefault(e.vectors.shape[1], e.names)
+        features, "held_out", lambda e, labels, **given: seen.append((e.names, labels)) or keep(e, labels, **given)
     )
-    digits = {f"digits/train/{i}": "01"[i % 2] for i in range(6)}
-    encoder = mixnn.load(run, "cpu")
-    classify_module.baselines(run, encoder, run.images("digits"), digits, "knn", 0)
-    assert list(seen) == [3 * 4 * 4, encoder.num_features]
-    assert set(digits) <= set(seen[48])
-    assert len(seen[48]) == len(set(seen[48])) <= 6 + classify_module.BASELINE_UNLABELLED
+    images, found = run.images(), features.all_features(run, mixnn.load(run, "cpu"), QUIET)
+    embeddings = found[RUN].embed(images)
+    given = dict(list(truth.items())[:120])
+    held = keep(embeddings, given, model="knn", seed=0)
+    results = features.compare(found, images, embeddings, given, held, model="knn", seed=0)
+    assert 30 <= results["labels"] <= 50
+    assert len(seen) == 3, "the run on the same part, too"
+    assert all(labels == seen[0][1] and labels.items() <= given.items() for _, labels in seen)
+    for names, labels in seen[1:]:
+        assert len(names) == len(set(names)) <= len(labels) + 10
 
 
-def test_a_classifier_of_another_encoder_is_refused(real, tmp_path):
+def test_raw_pixels_are_shrunk_and_a_data_sets_images_have_them_too(real):
+    run, *_ = real
+    images = run.images("digits").rows(range(20))
+    for side in features.SIDES:
+        vectors = features.pixel_features(side).embed(images).vectors
+        assert vectors.shape == (20, 3 * side * side)
+        np.testing.assert_allclose(vectors.mean(1), features.read_pixels(images).vectors.mean(1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [START, *map(pixels_name, features.SIDES)])
+def test_a_classifier_of_any_features_is_applied_with_the_same_ones(real, tmp_path, monkeypatch, name):
     run, folder, truth = real
+    monkeypatch.setattr(classify_module, "best_features", lambda _: name)
+    labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::3]))
+    trained = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
+    assert trained["features"] == name
+    applied = classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)
+    assert applied["applied"]["features"] == name
+    rows = {row["file"]: row["label"] for row in read(applied["files"]["applied"])}
+    assert all(
+        rows[row["file"]] == row["label"] for row in read(trained["files"]["predictions"]) if not row["labelled"]
+    )
+
+
+def test_a_classifier_of_another_encoder_is_refused(real, tmp_path, monkeypatch):
+    run, folder, truth = real
+    monkeypatch.setattr(classify_module, "best_features", lambda _: RUN)
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::8]))
     classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
     path = list_checkpoints(run.path / "checkpoints")[0]

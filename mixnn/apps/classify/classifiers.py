@@ -6,8 +6,9 @@ nearest labelled images. With k = 1 this predicts the nearest neighbor's class, 
 classes get a score too, which halves the held-out log loss (digits, MNN).
 
 Two cross-validations are nested. `select_settings` compares settings on the labels it is given. `held_out_predictions`
-gives it all folds but one and predicts that one, so neither a fit, nor a choice, nor a calibration has seen the labels
-that accuracy is measured on. (Standardizing uses all images, but no labels.)
+gives it all labels but those of a fold and predicts these, so neither a fit, nor a choice, nor a calibration has seen
+the labels that accuracy is measured on. (Standardizing uses all images, but no labels.) A fold holds out one label of
+every class, so that no class is at a disadvantage when its label is predicted (notes/log.md has the measurements).
 
 Shapes: M images, F features, Y classes, n labelled images.
 """
@@ -19,7 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,6 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binomtest, norm
 from scipy.stats import t as student_t
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mixnn.apps.embed import Embeddings
@@ -42,12 +42,15 @@ TEMPERATURE = 0.1  # of the neighbors' weights, as in the authors' vote
 MAX_ITERATIONS = 1000
 MAX_CELLS = 2**24  # numbers in the largest temporary array while predicting
 
+OUTER_FOLDS, FEWER_FOLDS = 10, 5  # with at most MANY labels, and with more
+MANY = 500
 INNER_FOLDS = 3  # for choosing settings; five choose no better (digits, 2 to 10 labels per class)
 MAX_CHOOSING = 1000  # labels used to choose settings; more would only cost time
 # Held-out predictions share training images, so n of them say less than n independent ones. Counted in full, 95%
 # intervals contained the accuracy on fresh data in 89 to 94% of simulated sets; counted as 0.7 n, in 94 to 97% (nearest
 # neighbors, 15 to 120 labels, 150 to 200 sets each; logistic regression with 15 labels: 25 of 30 either way).
 EFFECTIVE = 0.7
+FEW_TO_LEARN_FROM = 2  # labels per class up to which the estimate is much too low: 6 points on average
 CONFIDENT = 0.9  # from this confidence on, a label that contradicts a prediction is doubtful
 MAX_LISTED = 20  # confusions and doubtful labels in the results
 
@@ -181,6 +184,7 @@ class LabelledSet:
     y: np.ndarray
     classes: tuple[str, ...]
     scaler: Scaler
+    _spaces: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def select(embeddings: Embeddings, labels: dict[str, str]) -> tuple[np.ndarray, LabelledSet]:
@@ -193,7 +197,19 @@ class LabelledSet:
         return rows, LabelledSet(embeddings.vectors[rows], y, classes, Scaler.fit(embeddings.vectors))
 
     def subset(self, rows: np.ndarray) -> LabelledSet:
-        return LabelledSet(self.vectors[rows], self.y[rows], self.classes, self.scaler)
+        spaces = {space: x[rows] for space, x in self._spaces.items()}
+        return LabelledSet(self.vectors[rows], self.y[rows], self.classes, self.scaler, spaces)
+
+    def in_space(self, space: str) -> np.ndarray:
+        """The transformed vectors for cross-validation, computed once, with at most n numbers each.
+
+        If there are fewer labels than features, the vectors are given in coordinates of the subspace they span. Inner
+        products are the same, so both models predict the same for these images, in a fraction of the time.
+        """
+        if space not in self._spaces:
+            x = self.scaler.transform(self.vectors, space)
+            self._spaces[space] = np.linalg.qr(x.T).R.T if x.shape[1] > len(x) else x
+        return self._spaces[space]
 
     def fit(self, setting: Setting, temperature: float = 1.0) -> Classifier:
         (parameters,) = fit_settings(self.scaler.transform(self.vectors, setting.space), self.y, [setting])
@@ -205,20 +221,20 @@ def can_hold_out(y: np.ndarray) -> bool:
     return int((np.bincount(y) > 1).sum()) > 1
 
 
-def stratified_folds(y: np.ndarray, num_folds: int, rng: np.random.Generator) -> np.ndarray:
-    """Fold of each label, (n,); at most as many folds as the largest class has labels.
+def balanced_folds(y: np.ndarray, num_folds: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Rows that each fold holds out: one label of every class, or an equal share if a class has more than `num_folds`.
 
-    A class with a single label is in no fold (-1): it is always trained on and never tested.
+    A class with fewer labels than folds takes turns, in a new order each round, so its labels are held out more than
+    once. A class with a single label is in no fold: it is always trained on and never tested.
     """
-    counts = np.bincount(y)
-    rows, fold = np.flatnonzero(counts[y] > 1), np.full(len(y), -1)
-    seed = int(rng.integers(2**32))
-    splitter = StratifiedKFold(min(num_folds, int(counts.max())), shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class with fewer labels than folds is missing from some
-        for i, (_, test) in enumerate(splitter.split(rows, y[rows])):
-            fold[rows[test]] = i
-    return fold
+    folds: list[list[int]] = [[] for _ in range(num_folds)]
+    for c in np.flatnonzero(np.bincount(y) > 1):
+        own = np.flatnonzero(y == c)
+        rounds = [rng.permutation(own) for _ in range(-(-num_folds // len(own)))]
+        order = np.concatenate(rounds)[: max(num_folds, len(own))]
+        for i, rows in enumerate(folds):
+            rows.extend(order[i::num_folds].tolist())
+    return [np.array(rows) for rows in folds]
 
 
 def stratified_sample(y: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -229,18 +245,23 @@ def stratified_sample(y: np.ndarray, count: int, rng: np.random.Generator) -> np
     return np.sort(np.concatenate([r[: max(2, round(len(r) * count / len(y)))] for r in rows]))
 
 
-def out_of_fold_scores(data: LabelledSet, settings: Sequence[Setting], fold: np.ndarray) -> dict[Setting, np.ndarray]:
-    """Scores (n, Y) of each label by a classifier fitted without its fold; NaN for rows in no fold."""
-    num_classes = len(data.classes)
-    scores = {setting: np.full((len(data.y), num_classes), math.nan) for setting in settings}
+def out_of_fold_scores(
+    data: LabelledSet, settings: Sequence[Setting], folds: Sequence[np.ndarray]
+) -> dict[Setting, np.ndarray]:
+    """Scores (n, Y) of each label by classifiers fitted without its fold, their mean; NaN for rows in no fold."""
+    times = np.zeros((len(data.y), 1))
+    for held in folds:
+        times[held] += 1
+    times[times == 0] = math.nan
+    scores = {setting: np.zeros((len(data.y), len(data.classes))) for setting in settings}
     for model, space in dict.fromkeys((s.model, s.space) for s in settings):
         path = sorted((s for s in settings if (s.model, s.space) == (model, space)), key=lambda s: s.strength)
-        x = data.scaler.transform(data.vectors, space)
-        for f in np.unique(fold[fold >= 0]):
-            test = fold == f
-            for setting, parameters in zip(path, fit_settings(x[~test], data.y[~test], path), strict=True):
-                scores[setting][test] = class_scores(x[test], setting, parameters, num_classes)
-    return scores
+        x = data.in_space(space)
+        for held in folds:
+            rest = np.delete(np.arange(len(x)), held)
+            for setting, parameters in zip(path, fit_settings(x[rest], data.y[rest], path), strict=True):
+                scores[setting][held] += class_scores(x[held], setting, parameters, len(data.classes))
+    return {setting: total / times for setting, total in scores.items()}
 
 
 def log_loss(scores: np.ndarray, y: np.ndarray, temperature: float = 1.0) -> float:
@@ -272,10 +293,11 @@ def select_settings(data: LabelledSet, settings: Sequence[Setting], rng: np.rand
     if not can_hold_out(data.y):
         return [CrossValidated(DEFAULTS[model]) for model in dict.fromkeys(s.model for s in settings)]
     data = data.subset(stratified_sample(data.y, MAX_CHOOSING, rng))
-    fold = stratified_folds(data.y, INNER_FOLDS, rng)
-    y, ranked = data.y[fold >= 0], []
-    for setting, scores in out_of_fold_scores(data, settings, fold).items():
-        scores = scores[fold >= 0]
+    folds = balanced_folds(data.y, min(INNER_FOLDS, int(np.bincount(data.y).max())), rng)
+    tested = np.unique(np.concatenate(folds))
+    y, ranked = data.y[tested], []
+    for setting, scores in out_of_fold_scores(data, settings, folds).items():
+        scores = scores[tested]
         temperature = calibration_temperature(scores, y)
         accuracy = float((scores.argmax(1) == y).mean())
         ranked.append(CrossValidated(setting, accuracy, log_loss(scores, y, temperature), temperature))
@@ -290,19 +312,21 @@ def select_settings(data: LabelledSet, settings: Sequence[Setting], rng: np.rand
 
 
 class HeldOut(NamedTuple):
-    """Held-out rows (m,) of the labelled set, and their probabilities (m, Y)."""
+    """Held-out rows (m,) of the labelled set, their class numbers (m,) and their probabilities (m, Y)."""
 
     rows: np.ndarray
+    y: np.ndarray
     probabilities: np.ndarray  # by the model chosen in each fold
     by_model: dict[str, np.ndarray]
 
+    @property
+    def right(self) -> np.ndarray:
+        return self.probabilities.argmax(1) == self.y
+
 
 def num_outer_folds(y: np.ndarray) -> int:
-    """Ten folds up to 100 labels, else five; at most as many as the largest class has labels.
-
-    With few labels, training without a fifth of them would underestimate the accuracy.
-    """
-    return min(10 if len(y) <= 100 else 5, int(np.bincount(y).max()))
+    """With few labels, training without a fifth of them would underestimate the accuracy."""
+    return OUTER_FOLDS if len(y) <= MANY else FEWER_FOLDS
 
 
 def held_out_predictions(
@@ -313,23 +337,34 @@ def held_out_predictions(
 ) -> HeldOut | None:
     """Nested cross-validation: each label is predicted by what was chosen and fitted without its fold.
 
-    None if there are too few labels.
+    A label that several folds hold out gets the mean of their probabilities. None if there are too few labels.
     """
     if not can_hold_out(data.y):
         return None
-    fold = stratified_folds(data.y, num_outer_folds(data.y), rng)
-    probabilities = np.full((len(data.y), len(data.classes)), math.nan)
-    by_model = {model: probabilities.copy() for model in dict.fromkeys(s.model for s in settings)}
-    for f in range(int(fold.max()) + 1):
-        test, rest = fold == f, data.subset(np.flatnonzero(fold != f))
+    for space in dict.fromkeys(setting.space for setting in settings):
+        data.in_space(space)
+    total, times = np.zeros((len(data.y), len(data.classes))), np.zeros((len(data.y), 1))
+    by_model = {model: total.copy() for model in dict.fromkeys(s.model for s in settings)}
+    for i, held in enumerate(balanced_folds(data.y, num_outer_folds(data.y), rng)):
+        rest = data.subset(np.delete(np.arange(len(data.y)), held))
         ranked = select_settings(rest, settings, rng)
         for best in ranked:
-            classifier = rest.fit(best.setting, best.temperature)
-            by_model[best.setting.model][test] = classifier.predict_proba(data.vectors[test])
-        probabilities[test] = by_model[ranked[0].setting.model][test]
-        advance(f + 1)
-    rows = np.flatnonzero(fold >= 0)
-    return HeldOut(rows, probabilities[rows], {model: p[rows] for model, p in by_model.items()})
+            predicted = _predict(rest, data.subset(held), best)
+            by_model[best.setting.model][held] += predicted
+            total[held] += predicted if best is ranked[0] else 0
+        times[held] += 1
+        advance(i + 1)
+    rows = np.flatnonzero(times)
+    means = {model: p[rows] / times[rows] for model, p in by_model.items()}
+    return HeldOut(rows, data.y[rows], total[rows] / times[rows], means)
+
+
+def _predict(rest: LabelledSet, held: LabelledSet, best: CrossValidated) -> np.ndarray:
+    """Probabilities of the held-out labels by a classifier of the rest; both are subsets of one set."""
+    x, y = rest.in_space(best.setting.space), rest.y
+    (parameters,) = fit_settings(x, y, [best.setting])
+    scores = class_scores(held.in_space(best.setting.space), best.setting, parameters, len(rest.classes))
+    return softmax(scores / best.temperature, axis=1)
 
 
 def wilson_interval(right: int, count: int, effective: float = 1.0) -> tuple[float, float]:
@@ -339,20 +374,19 @@ def wilson_interval(right: int, count: int, effective: float = 1.0) -> tuple[flo
     return float(interval.low), float(interval.high)
 
 
-def accuracy_with_interval(predicted: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def accuracy_with_interval(right: np.ndarray) -> dict[str, float]:
     """Accuracy of held-out predictions and its 95% interval, in percent."""
-    right = int((predicted == y).sum())
-    low, high = wilson_interval(right, len(y), EFFECTIVE)
-    return {"accuracy": percent(right / len(y)), "low": percent(low), "high": percent(high)}
+    low, high = wilson_interval(int(right.sum()), len(right), EFFECTIVE)
+    return {"accuracy": percent(right.mean()), "low": percent(low), "high": percent(high)}
 
 
 @one_thread()
-def held_out_accuracy(embeddings: Embeddings, labels: dict[str, str], *, model: str, seed: int) -> dict[str, float]:
-    """Accuracy and interval alone, on the folds that `train_classifier` uses with this seed."""
+def held_out(embeddings: Embeddings, labels: dict[str, str], *, model: str, seed: int) -> HeldOut:
+    """The held-out predictions alone, on the folds that `train_classifier` uses with this seed."""
     data = LabelledSet.select(embeddings, labels)[1]
     held = held_out_predictions(data, list_settings(model), np.random.default_rng([seed, 0]))
     assert held, "only called where labels can be held out"
-    return accuracy_with_interval(held.probabilities.argmax(1), data.y[held.rows])
+    return held
 
 
 def percent(share: float) -> float:
@@ -378,6 +412,8 @@ def learning_curve(
     """
     if not can_hold_out(data.y):
         return []
+    for space in dict.fromkeys(setting.space for setting in settings):
+        data.in_space(space)
     counts = np.bincount(data.y)
     pool = counts - np.where(counts > 1, np.maximum(1, np.round(CURVE_TESTED * counts)), 0).astype(int)
     steps = [m for m in CURVE_STEPS if m <= np.median(pool)] or [1]
@@ -390,8 +426,7 @@ def learning_curve(
             if m > 10 and draw >= max(5, draws // 4):
                 break
             train = data.subset(np.concatenate([r[: min(m, p)] for r, p in zip(rows, pool, strict=True)]))
-            classifier = train.fit(select_settings(train, settings, rng)[0].setting)
-            predicted = classifier.predict_proba(test.vectors).argmax(1)
+            predicted = _predict(train, test, select_settings(train, settings, rng)[0]).argmax(1)
             values.append(100 * float((predicted == test.y).mean()))
         advance(draw + 1)
     return [curve_point(m, now, before) for m, now, before in zip(steps, accuracies, [[], *accuracies], strict=False)]
@@ -418,6 +453,7 @@ class TrainingResult(NamedTuple):
     classifier: Classifier
     probabilities: np.ndarray  # (M, Y), of all images
     results: dict[str, Any]  # ready for JSON; accuracies in percent
+    held: HeldOut | None
 
 
 @one_thread()
@@ -456,7 +492,7 @@ def train_classifier(
         "curve": curve,
         "predicted": summarize_predictions(np.delete(probabilities, rows, axis=0), data.classes),
     }
-    return TrainingResult(classifier, probabilities, results)
+    return TrainingResult(classifier, probabilities, results, held)
 
 
 def summarize_predictions(probabilities: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
@@ -485,20 +521,20 @@ def _describe(best: CrossValidated) -> dict[str, Any]:
 
 def _held_out_results(held: HeldOut, data: LabelledSet, names: Sequence[str]) -> dict[str, Any]:
     """Accuracy with its interval, and the mistakes."""
-    y, predicted, confidence = data.y[held.rows], held.probabilities.argmax(1), held.probabilities.max(1)
-    wrong = predicted != y
+    y, predicted, confidence = held.y, held.probabilities.argmax(1), held.probabilities.max(1)
+    wrong = ~held.right
     counts, right = (np.bincount(labels, minlength=len(data.classes)) for labels in (y, y[~wrong]))
     tested = np.flatnonzero(counts)
     confusions = Counter(zip(y[wrong].tolist(), predicted[wrong].tolist(), strict=True)).most_common(MAX_LISTED)
     doubtful = [i for i in np.argsort(-confidence, kind="stable") if wrong[i] and confidence[i] >= CONFIDENT]
     return {
         "images": len(y),
-        **accuracy_with_interval(predicted, y),
+        **accuracy_with_interval(held.right),
         "balanced_accuracy": percent(float((right[tested] / counts[tested]).mean())),
         "mean_confidence": percent(float(confidence.mean())),
         "commonest": data.classes[int(counts.argmax())],
         "commonest_share": percent(counts.max() / len(y)),
-        "models": {model: accuracy_with_interval(p.argmax(1), y) for model, p in held.by_model.items()},
+        "models": {model: accuracy_with_interval(p.argmax(1) == y) for model, p in held.by_model.items()},
         "per_class": {
             data.classes[c]: {"images": int(counts[c]), "accuracy": percent(right[c] / counts[c])} for c in tested
         },
@@ -526,14 +562,24 @@ def _num_suggested(names: Sequence[str], labelled: Sequence[str], suggested: Col
 
 def _notes(held: HeldOut | None, data: LabelledSet, num_suggested: int) -> list[str]:
     """Limits of the accuracy that these labels can show, a sentence or two each."""
+    counts = np.bincount(data.y)
     if not held:
+        why = (
+            "no class has a second label that could be held out to test on"
+            if counts.max() == 1
+            else "measuring it takes two labels in each of two classes"
+        )
         return [
-            "Accuracy is not known yet: measuring it takes two labels in each of two classes. "
-            "Label more images, or check the predictions by eye."
+            f"Accuracy is not known yet: {why}. Label a second image of each class, or check the predictions by eye."
         ]
-    single = [repr(c) for c, count in zip(data.classes, np.bincount(data.y), strict=True) if count == 1]
+    single = [repr(c) for c, count in zip(data.classes, counts, strict=True) if count == 1]
     listed = ", ".join(single[:5]) + (f" and {len(single) - 5} more" if len(single) > 5 else "")
     notes = [f"Classes with one label are trained on but never tested: {listed}."] if single else []
+    if np.median(counts[counts > 1]) <= FEW_TO_LEARN_FROM:
+        notes.append(
+            "Most classes have two labels, so each test left them one to learn from. "
+            "With both, the accuracy on other images is probably several points higher."
+        )
     if num_suggested:
         notes.append(
             f"{num_suggested:,} of the {len(data.y):,} labelled images {'was' if num_suggested == 1 else 'were'} "

@@ -5,33 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import torch
-
-from mixnn.apps.classify import files
+from mixnn.apps.classify import files, page
+from mixnn.apps.classify.advice import advise, training_gain
 from mixnn.apps.classify.classifiers import (
     CONFIDENT,
     MODELS,
     TrainingResult,
-    held_out_accuracy,
     summarize_predictions,
     train_classifier,
 )
+from mixnn.apps.classify.features import RUN as RUN_FEATURES
+from mixnn.apps.classify.features import Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
-from mixnn.apps.embed import Embeddings, Encoder, collect, load
+from mixnn.apps.embed import Embeddings, load
+from mixnn.apps.report.verdict import judge
 from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
-from mixnn.files import check_free
+from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
-from mixnn.runs.weights import initial_backbone
+from mixnn.runs.folder import DIVERGED
 
 __all__ = ["classify", "show_classify"]
 
-MAX_COMPARED = 2000  # labels up to which the baselines are computed; more would take minutes
-BASELINE_SIDE = 16  # raw pixels are shrunk to this: 768 numbers, about as many as an embedding has
-BASELINE_UNLABELLED = 1000  # unlabelled images used to standardize the baselines' features
-BASELINE_BATCH = 256
 MAX_CLASSES_SHOWN = 25  # if there are more, those with the lowest accuracy are shown
 SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more labels may help little
 
@@ -40,7 +36,11 @@ SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more la
 def classify(
     run: Annotated[str | Path | Run, RUN],
     labels: Annotated[
-        str | Path, Param("a CSV with the columns file and label, or the word folders if each subfolder is a class")
+        str | Path,
+        Param(
+            "a CSV with the columns file (relative to the images' folder or to here, or absolute) and label, "
+            "or the word folders if each subfolder is a class"
+        ),
     ] = "",
     *,
     source: Annotated[str | Path, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
@@ -48,8 +48,23 @@ def classify(
         str | Path,
         Param("new images to label; without LABELS, by the classifier saved before", flag="--apply", metavar="FOLDER"),
     ] = "",
-    suggest: Annotated[int, Param("suggest this many images to label next", low=0, high=2**32 - 1)] = 0,
-    out: Annotated[str | Path, Param("where all files go [RUN/classifier]", metavar="FOLDER")] = "",
+    suggest: Annotated[
+        int,
+        Param(
+            "suggest this many images to label next: suggestions.csv to fill in, and suggestions.html to do so in a "
+            "browser (suggestions-2 and so on, if you have begun to fill in an earlier one)",
+            low=0,
+            high=2**32 - 1,
+        ),
+    ] = 0,
+    out: Annotated[
+        str | Path,
+        Param(
+            "where all files go; predictions.csv has a label per image, its confidence (the probability, 0 to 1, "
+            "that it is right) and the second choice with its own [RUN/classifier]",
+            metavar="FOLDER",
+        ),
+    ] = "",
     model: Annotated[str, Param("kind of classifier [auto: by cross-validation]", choices=("auto", *MODELS))] = "auto",
     seed: Annotated[int, Param("seed of the folds and of the suggestions", low=0, high=2**32 - 1)] = 0,
     device: Device = "auto",
@@ -59,9 +74,12 @@ def classify(
 ) -> dict[str, Any]:
     """Label all images from a few labels, and estimate the accuracy (in percent).
 
-    `labels`: a CSV, or "folders" where subfolders are classes; names are relative to `source`, by default what the run
-    was trained on. `new_images`: a folder for the classifier just made, or made earlier. `suggest`: how many images to
-    suggest for labelling, with or without labels. All files go to `out`, by default RUN/classifier.
+    `labels`: a CSV, or "folders" where subfolders are classes; files are named relative to `source` (by default what
+    the run was trained on) or to the current directory, or by absolute paths. `new_images`: a folder for the classifier
+    just made, or made earlier. `suggest`: how many images to suggest for labelling, with or without labels. All files
+    go to `out`, by default RUN/classifier.
+
+    If raw pixels or the network before training are clearly better on these labels, they are used instead of the run.
 
     Examples:
         mixnn classify runs/photos labels.csv
@@ -69,45 +87,76 @@ def classify(
         mixnn classify runs/photos --apply ./new
     """
     reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    if not (reporter.quiet or reporter.console.is_terminal):
+        reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
+    files.check_folder(folder)
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
     images = run.images(source, str(data_dir)) if str(labels) or suggest else None
     others = run.images(new_images, str(data_dir)) if str(new_images) else None
-    encoder = load(run, device, reporter=reporter)
+    listed = files.read_labels(labels, images) if images is not None and str(labels) else {}
+    features = all_features(run, load(run, device, reporter=reporter), reporter)
     results: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
     if images is not None:
-        embeddings = _embed(run, images, encoder, reporter)
-        given: dict[str, str] = {}
-        if str(labels):
-            given, unreadable = files.read_labels(labels, images, embeddings)
-            for name in unreadable:
-                reporter.warn(f"{name} has a label but cannot be read")
+        embeddings, trained = features[RUN_FEATURES].embed(images), None
+        given = files.readable_labels(labels, listed, embeddings, reporter) if listed else {}
         if suggest and len(given) == len(embeddings):
             raise UserError(f"every image has a label, so there is none to suggest: leave out {setting('suggest')}")
-        trained: TrainingResult | None = None
         if given:
-            trained = train_classifier(
-                embeddings, given, model=model, seed=seed, suggested=suggested_before, reporter=reporter
-            )
-            results |= trained.results | {"files": _save(folder, encoder, embeddings, given, trained)}
-            if trained.results["held_out"] and len(given) <= MAX_COMPARED:
-                results["baselines"] = baselines(run, encoder, images, given, model, seed)
+            options: dict[str, Any] = {"model": model, "seed": seed, "suggested": suggested_before}
+            embeddings, trained, found = _train(features, images, embeddings, given, options, reporter)
+            results |= found
+            results["advice"] = advise(results, _verdict(run))
+            results["files"] |= _save(folder, features[results["features"]], embeddings, given, trained)
         if suggest:
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
             template = files.write_suggestions(folder, results["suggested"], given, labels, suggested_before)
-            results["files"]["suggestions"] = str(template)
+            command = f"{run.command_line('classify')} {template.name}"
+            html = page.render(images, results["suggested"], given, template.name, command)
+            write_atomically(template.with_suffix(".html"), html)
+            results["files"] |= {"suggestions": str(template), "page": str(template.with_suffix(".html"))}
     if others is not None:
-        classifier = files.load_classifier(files.find_classifier(folder, run), encoder)
-        embeddings = _embed(run, others, encoder, reporter)
+        classifier, used = files.load_classifier(files.find_classifier(folder, run), features)
+        embeddings = used.embed(others)
         probabilities = classifier.predict_proba(embeddings.vectors)
         path = folder / files.predictions_name(new_images)
         files.write_predictions(path, embeddings.names, classifier.classes, probabilities, {})
-        results["applied"] = summarize_predictions(probabilities, classifier.classes)
+        results["applied"] = summarize_predictions(probabilities, classifier.classes) | {"features": used.name}
         results["files"]["applied"] = str(path)
     return results
+
+
+def _train(
+    features: dict[str, Features],
+    images: Images,
+    embeddings: Embeddings,
+    given: dict[str, str],
+    options: dict[str, Any],
+    reporter: Reporter,
+) -> tuple[Embeddings, TrainingResult, dict[str, Any]]:
+    """A classifier of the best features, the embeddings it was trained on, and the results.
+
+    `embeddings` are the run's. Other features are used only where they are clearly better on these labels.
+    """
+    trained = train_classifier(embeddings, given, **options, reporter=reporter)
+    found: dict[str, Any] = {"features": RUN_FEATURES}
+    if trained.held:
+        about = {key: options[key] for key in ("model", "seed")}
+        found["comparison"] = compare(features, images, embeddings, given, trained.held, **about)
+        found["features"] = best_features(found["comparison"])
+    if found["features"] != RUN_FEATURES:
+        embeddings = features[found["features"]].embed(images)
+        trained = train_classifier(embeddings, given, **options, reporter=reporter)
+    return embeddings, trained, trained.results | found
+
+
+def _verdict(run: Run) -> str:
+    """The report's verdict on the run: a key of its TITLES."""
+    diverged = run.path / DIVERGED
+    return judge(run.metrics(), run.config.epochs, diverged.read_text() if diverged.is_file() else "").state
 
 
 def _check_arguments(
@@ -127,8 +176,6 @@ def _check_arguments(
     if str(new_images) and str(source) and not (str(labels) or suggest):
         alone = f"for new images, use {setting('new_images')} alone"
         raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: {setting('out')} takes a folder")
     if str(labels) and Path(labels).expanduser().resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
     if str(new_images) and not str(labels):
@@ -142,44 +189,14 @@ def _check_outputs(folder: Path, labels: str | Path, new_images: str | Path, ove
         check_free(folder / name, overwrite)
 
 
-def _embed(run: Run, images: Images, encoder: Encoder, reporter: Reporter) -> Embeddings:
-    embeddings = collect(run, images, encoder=encoder, reporter=reporter)
-    if not np.isfinite(embeddings.vectors).all():
-        raise UserError("some embeddings are NaN or inf: the run has diverged; train it with a smaller lr")
-    return embeddings
-
-
 def _save(
-    folder: Path, encoder: Encoder, embeddings: Embeddings, given: dict[str, str], trained: TrainingResult
+    folder: Path, features: Features, embeddings: Embeddings, given: dict[str, str], trained: TrainingResult
 ) -> dict[str, str]:
     """Write the classifier and the predictions; returns their paths."""
     saved, table = folder / files.CLASSIFIER, folder / files.PREDICTIONS
-    files.save_classifier(saved, trained.classifier, encoder, trained.results)
+    files.save_classifier(saved, trained.classifier, features, trained.results)
     files.write_predictions(table, embeddings.names, trained.classifier.classes, trained.probabilities, given)
     return {"predictions": str(table), "classifier": str(saved)}
-
-
-def baselines(
-    run: Run, encoder: Encoder, images: Images, labels: dict[str, str], model: str, seed: int
-) -> dict[str, dict[str, float]]:
-    """Held-out accuracy in percent on raw pixels and on the untrained network, with the same labels and folds."""
-    fresh = Encoder(initial_backbone(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(
-        encoder.device
-    )
-    unlabelled = [name for name in images.names if name not in labels]
-    kept = {*labels, *unlabelled[:: -(-len(unlabelled) // BASELINE_UNLABELLED) or 1]}
-    names, pixels, features = [], [], []
-    for batch in images.named(kept).batches(BASELINE_BATCH, encoder.size):
-        u8 = torch.from_numpy(np.ascontiguousarray(batch.u8)).to(encoder.device)
-        side = min(BASELINE_SIDE, *u8.shape[2:])
-        names += batch.names
-        pixels.append(torch.nn.functional.adaptive_avg_pool2d(u8.float(), side).flatten(1).cpu())
-        features.append(fresh(u8).cpu())
-    vectors = {"raw pixels": torch.cat(pixels), "untrained network": torch.cat(features)}
-    return {
-        title: held_out_accuracy(Embeddings(names, x.numpy()), labels, model=model, seed=seed)
-        for title, x in vectors.items()
-    }
 
 
 # --- what is printed ---
@@ -194,6 +211,7 @@ def show_classify(results: dict[str, Any]) -> None:
         _print_lines(_mistakes(results["held_out"]))
         _print_lines(_predictions(results["predicted"], "unlabelled"))
         _print_lines([_calibration(results["held_out"])])
+        _print_lines(results["advice"])
     if "applied" in results:
         _print_lines(_predictions(results["applied"], "new"))
         _print_lines(
@@ -211,7 +229,9 @@ def show_classify(results: dict[str, Any]) -> None:
         _print_lines(
             [
                 f"Label next: {plural(count, 'image')}, {what}.",
-                f"Fill in the labels in {paths['suggestions']}, then use it as the labels. It also has those you gave.",
+                f"Fill in the labels in {paths['suggestions']}, then use it as the labels."
+                + " It also has those you gave." * ("classifier" in results),
+                f"Or see the images and label them in a browser: {paths['page']}",
             ]
         )
     titles = {"predictions": "Predictions", "applied": "Predictions for the new images", "classifier": "Classifier"}
@@ -235,13 +255,13 @@ def _show_accuracy(results: dict[str, Any]) -> None:
             f"measured by cross-validation on {plural(held['images'], 'labelled image')}."
         ]
     )
-    rows = {"this run": held} | results.get("baselines", {})
-    if "baselines" in results:
-        _print_lines([_gain(held, max(row["accuracy"] for row in results["baselines"].values()))])
-    _print_lines([*results["notes"], ""])
-    cells = [(title, *_cells(row)) for title, row in rows.items()]
+    comparison = results["comparison"]
+    _print_lines([*_chosen(results), _gain(comparison), *results["notes"], ""])
+    cells = [(title, *_cells(row)) for title, row in comparison["accuracy"].items()]
     cells.append((f"always {held['commonest']!r}", f"{held['commonest_share']:.1f}%", ""))
     print_table(("same labels, trained on", "accuracy", "95% interval"), cells)
+    if comparison["labels"] < results["labelled"]:
+        print(f"Compared on {comparison['labels']:,} of the {results['labelled']:,} labels, chosen at random.")
     print()
     if len(held["models"]) > 1:
         kept = results["classifier"]["model"]
@@ -253,12 +273,20 @@ def _show_accuracy(results: dict[str, Any]) -> None:
         print()
 
 
-def _gain(held: dict[str, Any], baseline: float) -> str:
-    gain = held["accuracy"] - baseline
-    text = f"Gain from training: {gain:+.1f} points over the better baseline."
-    if gain <= 0:
-        return f"{text} Training has not paid off yet: train for longer, or on more images."
-    return text if held["low"] > baseline else f"{text} These are too few labels to be sure of a gain."
+def _chosen(results: dict[str, Any]) -> list[str]:
+    """Which features are used, if they are not the run's."""
+    name = results["features"]
+    if name == RUN_FEATURES:
+        return []
+    ahead = results["comparison"]["accuracy"][name]["ahead"]
+    return [f"Predictions use {name}, not {RUN_FEATURES}: {ahead:.1f} points better on these labels."]
+
+
+def _gain(comparison: dict[str, Any]) -> str:
+    gain = training_gain(comparison)
+    text = f"Gain from training: {round(gain, 1) or 0.0:+.1f} points over the better baseline."
+    error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
+    return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure of a gain."
 
 
 def _show_classes(results: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What classify reads and writes: images and labels in; predictions, suggestions and the classifier out.
 
 The classifier is one file, classifier.npz: arrays that numpy.load reads, with about.json in the same zip. Nothing in it
-is ever unpickled. It holds a hash of the encoder it was fitted on, and is refused with another.
+is ever unpickled. It holds the name of its features and a hash of their encoder, and is refused with another.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import csv
 import hashlib
 import io
 import json
+import os
 import zipfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,34 +20,53 @@ from typing import Any
 import numpy as np
 
 from mixnn.apps.classify.classifiers import Classifier, Scaler, Setting
+from mixnn.apps.classify.features import RUN, Features
 from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.config import UserError, setting
 from mixnn.data import Images
 from mixnn.data import labels as data_labels
 from mixnn.files import write_atomically
+from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 CLASSIFIER = "classifier.npz"
 PREDICTIONS = "predictions.csv"
 SUGGESTIONS = "suggestions.csv"
 SUGGESTED = "suggested.json"  # all that were ever suggested: labels of these are not a random sample
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, 2)  # the first had no features other than the run's
 
 
 # --- labels ---
 
 
-def read_labels(labels: str | Path, images: Images, embeddings: Embeddings) -> tuple[dict[str, str], list[str]]:
-    """File -> label for images that have an embedding, and the labelled files that could not be read."""
-    unreadable = {name for name, _ in embeddings.skipped}
-    names = [*embeddings.names, *unreadable]
-    given = data_labels.read_labels(labels, names, images.has_splits)
-    readable = {name: label for name, label in given.items() if name not in unreadable}
+def check_folder(folder: Path) -> None:
+    """UserError if files cannot be written into the folder, or if it cannot be made. Asked before any work."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise UserError(f"{place} is a file: {setting('out')} takes a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{place} is not writable: use {setting('out', 'FOLDER')} for another folder")
+
+
+def read_labels(labels: str | Path, images: Images) -> dict[str, str]:
+    """File -> label, also for files that turn out to be unreadable."""
+    names = [*images.names, *(name for name, _ in images.skipped)]
+    return data_labels.read_labels(labels, names, images.has_splits, images.path_of)
+
+
+def readable_labels(
+    labels: str | Path, given: dict[str, str], embeddings: Embeddings, reporter: Reporter
+) -> dict[str, str]:
+    """The labels of images that have an embedding, with a warning for each of the others; there are two classes."""
+    readable = {name: given[name] for name in embeddings.names if name in given}
+    for name in sorted(given.keys() - readable.keys()):
+        reporter.warn(f"{name} has a label but cannot be read")
     classes = sorted(set(readable.values()))
     if len(classes) < 2:
         problem = f"every label is {classes[0]!r}" if classes else "none of the labelled images can be read"
         raise UserError(f"{labels}: {problem}, but a classifier needs two classes\nlabel images of another class too")
-    return readable, sorted(unreadable & given.keys())
+    return readable
 
 
 # --- predictions and suggestions ---
@@ -106,13 +126,12 @@ def read_suggested(folder: Path) -> list[str]:
 
 def _has_other_labels(path: Path, labels: dict[str, str]) -> bool:
     """Whether the file holds labels that are not among these, or is no file of labels at all."""
+    known = data_labels.KnownNames(labels)
     try:
-        rows = data_labels.read_rows(path)
-        header, file, label = data_labels.columns(path, *rows[0])
+        rows, _ = data_labels.read_rows(path, known)
     except UserError:
         return True
-    filled = [row for _, row in rows[header:] if len(row) > max(file, label) and row[label].strip()]
-    return any(labels.get(data_labels.as_known(row[file], labels)) != row[label].strip() for row in filled)
+    return any(row.label and labels.get(known.in_folder(row.file) or "") != row.label for row in rows)
 
 
 def _write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
@@ -133,11 +152,12 @@ def encoder_identity(encoder: Encoder) -> dict[str, str]:
     return {"sha256": digest.hexdigest(), "checkpoint": Path(encoder.origin).stem}
 
 
-def save_classifier(path: Path, classifier: Classifier, encoder: Encoder, results: dict[str, Any]) -> None:
+def save_classifier(path: Path, classifier: Classifier, features: Features, results: dict[str, Any]) -> None:
     about = {
         "results": results,
         "format": FORMAT,
-        "encoder": encoder_identity(encoder),
+        "features": features.name,
+        "encoder": encoder_identity(features.encoder) if features.encoder is not None else None,
         "classes": list(classifier.classes),
         "setting": asdict(classifier.setting),
         "temperature": classifier.temperature,
@@ -159,27 +179,30 @@ def find_classifier(folder: Path, run: Run) -> Path:
     raise UserError(f"there is no classifier in {paths[0]}: make one first, with `mixnn classify RUN LABELS.csv`")
 
 
-def load_classifier(path: Path, encoder: Encoder) -> Classifier:
-    """The classifier in a file; UserError if it was fitted on embeddings of another encoder."""
+def load_classifier(path: Path, features: Mapping[str, Features]) -> tuple[Classifier, Features]:
+    """The classifier in a file, and its features; UserError if it was fitted with another encoder."""
     try:
         with zipfile.ZipFile(path) as archive:
             about = json.loads(archive.read("about.json"))
-        if about["format"] != FORMAT:
+        if about["format"] not in FORMATS:
             raise UserError(
                 f"{path} has format {about['format']}, but this version reads {FORMAT}: classify with the labels again"
             )
+        used = features[about.get("features", RUN)]
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name != "about.json"}
         scaler, setting = Scaler(arrays.pop("mean"), arrays.pop("scale")), Setting(**about["setting"])
         classifier = Classifier(tuple(about["classes"]), setting, scaler, arrays, float(about["temperature"]))
-        then, now = about["encoder"], encoder_identity(encoder)
-        if then["sha256"] != now["sha256"]:
-            raise UserError(
-                f"the encoder has changed since {path} was made ({then['checkpoint']} then, {now['checkpoint']} now)\n"
-                "make a new classifier: classify with the labels again"
-            )
+        if used.encoder is not None:
+            then, now = about["encoder"], encoder_identity(used.encoder)
+            if then["sha256"] != now["sha256"]:
+                raise UserError(
+                    f"the encoder has changed since {path} was made "
+                    f"({then['checkpoint']} then, {now['checkpoint']} now)\n"
+                    "make a new classifier: classify with the labels again"
+                )
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged ({error}): classify with the labels again") from None
-    return classifier
+    return classifier, used

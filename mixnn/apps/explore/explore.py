@@ -126,7 +126,7 @@ def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | P
         raise UserError(f"{data} has its own labels: leave out {setting('labels')}, or give a CSV of file,label")
     if labels == FOLDERS and (not isinstance(data, str | Path) or not Path(data).expanduser().is_dir()):
         raise UserError(f"{setting('labels', 'folders')} needs a folder of images: give a CSV of file,label instead")
-    return read_labels(labels, images.names, images.has_splits)
+    return read_labels(labels, images.names, images.has_splits, images.path_of)
 
 
 def _is_training_data(run: Run, source: str | Path | Sequence[str | Path]) -> bool:

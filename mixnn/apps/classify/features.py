@@ -1,0 +1,186 @@
+"""The features a classifier can use (the run's encoder, the network before training, raw pixels), and which are best.
+
+A saved classifier records the name of its features, so that new images are turned into vectors in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mixnn.apps.classify.classifiers import (
+    EFFECTIVE,
+    HeldOut,
+    LabelledSet,
+    accuracy_with_interval,
+    held_out,
+    list_settings,
+    one_thread,
+    percent,
+    select_settings,
+    stratified_sample,
+)
+from mixnn.apps.embed import Embeddings, Encoder, collect
+from mixnn.config import UserError
+from mixnn.data import Images
+from mixnn.progress import Reporter
+from mixnn.runs import Run
+from mixnn.runs.weights import initial_backbone
+
+RUN = "this run"
+START = "untrained network"
+SIDES = (8, 16, 32)  # raw pixels are shrunk to one of these
+LARGEST = max(SIDES)
+BATCH = 256
+
+MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
+MAX_UNLABELLED = 1000  # unlabelled images used to standardize the features that are compared
+COPY = 0.995  # cosine of the pixels, less their mean, from which two images count as copies
+MAX_COPIES = 20  # pairs of copies with different labels in the results
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a classifier sees of images: a name and a function from images to vectors. `encoder`: the one it uses."""
+
+    name: str
+    read: Callable[[Images], Embeddings]
+    encoder: Encoder | None = None
+
+    def embed(self, images: Images) -> Embeddings:
+        """The vectors of all images that can be read."""
+        embeddings = self.read(images)
+        if not np.isfinite(embeddings.vectors).all():
+            raise UserError("some embeddings are NaN or inf: the run has diverged; train it with a smaller lr")
+        return embeddings
+
+
+def pixels_name(side: int) -> str:
+    return f"raw pixels, {side} x {side}"
+
+
+def all_features(run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Features]:
+    """Name -> features; the run's come first."""
+
+    def cached(images: Images) -> Embeddings:
+        return collect(run, images, encoder=encoder, reporter=reporter)
+
+    start = Encoder(initial_backbone(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(
+        encoder.device
+    )
+    found = [Features(RUN, cached, encoder), Features(START, lambda images: encode(start, images), start)]
+    return {f.name: f for f in [*found, *map(pixel_features, SIDES)]}
+
+
+def encode(encoder: Encoder, images: Images) -> Embeddings:
+    """The vectors of all images that can be read."""
+    names, vectors = [], [np.empty((0, encoder.num_features), np.float32)]
+    for batch, x, _ in encoder.encode(images):
+        names += batch
+        vectors.append(x)
+    return Embeddings(names, np.concatenate(vectors))
+
+
+def pixel_features(side: int) -> Features:
+    return Features(pixels_name(side), lambda images: shrink(read_pixels(images), side))
+
+
+def read_pixels(images: Images) -> Embeddings:
+    """The colors of all images that can be read, at 32 x 32 pixels."""
+    names, vectors = [], [np.empty((0, 3 * LARGEST**2), np.float32)]
+    for batch in images.batches(BATCH, LARGEST):
+        names += batch.names
+        vectors.append(batch.u8.reshape(len(batch.names), -1).astype(np.float32))
+    return Embeddings(names, np.concatenate(vectors))
+
+
+def shrink(pixels: Embeddings, side: int) -> Embeddings:
+    """Pixels as `read_pixels` gives them, averaged to side x side."""
+    square = torch.from_numpy(pixels.vectors).view(-1, 3, LARGEST, LARGEST)
+    return Embeddings(pixels.names, torch.nn.functional.adaptive_avg_pool2d(square, side).flatten(1).numpy())
+
+
+# --- comparison ---
+
+
+def compare(
+    features: dict[str, Features],
+    images: Images,
+    embeddings: Embeddings,
+    labels: dict[str, str],
+    held: HeldOut,
+    *,
+    model: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Held-out accuracy in percent of the run, the network before training and raw pixels: same labels, same folds.
+
+    `embeddings` and `held` are the run's. With more than MAX_COMPARED labels, a random part of them is used. For each
+    of the others, `ahead` is its lead over the run with the standard error of this difference, `error`. Also returns
+    pairs of labelled images that look the same but have different labels.
+    """
+    chosen = _sample(embeddings, labels, seed)
+    if len(chosen) < len(labels):
+        held = held_out(embeddings, chosen, model=model, seed=seed)
+    unlabelled = [name for name in embeddings.names if name not in labels]
+    kept = images.named({*chosen, *unlabelled[:: -(-len(unlabelled) // MAX_UNLABELLED) or 1]})
+    pixels = read_pixels(kept)
+    sides = {side: shrink(pixels, side) for side in SIDES}
+    side = best_side(sides, chosen, seed)
+    others = {pixels_name(side): sides[side], START: features[START].embed(kept)}
+    accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right)}
+    for name, vectors in others.items():
+        right = held_out(vectors, chosen, model=model, seed=seed).right
+        ahead, error = paired_difference(right, held.right)
+        accuracy[name] = accuracy_with_interval(right) | {"ahead": percent(ahead), "error": percent(error)}
+    return {"labels": len(chosen), "accuracy": accuracy, "contradictions": contradictions(pixels, chosen)}
+
+
+def best_features(comparison: dict[str, Any]) -> str:
+    """The features to use: the run's, unless others are better by more than a standard error."""
+    others = {name: row for name, row in comparison["accuracy"].items() if "ahead" in row}
+    best = max(others, key=lambda name: others[name]["ahead"])
+    return best if others[best]["ahead"] > others[best]["error"] else RUN
+
+
+def _sample(embeddings: Embeddings, labels: dict[str, str], seed: int) -> dict[str, str]:
+    """The labels to compare on, of every class its share."""
+    rows, data = LabelledSet.select(embeddings, labels)
+    chosen = stratified_sample(data.y, MAX_COMPARED, np.random.default_rng([seed, 2]))
+    names = [embeddings.names[i] for i in rows[chosen]]
+    return {name: labels[name] for name in names}
+
+
+@one_thread()
+def best_side(sides: dict[int, Embeddings], labels: dict[str, str], seed: int) -> int:
+    """The side at which nearest neighbors of raw pixels predict best; the smaller one of equals."""
+
+    def accuracy(side: int) -> float:
+        data = LabelledSet.select(sides[side], labels)[1]
+        return select_settings(data, list_settings("knn"), np.random.default_rng([seed, 3]))[0].accuracy
+
+    return max(sorted(sides), key=accuracy)
+
+
+def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """How much more of the same labels one predicts right than the other, and the standard error of that."""
+    difference = right.astype(float) - other.astype(float)
+    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(EFFECTIVE * len(difference)))
+
+
+def contradictions(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
+    """Pairs of labelled images with the same picture, or nearly so, but different labels."""
+    rows = [i for i, name in enumerate(pixels.names) if name in labels]
+    names: Sequence[str] = [pixels.names[i] for i in rows]
+    x = pixels.vectors[rows]
+    x = x - x.mean(1, keepdims=True)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    x = np.divide(x, length, out=np.zeros_like(x), where=length > 0)  # a blank image is like no other
+    pairs = np.argwhere(np.triu(x @ x.T >= COPY, 1)).tolist()
+    found = [(names[i], names[j]) for i, j in pairs if labels[names[i]] != labels[names[j]]]
+    return [{"file": a, "label": labels[a], "copy": b, "copy_label": labels[b]} for a, b in found[:MAX_COPIES]]
