@@ -246,6 +246,7 @@ Source = Annotated[
 ]
 Overwrite = Annotated[bool, Param("replace the file if it exists")]
 RUN = Param("run folder")
+RUN_OR_FOLDER = Param("run folder; or a folder of images, for the ImageNet encoder as it comes", metavar="RUN")
 SETTING = Param("a setting of every run, as `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")
 
 # Option dataclasses

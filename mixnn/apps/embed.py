@@ -14,13 +14,14 @@ import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
-from mixnn.config import RUN, DataDir, Device, Overwrite, Param, Source, UserError, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, verb
 from mixnn.data.images import Images
 from mixnn.files import check_output
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load
+from mixnn.runs.start import open_run
 
 __all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
 
@@ -33,7 +34,7 @@ CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names t
 
 @verb
 def embed(
-    run: Annotated[str | Path | Run, RUN],
+    run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     source: Source = "",
     out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "",
     *,
@@ -53,7 +54,8 @@ def embed(
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
-    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    reporter = reporter or Reporter()
+    run = open_run(run, reporter)
     images = run.images(source, str(data_dir), split)
     store.check_format(Path(out or "embeddings.npz"))
     out = check_output(out, run.path / "embeddings.npz", overwrite)

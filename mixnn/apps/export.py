@@ -21,7 +21,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import RUN, Config, Overwrite, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, setting, verb
 from mixnn.data import configured_dataset
 from mixnn.files import check_writable, write_atomically
 from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
@@ -30,6 +30,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
+from mixnn.runs.start import open_run
 from mixnn.runs.weights import make_backbone
 
 __all__ = ["export"]
@@ -56,7 +57,7 @@ WEIGHTS = {
 
 @verb
 def export(
-    run: Annotated[str | Path | Run, RUN],
+    run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     out: Annotated[str | Path, Param("the file [RUN/encoder.FORMAT]", flag="--out", metavar="FILE")] = "",
     *,
     output: Annotated[str, Param("format of the file", choices=tuple(WRITERS), flag="--format")] = "safetensors",
@@ -75,7 +76,8 @@ def export(
         mixnn export runs/photos
         mixnn export runs/photos --format onnx --out encoder.onnx
     """
-    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    reporter = reporter or Reporter()
+    run = open_run(run, reporter)
     out = Path(out).expanduser() if str(out) else run.path / f"encoder.{output}"
     card_file = out.with_name(f"{out.name}.json")
     _check_name(out, output)

@@ -19,12 +19,13 @@ from mixnn.apps.classify.features import Features, all_features, best_features, 
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
 from mixnn.apps.report.verdict import judge
-from mixnn.config import RUN, DataDir, Device, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
 from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
 from mixnn.runs.folder import DIVERGED
+from mixnn.runs.start import open_run
 
 __all__ = ["classify", "show_classify"]
 
@@ -34,7 +35,7 @@ SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more la
 
 @verb
 def classify(
-    run: Annotated[str | Path | Run, RUN],
+    run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     labels: Annotated[
         str | Path,
         Param(
@@ -86,7 +87,8 @@ def classify(
         mixnn classify runs/photos --suggest 20
         mixnn classify runs/photos --apply ./new
     """
-    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    reporter = reporter or Reporter()
+    run = open_run(run, reporter)
     if not (reporter.quiet or reporter.console.is_terminal):
         reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"

@@ -33,7 +33,7 @@ from mixnn.runs import Run
 from mixnn.runs.weights import initial_backbone
 
 RUN = "this run"
-START = "untrained network"
+START = "encoder before training"  # the weights it started from, or random ones
 SIDES = (8, 16, 32)  # raw pixels are shrunk to one of these
 LARGEST = max(SIDES)
 BATCH = 256
@@ -70,11 +70,21 @@ def all_features(run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Fe
     def cached(images: Images) -> Embeddings:
         return collect(run, images, encoder=encoder, reporter=reporter)
 
-    start = Encoder(initial_backbone(run.config), encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(
-        encoder.device
-    )
-    found = [Features(RUN, cached, encoder), Features(START, lambda images: encode(start, images), start)]
+    found = [Features(RUN, cached, encoder)]
+    if (start := _start(run, encoder)) is not None:
+        found.append(Features(START, lambda images: encode(start, images), start))
     return {f.name: f for f in [*found, *map(pixel_features, SIDES)]}
+
+
+def _start(run: Run, encoder: Encoder) -> Encoder | None:
+    """The encoder before training; None if the run did not train, or what it started from is gone."""
+    if run.config.epochs == 0:
+        return None
+    try:
+        backbone = initial_backbone(run.config)
+    except UserError:
+        return None
+    return Encoder(backbone, encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(encoder.device)
 
 
 def encode(encoder: Encoder, images: Images) -> Embeddings:
@@ -132,7 +142,9 @@ def compare(
     pixels = read_pixels(kept)
     sides = {side: shrink(pixels, side) for side in SIDES}
     side = best_side(sides, chosen, seed)
-    others = {pixels_name(side): sides[side], START: features[START].embed(kept)}
+    others = {pixels_name(side): sides[side]}
+    if START in features:
+        others[START] = features[START].embed(kept)
     accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right)}
     for name, vectors in others.items():
         right = held_out(vectors, chosen, model=model, seed=seed).right

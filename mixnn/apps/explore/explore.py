@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import torch
 
+from mixnn.apps.classify.features import all_features
 from mixnn.apps.classify.files import PREDICTIONS, find_classifier, load_classifier
 from mixnn.apps.embed import Embeddings, Encoder, collect, load
 from mixnn.apps.explore import layout as layouts
@@ -20,7 +21,7 @@ from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import SERVED_SIDE, Server
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
-from mixnn.config import RUN, DataDir, Device, Param, Source, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, Source, UserError, setting, verb
 from mixnn.data import DATASETS
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
@@ -30,6 +31,7 @@ from mixnn.evaluation.neighbors import nearest
 from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
+from mixnn.runs.start import open_run
 
 __all__ = ["explore"]
 
@@ -45,7 +47,7 @@ class Prediction(NamedTuple):
 
 @verb
 def explore(
-    run: Annotated[str | Path | Run, RUN],
+    run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     source: Source = "",
     *,
     out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
@@ -78,7 +80,8 @@ def explore(
         mixnn explore runs/photos --open
         mixnn explore runs/photos ./new --serve
     """
-    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    reporter = reporter or Reporter()
+    run = open_run(run, reporter)
     _check_options(Path(out).expanduser() if str(out) else None, serve, thumb)
     images = run.images(source, str(data_dir))
     target = None if serve else check_output(out, run.path / "explore.html", overwrite)
@@ -140,7 +143,7 @@ def _is_training_data(run: Run, source: str | Path | Sequence[str | Path]) -> bo
 def _predictions(file: Path, run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Prediction]:
     """Name -> what `classify` wrote; empty, with a warning, if the classifier was made with another encoder."""
     try:
-        load_classifier(find_classifier(file.parent, run), encoder)
+        load_classifier(find_classifier(file.parent, run), all_features(run, encoder, reporter))
         with open(file, newline="", encoding="utf-8") as lines:
             return {
                 row["file"]: Prediction(row["label"], float(row["confidence"]) if row["confidence"] else None)

@@ -16,12 +16,13 @@ import numpy as np
 from mixnn.apps.embed import collect, load
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
-from mixnn.config import RUN, DataDir, Device, Overwrite, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images
 from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.start import open_run
 
 __all__ = ["search"]
 
@@ -45,7 +46,7 @@ class QueryImage:
 
 @verb
 def search(
-    run: Annotated[str | Path | Run, RUN],
+    run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     query: Annotated[Query, Param("images to look for: files, a folder of them, or names in the source")] = "",
     *,
     source: Annotated[
@@ -96,7 +97,8 @@ def search(
     kind = _kind(query, duplicates, outliers)
     _check_options(kind, threshold, method, topk)
     topk = TOPK if topk is None else topk
-    run, reporter = run if isinstance(run, Run) else Run.open(run), reporter or Reporter()
+    reporter = reporter or Reporter()
+    run = open_run(run, reporter)
     images = run.images(source, str(data_dir))
     if kind == "nearest":
         check_query(query, images.position)  # find a typo before an hour of embedding
