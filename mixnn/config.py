@@ -386,6 +386,14 @@ class Config(Checked):
         "authors' code",
         choices=("batch", "frozen"),
     )
+    trained_share: float | str = option(
+        "auto",
+        "share of the trained weights in the encoder that is kept, the rest being the start's; auto: by how well the "
+        "start tells the images apart",
+        choices=("auto",),
+        low=0,
+        high=1,
+    )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     encode_size: int = option(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from mixnn.nn.batch_norm import SplitBatchNorm
 
 EPS = 1e-3  # of batch norm, as in TensorFlow
 STEM, HEAD = 32, 1280  # channels
+CHUNK = 16  # images at a time on a CPU without gradients: larger batches leave the cache and take up to twice as long
 MIN_SIZE = 32  # pixels; five halvings leave one
 STAGES = (
     # channels, blocks, kernel, stride of the first block, expansion
@@ -49,13 +51,18 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu6: bool = False) -> Tensor:
         x = F.pad(x, self.pad) if self.pad else x
-        if self.norm.training and not self.norm.frozen:
+        if self.uses_batch:
             y = self.norm(self.conv(x), residual=residual)
             return F.relu6(y) if relu6 else y
         weight, bias = self._folded()
         y = F.conv2d(x, weight, bias, self.conv.stride, self.conv.padding, 1, self.conv.groups)
         y = y if residual is None else y.add_(residual)
         return F.relu6(y, inplace=True) if relu6 else y
+
+    @property
+    def uses_batch(self) -> bool:
+        """Batch norm takes its statistics from the batch."""
+        return self.norm.training and not self.norm.frozen
 
     def _folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of a convolution that includes batch norm with fixed statistics: fewer passes over memory."""
@@ -101,6 +108,11 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         _check_size(min(x.shape[2:]))  # a data set may be evaluated at another size than it is trained at
+        if x.device.type == "cpu" and not (torch.is_grad_enabled() or self.stem.uses_batch):
+            return torch.cat([self._encode(part) for part in x.split(CHUNK)])
+        return self._encode(x)
+
+    def _encode(self, x: Tensor) -> Tensor:
         x = self.stem(x, relu6=True)
         for stage in self.stages:
             x = stage(x)

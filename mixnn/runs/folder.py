@@ -229,10 +229,9 @@ class Run:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
 
-    def write_judgement(self, start: dict[str, Any], points: list[dict[str, Any]], kept: float) -> None:
-        """Label-free numbers at the start and later; `kept`: after which share of the run its weights were taken."""
-        text = json.dumps({"start": start, "points": points, "kept": kept}, indent=1)
-        self.write(JUDGEMENT, text + "\n")
+    def write_judgement(self, found: dict[str, Any]) -> None:
+        """Label-free numbers at the start and later, and which weights were kept: when, and which share was trained."""
+        self.write(JUDGEMENT, json.dumps(found, indent=1) + "\n")
 
     def judgement(self) -> dict[str, Any]:
         """What `write_judgement` wrote; empty if there is nothing."""

@@ -17,7 +17,7 @@ from mixnn.runs.folder import Run, environment
 from mixnn.runs.weights import KEPT, STARTS, initial_backbone, start_defaults
 
 DEFAULT_START = "imagenet"
-SIZES = (96, 128, 160)  # pixels; a larger image is encoded at the largest, a smaller one enlarged to the smallest
+ENCODE_SIZE = 224  # pixels, as in the weights' own training; small images gain most from being enlarged (notes/log.md)
 
 
 def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
@@ -53,14 +53,9 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
 
 def start_config(data: str, images: Images) -> Config:
     """The configuration of a run of no epochs."""
-    size, batch = encode_size(images.typical_side), max(2, min(64, len(images)))
-    defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": size}
+    batch = max(2, min(64, len(images)))
+    defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": ENCODE_SIZE}
     return replace(Config(), data=data, epochs=0, knn_every=0, bn_groups=1, batch_size=batch, **defaults)
-
-
-def encode_size(side: int) -> int:
-    """Side in pixels at which to encode images with this shorter side: theirs, within SIZES."""
-    return next((size for size in SIZES if side <= size), SIZES[-1])
 
 
 def _is_start_of(run: Run, data: str) -> bool:

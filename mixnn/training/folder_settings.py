@@ -6,18 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mixnn.config import setting
+from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.progress import plural
-from mixnn.runs.start import DEFAULT_START, encode_size
+from mixnn.runs.start import DEFAULT_START, ENCODE_SIZE
 from mixnn.runs.weights import NO_START, start_defaults
 from mixnn.training.schedule import short_warmup
 
-TRAIN_SIZE, LR, HIDDEN = 96, 1.2e-3, 1024
+TRAIN_SIZE, LR, HIDDEN = {"cpu": 96, "cuda": 128}, 2.4e-3, 1024
 
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing should see: minutes on a GPU or two cores
 FEW_STEPS = 5_000
 STEPS_ON_CUDA, STEPS_ON_CPU = 1_200, 600  # of a run that starts from good weights
 RECIPE = "recipe"  # the reason of settings that belong together; the log has the measurements
-OPTIONS = ("support_size", "hidden", "views")
+OPTIONS = ("support_size", "hidden", "views", "symmetric")
 
 
 class Choice(NamedTuple):
@@ -58,22 +59,25 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     OPTIONS names those that are options of the method.
     """
     chooser = Chooser(given, options)
-    if "backbone" in chooser.known and "init_from" not in chooser.known:
-        chooser.value("init_from", "none", f"no weights to start from were given for {chooser.known['backbone']}")
-        start = "none"
+    known = chooser.known
+    if "init_from" not in known and "backbone" in known:
+        start, why = "none", f"no weights to start from were given for {known['backbone']}"
+    elif int(known.get("image_size", MIN_SIZE)) < MIN_SIZE:
+        start, why = "none", f"{DEFAULT_START} weights need crops of {MIN_SIZE} pixels or more"
     else:
-        start = chooser.value("init_from", DEFAULT_START, f"use {setting('init_from', 'none')} to start from nothing")
+        start, why = DEFAULT_START, f"use {setting('init_from', 'none')} to start from nothing"
+    start = chooser.value("init_from", start, why)
     (_from_nothing if start in NO_START else _from_weights)(chooser, start, num, side, cuda)
     return chooser.found
 
 
-def _from_weights(chooser: Chooser, start: str, num: int, side: int, cuda: bool) -> None:
+def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) -> None:
     """Settings of a run that adapts good weights to a folder. They were found by measurement (notes/log.md)."""
     value = chooser.value
     for name, own in start_defaults(start).items():
         value(name, own, f"as {start} needs it")
-    value("image_size", TRAIN_SIZE, "training crops of this side are fast")
-    value("encode_size", encode_size(side), f"the shorter side is about {side} pixels")
+    value("image_size", TRAIN_SIZE["cuda" if cuda else "cpu"], "training crops of this side are fast")
+    value("encode_size", ENCODE_SIZE, "features are best at this side, also of smaller images")
     batch = value("batch_size", *_batch(num, cuda, largest=64))
     steps = STEPS_ON_CUDA if cuda else STEPS_ON_CPU
     epochs = max(2, round(steps * batch / max(1, num)))
@@ -83,7 +87,7 @@ def _from_weights(chooser: Chooser, start: str, num: int, side: int, cuda: bool)
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
     value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
     recipe = {"optimizer": "adamw", "lr": LR, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
-    recipe |= {"views": "w/w", "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    recipe |= {"views": "w/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
     for name, own in recipe.items():
         value(name, own, RECIPE)
 

@@ -4,10 +4,15 @@ All numbers come from a fixed sample of the training images and two fixed random
 accuracy was measured on folders with labels (notes/log.md): the share of images whose other view is found first among
 all images is the best one. Where that fell below 0.7 of what it was at the start, accuracy had fallen as well, but for
 a few runs; where training helped, it stayed above.
+
+The same number says how much there is to gain. A start that already tells nearly all images apart gains little from
+training and can lose; one that does not gains much. So the encoder that is kept is an average of the start's weights
+and the trained ones, with a share of the trained ones that is larger the less the start can do.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.augment import View
+from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
 
-SAMPLE = {"cpu": 256, "cuda": 1000}  # images; encoding each three times takes a few seconds
+SAMPLE = 256  # images; a fixed number, because a view is harder to find among more images
 NEIGHBORS = 10
-AREA, JITTER = (0.3, 1.0), 0.8  # of the views
+VIEW_SIZE, AREA, JITTER = 128, (0.3, 1.0), 0.8  # of the views
 MIN_RETRIEVAL = 0.7  # of the start's
 MIN_RANK, MIN_RANK_KEPT = 5.0, 1 / 3  # effective dimensions, and their share of the start's
 MAX_FIRST, MAX_COLOR = 0.4, 0.5  # share of the first direction, and of color in it
@@ -44,7 +50,6 @@ class Judge:
     """Measures an encoder on a sample of images, and compares it with the one it started from."""
 
     images: ImageSet
-    size: int  # pixels of the views
     from_weights: bool  # the start has weights worth keeping; otherwise they are random
     start: Numbers = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)  # what was found so far
@@ -52,7 +57,7 @@ class Judge:
 
     def begin(self, backbone: nn.Module) -> None:
         """Measures the encoder that training starts from."""
-        count = min(len(self.images), SAMPLE[self.images.images.device.type])
+        count = min(len(self.images), SAMPLE)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         self.order = order[:count].sort().values.to(self.images.images.device)
         self.start = self.measure(backbone)
@@ -61,7 +66,8 @@ class Judge:
     def measure(self, backbone: nn.Module) -> Numbers:
         """NUMBERS of an encoder."""
         x = features(backbone, self.images, self.order, bf16=False).double()
-        view = View(self.size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
+        size = min(VIEW_SIZE, *self.images.size)
+        view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
         generator = torch.Generator(x.device).manual_seed(0)  # the same views every time
         one, two = (features(backbone, self.images, self.order, view, generator, bf16=False) for _ in range(2))
         found = nearest(_centered_unit(one), _centered_unit(two), 1)[1][:, 0]
@@ -116,6 +122,33 @@ def problems(start: Numbers, now: Numbers, from_weights: bool) -> dict[str, str]
             f"{start['feature_rank']:.1f} at the start"
         )
     return found
+
+
+def trained_share(config: Config, start: Numbers) -> float:
+    """Share of the trained weights in the encoder that is kept: twice the share of views the start does not find."""
+    if isinstance(config.trained_share, float):
+        return config.trained_share
+    return round(min(1.0, 2 * (1 - start["view_retrieval"])), 4)
+
+
+class Blend:
+    """Averages of the weights a run started from and those of its student (Wortsman et al., 2022, WiSE-FT)."""
+
+    def __init__(self, start: nn.Module, share: float) -> None:
+        self.start, self.share = {name: t.clone() for name, t in start.state_dict().items()}, share
+        self._encoder = copy.deepcopy(start).eval()
+
+    def weights(self, student: nn.Module) -> dict[str, Tensor]:
+        """Start + share * (student - start)."""
+        return {
+            name: self.start[name].lerp(t, self.share) if t.is_floating_point() else t.clone()
+            for name, t in student.state_dict().items()
+        }
+
+    def encoder(self, student: nn.Module) -> nn.Module:
+        """A network with these weights; the next call changes them."""
+        self._encoder.load_state_dict(self.weights(student))
+        return self._encoder
 
 
 def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:

@@ -29,7 +29,8 @@ def sgd(parameters: list[Parameter], momentum: float, weight_decay: float) -> to
 def adamw(parameters: list[Parameter], weight_decay: float) -> torch.optim.AdamW:
     """AdamW with a learning rate in a tensor and moments that exist from the start, as for SGD above."""
     lr = torch.zeros((), device=parameters[0].device)
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+    on_cuda = parameters[0].is_cuda
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True, capturable=on_cuda)
     for p in parameters:
         optimizer.state[p] = {"step": torch.zeros((), device=p.device)}
         optimizer.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}

@@ -29,7 +29,7 @@ from mixnn.runs.folder import Diverged
 from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Judge
+from mixnn.training.judgement import Blend, Judge, trained_share
 from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, TimePlan, learning_rate
 from mixnn.training.step import Step
@@ -113,8 +113,8 @@ class Trainer:
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
         self.warned_of_collapse = False
         self.judge: Judge | None = None  # see judge_from
-        self.kept: dict[str, Tensor] = {}  # weights of the encoder to keep, if not those of the student
-        self.last_good: tuple[dict[str, Tensor], float] = (
+        self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
+        self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
             {},
             0.0,
         )  # weights that were not worse than the start, and when
@@ -153,7 +153,7 @@ class Trainer:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
         tensors |= optimizer_tensors(self.optimizer)
-        tensors |= {f"{KEPT}{name}": t for name, t in self.kept.items()}
+        tensors |= {f"{KEPT}{name}": t for name, t in self.encoder_weights().items()}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
@@ -202,12 +202,21 @@ class Trainer:
 
     def judge_from(self, start: torch.nn.Module) -> None:
         """From now on compares the encoder with the one the run started from; keeps that one if it is better."""
-        device = self.order.device
-        start.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.judge = Judge(self.images, self.config.image_size, self.config.init_from not in NO_START)
+        start.to(self.order.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        from_weights = self.config.init_from not in NO_START
+        self.judge = Judge(self.images, from_weights)
         with self._timing("judgement"):
             self.judge.begin(start)
-        self.last_good = {name: tensor.cpu() for name, tensor in start.state_dict().items()}, 0.0
+        if from_weights:
+            self.blend = Blend(start, trained_share(self.config, self.judge.start))
+            self.last_good = self.blend.weights(start), 0.0
+
+    def encoder_weights(self) -> dict[str, Tensor]:
+        """Weights of the encoder to keep, if they are not those of the student."""
+        if self.blend is None:
+            return {}
+        is_worse = self.judge is not None and self.over and self.judge.is_worse
+        return self.last_good[0] if is_worse else self.blend.weights(self.method.student.f)
 
     def measure(self) -> None:
         """Makes the first plan of a run with a time budget.
@@ -293,18 +302,22 @@ class Trainer:
         if not is_main_process() or self.judge is None:
             return
         known = {name for point in self.judge.points for name in point["problems"]}
+        student = self.method.student.f
         with self._timing("judgement"):
-            sentences = self.judge.look(self.method.student.f, self.progress, self.done)
+            encoder = self.blend.encoder(student) if self.blend else student
+            sentences = self.judge.look(encoder, self.progress, self.done)
         for name, sentence in zip(self.judge.points[-1]["problems"], sentences, strict=True):
             if name not in known:
                 self.reporter.warn(f"after {self.progress:.0%} of the run: {sentence}")
-        if not self.judge.is_worse:
-            self.last_good = {k: t.cpu().clone() for k, t in self.method.student.f.state_dict().items()}, self.progress
-        elif self.over:
-            self.kept, at = self.last_good
-            what = f"those after {at:.0%} of it" if at else f"those it started from ({self.config.init_from})"
+        kept = self.progress
+        if self.blend and not self.judge.is_worse:
+            self.last_good = self.blend.weights(student), self.progress
+        elif self.blend and self.over:
+            kept = self.last_good[1]
+            what = f"those after {kept:.0%} of it" if kept else f"those it started from ({self.config.init_from})"
             self.reporter.warn(f"the run ends worse than it began, so it keeps other weights: {what}")
-        run.write_judgement(self.judge.start, self.judge.points, self.last_good[1] if self.kept else 1.0)
+        share = self.blend.share if self.blend else 1.0
+        run.write_judgement({"start": self.judge.start, "points": self.judge.points, "kept": kept, "share": share})
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
