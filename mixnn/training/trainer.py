@@ -115,9 +115,6 @@ class Trainer:
         self.judge: Judge | None = None  # see judge_from
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
-            {},
-            0.0,
-        )  # weights that were not worse than the start, and when
 
     def _backbones(self) -> list[torch.nn.Module]:
         parts = (self.method.student, getattr(self.method, "teacher", None))
