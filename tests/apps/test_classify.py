@@ -46,6 +46,7 @@ from mixnn.apps.classify.classifiers import (
 from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
 from mixnn.apps.embed import Embeddings
+from mixnn.cli import command
 from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.decode import decode_all
@@ -907,6 +908,13 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(stub, tmp_pa
     monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
         classify(run, **({"labels": "l.csv"} | arguments), out=tmp_path / "new" / "deep", reporter=QUIET)
+
+
+def test_help_explains_confidence_the_numbers_of_suggestions_and_the_columns_of_vectors():
+    said = {verb: " ".join(command(verb).parser.format_help().split()) for verb in ("classify", "embed")}
+    assert "confidence (the probability, 0 to 1, that it is right)" in said["classify"]
+    assert "suggestions-2 and so on, if you have begun to fill in an earlier one" in said["classify"]
+    assert "the columns f0, f1, ..." in said["embed"]
 
 
 def test_labels_are_read_before_any_work(stub, tmp_path, monkeypatch):

@@ -47,10 +47,10 @@ MANY = 500
 INNER_FOLDS = 3  # for choosing settings; five choose no better (digits, 2 to 10 labels per class)
 MAX_CHOOSING = 1000  # labels used to choose settings; more would only cost time
 # Held-out predictions share training images, so n of them say less than n independent ones. Counted in full, 95%
-# intervals contained the accuracy on fresh data in 89 to 94% of simulated sets; counted as 0.7 n, in 94 to 97% (nearest
-# neighbors, 15 to 120 labels, 150 to 200 sets each; logistic regression with 15 labels: 25 of 30 either way).
+# intervals contained the accuracy on fresh data in 91 to 93% of simulated sets; counted as 0.7 n, in 95 to 99% (nearest
+# neighbors, 15 to 50 labels, 150 sets each; logistic regression with 15 labels, 50 sets: 86 and 92%).
 EFFECTIVE = 0.7
-FEW_TO_LEARN_FROM = 2  # labels per class up to which the estimate is much too low: 6 points on average
+FEW_TO_LEARN_FROM = 2  # labels per class up to which the estimate is much too low: 5 points on average
 CONFIDENT = 0.9  # from this confidence on, a label that contradicts a prediction is doubtful
 MAX_LISTED = 20  # confusions and doubtful labels in the results
 
