@@ -31,7 +31,7 @@ VIEW_SIZE, AREA, JITTER = 128, (0.3, 1.0), 0.8  # of the views
 MIN_RETRIEVAL = 0.7  # of the start's
 MIN_RANK, MIN_RANK_KEPT = 5.0, 1 / 3  # effective dimensions, and their share of the start's
 MAX_FIRST, MAX_COLOR = 0.4, 0.5  # share of the first direction, and of color in it
-POINTS = (0.1, 0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
+POINTS = (0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
 
 NUMBERS = {
     "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
@@ -65,11 +65,14 @@ class Judge:
     @torch.no_grad()
     def measure(self, backbone: nn.Module) -> Numbers:
         """NUMBERS of an encoder."""
-        x = features(backbone, self.images, self.order, bf16=False).double()
         size = min(VIEW_SIZE, *self.images.size)
+        whole = View(size, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
         view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
-        generator = torch.Generator(x.device).manual_seed(0)  # the same views every time
-        one, two = (features(backbone, self.images, self.order, view, generator, bf16=False) for _ in range(2))
+        generator = torch.Generator(next(backbone.parameters()).device).manual_seed(0)  # the same views every time
+        x, one, two = (
+            features(backbone, self.images, self.order, v, generator, bf16=False) for v in (whole, view, view)
+        )
+        x = x.double()
         found = nearest(_centered_unit(one), _centered_unit(two), 1)[1][:, 0]
         own = torch.arange(len(x), device=x.device)
         unit = _centered_unit(x).float()
@@ -82,8 +85,9 @@ class Judge:
         return {name: round(float(value), 4) for name, value in numbers.items()}
 
     def due(self, progress: float) -> bool:
-        """Whether another of POINTS has been reached."""
-        return len(self.points) < sum(progress >= point for point in POINTS)
+        """Whether another of POINTS has been reached since the last look."""
+        last = self.points[-1]["progress"] if self.points else 0.0
+        return any(last < point <= progress for point in POINTS)
 
     def look(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
         """Measures the encoder; returns what is wrong with it, in sentences."""

@@ -272,7 +272,7 @@ class Trainer:
                 ended = self.done % self.steps_per_epoch == 0
                 if plan:
                     plan.end_step(self._means, look=ended)
-                if self.judge and self.judge.due(self.progress):
+                if self.judge and self.judge.due(self.progress) and self._has_time("judgement"):
                     self._judge(run)
                 now = self.clock()
                 if ended or self.over:
