@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,7 +38,7 @@ from mixnn.training.step import Step
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
 FIRST_SAVE, SAVE_EVERY = 60.0, 600.0  # seconds to a run's first checkpoint, and between two, even within an epoch
 SAVE = 1  # what processes tell each other if a checkpoint is due; smaller than the numbers of the signals they catch
-KNN_SAMPLE = 256  # images that are encoded to estimate the time of a kNN evaluation
+KNN_SAMPLE = 100  # images that are encoded to estimate the time of a kNN evaluation
 DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would repeat the numbers that made the weights
 
 
@@ -243,10 +244,13 @@ class Trainer:
         self.plan.begin(times, self.done)
 
     def _estimate_knn(self, train: ImageSet, test: ImageSet) -> float:
-        num = min(KNN_SAMPLE, len(train))
-        start = self.clock()
-        features(self.method.student.f, train, torch.arange(num), bf16=self.bf16).sum().item()  # waits for the device
-        return (self.clock() - start) * (len(train) + len(test)) / num
+        """Seconds of a kNN evaluation, from three times that a few images are encoded; the first is slower."""
+        num, times = min(KNN_SAMPLE, len(train)), []
+        for _ in range(3):
+            start = self.clock()
+            features(self.method.student.f, train, torch.arange(num), bf16=self.bf16).sum().item()  # waits for it
+            times.append(self.clock() - start)
+        return statistics.median(times) * (len(train) + len(test)) / num
 
     def fit(self, run: Run) -> None:
         """Trains to the end, logging and saving as configured; raises Interrupted if asked to stop earlier."""

@@ -151,6 +151,20 @@ def test_an_evaluation_that_would_take_too_long_is_left_out(tmp_path: Path, monk
     assert run.metrics()
 
 
+def test_the_time_of_an_evaluation_is_estimated_from_a_few_images(monkeypatch):
+    clock, slow = Clock(), iter((9.0, 0.01, 0.02))  # seconds per image; the first time is slower
+
+    def encode(*args: Any, **_: Any) -> torch.Tensor:
+        clock.now += next(slow) * len(args[2])
+        return torch.zeros(1)
+
+    config = Config(data="digits", image_size=8, time_budget="1h", options=OPTIONS, **SMALL)
+    sets = load("digits", "train"), load("digits", "test")
+    trainer = Trainer(config, sets[0], QUIET, sets, clock=clock)
+    monkeypatch.setattr(trainer_module, "features", encode)
+    assert trainer._estimate_knn(*sets) == pytest.approx(0.02 * sum(map(len, sets)))
+
+
 def test_the_reserve_grows_with_what_is_done_at_the_end():
     clock = Clock()
     plan = TimePlan(100.0, 0.0, clock)
