@@ -31,7 +31,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import make_backbone
+from mixnn.runs.weights import LAYOUT, make_backbone
 
 __all__ = ["export"]
 
@@ -113,6 +113,7 @@ def _check_onnx() -> None:
 
 def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
     weights = {name: t.contiguous() for name, t in encoder.backbone.state_dict().items()}
+    weights |= {} if encoder.layout is None else {LAYOUT: encoder.layout}
     return serialize(weights, {"format": "pt", CARD: card})  # other readers look for "format"
 
 
@@ -123,7 +124,7 @@ def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> byte
     """
     import onnx
 
-    sides = {0: "batch", 2: "height", 3: "width"}
+    sides = {0: "batch"} if encoder.layout is not None else {0: "batch", 2: "height", 3: "width"}
     buffer: Any = io.BytesIO()  # accepted, though the annotations do not say so
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this exporter is the older one
@@ -149,7 +150,7 @@ def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> byte
 
 def to_pt2(encoder: Encoder, card: str, _opset: int, reporter: Reporter) -> bytes:
     dim: Any = torch.export.Dim
-    sides = {0: dim("batch", min=1), 2: dim.AUTO, 3: dim.AUTO}
+    sides = {0: dim("batch", min=1)} | ({} if encoder.layout is not None else {2: dim.AUTO, 3: dim.AUTO})
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, which a user can do nothing about

@@ -21,7 +21,8 @@ from mixnn.nn.backbone import BACKBONES, build_backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
-from mixnn.runs.weights import STARTS, load_weights, read_backbone, trained_backbone
+from mixnn.runs.layout import add_layout
+from mixnn.runs.weights import LAYOUT, STARTS, load_weights, read_backbone, trained_backbone
 
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
@@ -36,21 +37,27 @@ def image_features(backbone: nn.Module, images_BCHW: Tensor, mean_C: Tensor, std
 
 
 class Encoder(nn.Module):
-    """The student's backbone in eval mode, with the normalization it was trained with.
+    """A run's backbone in eval mode, with the normalization it was trained with.
 
     encoder(images) takes a uint8 tensor or array (B, 3, H, W), best at `size` x `size`, and returns a tensor (B, F).
     encoder.files(paths) returns an array (M, F) for image files. `origin` is the name of the file with the weights.
+    `layout`: the mean image of a folder of aligned images; then a vector also says where things are (see layout.py).
     """
 
     mean: Tensor
     std: Tensor
+    layout: Tensor | None
 
-    def __init__(self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "") -> None:
+    def __init__(
+        self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "", layout: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.backbone, self.size, self.origin = backbone, size, origin
-        self.num_features: int = backbone.num_features  # type: ignore[assignment]
+        features: int = backbone.num_features  # type: ignore[assignment]
+        self.num_features = features + (0 if layout is None else layout.numel())
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
+        self.register_buffer("layout", layout)
         self.eval().requires_grad_(False)
 
     def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
@@ -64,7 +71,8 @@ class Encoder(nn.Module):
         if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
             got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
             raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), not {got}")
-        return image_features(self.backbone, images_u8, self.mean, self.std)
+        features = image_features(self.backbone, images_u8, self.mean, self.std)
+        return features if self.layout is None else add_layout(features, images_u8, self.layout)
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
         """Vectors of image files, (M, F), in their order; UserError names the files that cannot be read."""
@@ -108,7 +116,8 @@ def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | No
 def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:
     """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
-    return Encoder(trained_backbone(run, tensors), run.config.encoding_size, mean, std, name_of(state["step"]))
+    backbone, size = trained_backbone(run, tensors), run.config.encoding_size
+    return Encoder(backbone, size, mean, std, name_of(state["step"]), tensors.get(LAYOUT))
 
 
 def read_start(name: str) -> Encoder:
@@ -138,6 +147,6 @@ def read_export(path: Path) -> Encoder:
         ) from None
     if version != CARD_VERSION or name not in BACKBONES or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
-    backbone = build_backbone(name, size, bn_groups=1)
+    backbone, layout = build_backbone(name, size, bn_groups=1), weights.pop(LAYOUT, None)
     load_weights(backbone, weights, str(path))
-    return Encoder(backbone, size, mean, std, path.name)
+    return Encoder(backbone, size, mean, std, path.name, layout)

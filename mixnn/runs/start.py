@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mixnn.config import Config
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.progress import Reporter, plural
 from mixnn.runs.folder import Run, environment
-from mixnn.runs.weights import KEPT, STARTS, initial_backbone, start_defaults
+from mixnn.runs.layout import SAMPLE, SIDE, mean_layout
+from mixnn.runs.weights import KEPT, LAYOUT, STARTS, initial_backbone, start_defaults
 
 DEFAULT_START = "imagenet"
 ENCODE_SIZE = 224  # pixels, as in the weights' own training; small images gain most from being enlarged (notes/log.md)
@@ -39,16 +42,25 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
             return run
     images = open_images(folder)
     config = start_config(data, images)
-    backbone = initial_backbone(config)  # before the folder is made: a failure leaves none
+    backbone, layout = initial_backbone(config), _layout(images)  # before the folder is made: a failure leaves none
     run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.start_run({data!r})", overwrite=True)
     mean, std = NORMALIZATIONS[config.normalization]
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "names": [], "count": 0, "device": "cpu"}
     state |= {"data": {"images": len(images), "mean": mean, "std": std}, "batch": config.batch_size}
-    run.save_checkpoint(0, {KEPT + name: tensor for name, tensor in backbone.state_dict().items()}, state)
+    tensors = {KEPT + name: tensor for name, tensor in backbone.state_dict().items()}
+    run.save_checkpoint(0, tensors | ({} if layout is None else {LAYOUT: layout}), state)
     run.write("environment.json", json.dumps(environment(torch.device("cpu")), indent=1) + "\n")
     size = f"{plural(len(images), 'image')} at {config.image_size} pixels"
-    reporter.info(f"{run.path}: {size}, with the {DEFAULT_START} encoder as it comes")
+    aligned = "" if layout is None else "; they are aligned, so vectors also hold their layout"
+    reporter.info(f"{run.path}: {size}, with the {DEFAULT_START} encoder as it comes{aligned}")
     return run
+
+
+def _layout(images: Images) -> Tensor | None:
+    """The mean image of a sample, if the images are aligned."""
+    some = images.named(set(images.names[:: -(-len(images) // SAMPLE)]))
+    arrays = [torch.from_numpy(np.ascontiguousarray(batch.u8)) for batch in some.batches(SAMPLE, 2 * SIDE)]
+    return mean_layout(torch.cat(arrays)) if sum(map(len, arrays)) > 1 else None
 
 
 def start_config(data: str, images: Images) -> Config:

@@ -27,7 +27,9 @@ from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Diverged
-from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
+from mixnn.runs.layout import SAMPLE as LAYOUT_SAMPLE
+from mixnn.runs.layout import mean_layout
+from mixnn.runs.weights import KEPT, LAYOUT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, trained_share
@@ -114,6 +116,7 @@ class Trainer:
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
         self.warned_of_collapse = False
         self.judge: Judge | None = None  # see judge_from
+        self.layout: Tensor | None = None  # mean image of a folder of aligned images
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
@@ -152,6 +155,7 @@ class Trainer:
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
         tensors |= optimizer_tensors(self.optimizer)
         tensors |= {f"{KEPT}{name}": t for name, t in self.encoder_weights().items()}
+        tensors |= {} if self.layout is None else {LAYOUT: self.layout}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
@@ -189,6 +193,7 @@ class Trainer:
             self.reporter.warn(
                 f"saved on {state['device']}, resumed on {self.order.device.type}: random draws differ from here on"
             )
+        self.layout = tensors.get(LAYOUT)
         self.step.restore(state["names"], tensors["sums"], state["count"])
         self.done = state["step"]
         self.seconds = state["seconds"]
@@ -205,6 +210,10 @@ class Trainer:
         self.judge = Judge(self.images, from_weights)
         with self._timing("judgement"):
             self.judge.begin(start)
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))[:LAYOUT_SAMPLE]
+        self.layout = mean_layout(self.images.images[order.to(self.images.images.device)])
+        if self.layout is not None:
+            self.reporter.info("the images are aligned, so vectors will also hold their layout")
         if from_weights:
             self.blend = Blend(start, trained_share(self.config, self.judge.start))
             self.last_good = self.blend.weights(start), 0.0

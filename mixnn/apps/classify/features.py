@@ -84,7 +84,9 @@ def _start(run: Run, encoder: Encoder) -> Encoder | None:
         backbone = initial_backbone(run.config)
     except UserError:
         return None
-    return Encoder(backbone, encoder.size, encoder.mean.cpu(), encoder.std.cpu()).to(encoder.device)
+    layout = None if encoder.layout is None else encoder.layout.cpu()
+    start = Encoder(backbone, encoder.size, encoder.mean.cpu(), encoder.std.cpu(), layout=layout)
+    return start.to(encoder.device)
 
 
 def encode(encoder: Encoder, images: Images) -> Embeddings:
