@@ -24,13 +24,13 @@ class TimmBackbone(nn.Module):
         super().__init__()
         try:
             timm = importlib.import_module("timm")
-        except ImportError:
+        except Exception:  # torchvision, which it needs, raises RuntimeError if it was built for another torch
             raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
         try:
             self.model = timm.create_model(name, pretrained=pretrained, num_classes=0)
         except RuntimeError as error:
-            if pretrained and name in timm.list_models(pretrained=True):
-                raise UserError(f"cannot load timm's weights of {name}: {error}") from None
+            if name.partition(".")[0] in timm.list_models():  # what follows the dot names the weights
+                raise UserError(f"cannot make timm's {name}: {error}") from None
             raise unknown("timm model", name, timm.list_models()[:20]) from None
         except OSError as error:  # of the download
             raise UserError(

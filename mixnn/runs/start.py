@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.config import Config
+from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.progress import Reporter, plural
+from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.folder import Run, environment
 from mixnn.runs.layout import SAMPLE, SIDE, mean_layout
 from mixnn.runs.weights import KEPT, LAYOUT, STARTS, initial_backbone, start_defaults
@@ -28,6 +30,8 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     if isinstance(run, Run):
         return run
     path = Path(run).expanduser()
+    if path.is_file():
+        raise UserError(f"{path} is a file: give a run folder, or a folder of images")
     if not path.is_dir() or (path / "config.yaml").is_file():
         return Run.open(path)
     return start_run(path, reporter or Reporter())
@@ -36,7 +40,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
 def start_run(folder: Path, reporter: Reporter) -> Run:
     """The run of a folder's images with the encoder as it comes, made on first use: runs/FOLDER-imagenet."""
     data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
-    for path in sorted(Path("runs").glob(f"{stem}*")):
+    for path in sorted(Path("runs").glob(f"{glob.escape(stem)}*")):
         if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), data):
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
@@ -72,4 +76,5 @@ def start_config(data: str, images: Images) -> Config:
 
 def _is_start_of(run: Run, data: str) -> bool:
     config = run.config
-    return config.data == data and config.epochs == 0 and config.init_from in STARTS
+    is_complete = bool(list_checkpoints(run.path / "checkpoints"))  # the process that made it was not stopped
+    return is_complete and config.data == data and config.epochs == 0 and config.init_from in STARTS

@@ -26,6 +26,8 @@ KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the 
 LAYOUT = "layout"  # name of the mean image in a checkpoint or an exported file
 NO_START = ("", "none")  # random weights
 TORCHVISION = "torchvision:"
+PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50")  # those of ARCHITECTURES that torchvision has
+STEM_SIZES = {3: 96, 7: IMAGENET_STEM}  # side of conv1's kernel -> pixels of training crops that it suits
 READABLE = (*ARCHITECTURES, "efficientnet_lite0")  # backbones whose weights can come from a file
 LANDMARKS = (  # a file has one tensor of one of these names; anything before it is a prefix
     "layer1.0.conv1.weight",  # ResNets
@@ -85,14 +87,30 @@ def initial_backbone(config: Config, warn: Callable[[str], None] = lambda _: Non
             torch.manual_seed(config.seed)
             return make_backbone(config).eval()
     if source.startswith(TIMM):
-        return build_backbone(config.backbone, config.image_size, config.bn_groups, pretrained=True).eval()
-    if source.startswith(TORCHVISION) or source in STARTS or Path(source).is_file():
+        _check_same(source, source, config)
+        return build_backbone(source, config.image_size, config.bn_groups, pretrained=True).eval()
+    if source.startswith(TORCHVISION) or source in STARTS or Path(source).expanduser().is_file():
         return read_backbone(source, config).eval()
-    run = Run.open(source)
-    if run.config.backbone != config.backbone:
-        other = run.config.backbone
-        raise UserError(f"{run.path} has a {other}, this run a {config.backbone}: use {setting('backbone', other)}")
-    return load_backbone(run, warn)[0]
+    run, backbone = _open_start(source), make_backbone(config)
+    _check_same(str(run.path), run.config.backbone, config)
+    load_weights(backbone, load_backbone(run, warn)[0].state_dict(), source)
+    return backbone.eval()
+
+
+def _check_same(source: str, backbone: str, config: Config) -> None:
+    """UserError if weights to start from are those of another backbone."""
+    if backbone != config.backbone:
+        raise UserError(
+            f"{source} holds the weights of {backbone}, this run uses {config.backbone}: "
+            f"use {setting('backbone', backbone)}"
+        )
+
+
+def _open_start(source: str) -> Run:
+    if not Path(source).expanduser().exists():
+        names = ", ".join((*STARTS, "none", f"{TIMM}NAME", f"{TORCHVISION}NAME"))
+        raise UserError(f"{setting('init_from', source)}: there is no run or file {source}\nnames: {names}")
+    return Run.open(source)
 
 
 def start_defaults(source: str) -> dict[str, Any]:
@@ -104,10 +122,14 @@ def start_defaults(source: str) -> dict[str, Any]:
     if source.startswith(TIMM):
         return {"backbone": source, "normalization": "torchvision"}
     if source.startswith(TORCHVISION):
-        return {"backbone": source.removeprefix(TORCHVISION), "normalization": "torchvision"}
-    if Path(source).is_file():
-        return {"backbone": architecture_of(source)}
-    other = Run.open(source).config
+        name = source.removeprefix(TORCHVISION)
+        _check_torchvision(name)
+        return {"backbone": name, "normalization": "torchvision", "image_size": STEM_SIZES[7]}
+    if Path(source).expanduser().is_file():
+        weights = read_weights(source)
+        sizes = {"image_size": STEM_SIZES[weights["conv1.weight"].shape[2]]} if "conv1.weight" in weights else {}
+        return {"backbone": _fitting_architecture(weights)} | sizes
+    other = _open_start(source).config
     return {
         "backbone": other.backbone,
         "normalization": other.normalization,
@@ -136,7 +158,8 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: st
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
+        reason, *others = str(error).splitlines()[1].strip().split('", "')  # some messages list all names
+        reason += f'" and {len(others)} more' if others else ""
         raise UserError(f"the weights of {source} do not fit this network: {reason}") from None
 
 
@@ -146,20 +169,11 @@ def read_backbone(source: str | Path, config: Config) -> nn.Module:
         raise UserError(f"{setting('init_from')} works only with {', '.join(READABLE)}, not with {config.backbone}")
     weights, backbone = _weights_of(str(source)), make_backbone(config)
     architecture = _fitting_architecture(weights)
-    if architecture != config.backbone:
-        raise UserError(
-            f"{source} holds the weights of {architecture}, this run uses {config.backbone}: "
-            f"use {setting('backbone', architecture)}"
-        )
+    _check_same(str(source), architecture, config)
     if isinstance(backbone, ResNet):
         _check_stem(weights, backbone, source, config)
     load_weights(backbone, weights, str(source))
     return backbone
-
-
-def architecture_of(path: str | Path) -> str:
-    """Which backbone a file of weights belongs to."""
-    return _fitting_architecture(read_weights(path))
 
 
 def _fitting_architecture(weights: dict[str, Tensor]) -> str:
@@ -172,19 +186,23 @@ def _weights_of(source: str) -> dict[str, Tensor]:
     return read_weights(STARTS[source].path() if source in STARTS else source)
 
 
+def _check_torchvision(name: str) -> None:
+    if name not in PUBLISHED_RESNETS:
+        raise UserError(
+            f"{TORCHVISION}{name} is not supported: use one of {', '.join(PUBLISHED_RESNETS)}, or {TIMM}NAME"
+        )
+
+
 def _torchvision_weights(name: str) -> dict[str, Tensor]:
     """Published weights of a ResNet, which torchvision downloads once and keeps."""
-    if name not in ARCHITECTURES:
-        raise UserError(f"{TORCHVISION}{name} is not supported: use one of {', '.join(ARCHITECTURES)}, or {TIMM}NAME")
+    _check_torchvision(name)
     try:
         models = importlib.import_module("torchvision.models")
     except Exception:  # a build for another torch raises RuntimeError
         raise UserError(f"{TORCHVISION}{name} needs torchvision: run `pip install torchvision`") from None
-    if not hasattr(models, name):
-        raise UserError(f"torchvision has no {name}: use one of resnet18, resnet34, resnet50")
     try:
         network = models.get_model(name, weights="DEFAULT")
-    except OSError as error:  # urllib's errors are of this kind
+    except (OSError, RuntimeError) as error:  # urllib's errors are OSError; a damaged download raises RuntimeError
         raise UserError(
             f"cannot download the weights of {name}: {error}\nuse {setting('init_from', 'imagenet')}, "
             "which needs no download, or a file of weights"
@@ -211,7 +229,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     An EfficientNet-Lite0 may have its published names; a ResNet has torchvision's. No tensor is converted: UserError
     says why weights do not fit. No code in the file is run.
     """
-    content = _read(Path(path))
+    content = _read(Path(path).expanduser())
     for key in WRAPPERS:
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
     tensors = {str(k): t for k, t in content.items() if isinstance(t, Tensor)} if isinstance(content, dict) else {}

@@ -19,7 +19,7 @@ from mixnn.nn.backbone import check_backbone
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
-from mixnn.runs.weights import start_defaults
+from mixnn.runs.weights import NO_START, STARTS, start_defaults
 from mixnn.training.folder_settings import OPTIONS, Choice, choose
 from mixnn.training.optimizers import check_optimizer
 
@@ -60,6 +60,8 @@ def configure(
         recipe |= {name: start[name] for name in ("backbone", "normalization") if name in start}
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
+    if isinstance(config.trained_share, float) and (dataset.recipe is not None or config.init_from in NO_START):
+        raise UserError(f"{setting('trained_share')} is for a folder of images and weights to start from: leave it out")
     check_device(config)
     check_backbone(config.backbone)
     check_optimizer(config.optimizer)
@@ -101,7 +103,8 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     # Absolute paths, so that a run can be resumed and evaluated from any folder.
     data_dir = config.data_dir or os.environ.get("MIXNN_DATA", "")
     given = {"data_dir": data_dir, "labels": "" if config.labels == "folders" else config.labels}
-    given |= {"init_from": config.init_from if Path(config.init_from).expanduser().exists() else ""}
+    is_path = config.init_from not in (*NO_START, *STARTS) and Path(config.init_from).expanduser().exists()
+    given |= {"init_from": config.init_from if is_path else ""}
     paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
 

@@ -50,6 +50,7 @@ class Chooser:
         if name in self.known:
             return type(own)(self.known[name])
         self.found.append(Choice(name, own, reason))
+        self.known[name] = own  # a later choice does not change it
         return own
 
 

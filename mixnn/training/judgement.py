@@ -53,6 +53,7 @@ class Judge:
     from_weights: bool  # the start has weights worth keeping; otherwise they are random
     start: Numbers = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)  # what was found so far
+    last: float = 0.0  # progress of the run at the last look
     _neighbors: Tensor | None = None
 
     def begin(self, backbone: nn.Module) -> None:
@@ -69,8 +70,9 @@ class Judge:
         whole = View(size, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
         view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
         generator = torch.Generator(next(backbone.parameters()).device).manual_seed(0)  # the same views every time
-        x, one, two = (
-            features(backbone, self.images, self.order, v, generator, bf16=False) for v in (whole, view, view)
+        x, one, two = (  # NaN and inf, of a run that diverges, count as 0
+            features(backbone, self.images, self.order, v, generator, bf16=False).nan_to_num(0, 0, 0)
+            for v in (whole, view, view)
         )
         x = x.double()
         found = nearest(_centered_unit(one), _centered_unit(two), 1)[1][:, 0]
@@ -86,18 +88,14 @@ class Judge:
 
     def due(self, progress: float) -> bool:
         """Whether another of POINTS has been reached since the last look."""
-        last = self.points[-1]["progress"] if self.points else 0.0
-        return any(last < point <= progress for point in POINTS)
+        return any(self.last < point <= progress for point in POINTS)
 
     def look(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
         """Measures the encoder; returns what is wrong with it, in sentences."""
         numbers = self.measure(backbone)
         found = problems(self.start, numbers, self.from_weights)
-        point = {"step": step, "progress": round(progress, 3), "problems": list(found), **numbers}
-        missed = (
-            sum(progress >= at for at in POINTS) - len(self.points) - 1
-        )  # a run of few steps passes several at once
-        self.points += [point] * (1 + max(0, missed))
+        self.points.append({"step": step, "progress": round(progress, 3), "problems": list(found), **numbers})
+        self.last = progress
         return list(found.values())
 
     @property

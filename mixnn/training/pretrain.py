@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -249,6 +250,11 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_checkpoint(reporter.warn)
+    if not any(name.startswith("method.") for name in tensors):
+        raise UserError(
+            f"{run.path} holds the {run.config.init_from} encoder as it comes, so there is no training to continue: "
+            f"use `mixnn pretrain {shlex.quote(run.config.data)}`"
+        )
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()

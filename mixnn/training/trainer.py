@@ -276,6 +276,8 @@ class Trainer:
             self.saved_at = self.clock()
             if plan and self.saved != self.done:  # to know what a checkpoint costs
                 self._save(run)
+            if self.judge and not self.over:  # a resumed run may have become longer
+                self.judge.last = self.progress
             epoch_start = refreshed = self.clock()
             first_step = self.done
             while not self.over:
@@ -286,7 +288,7 @@ class Trainer:
                 if plan:
                     plan.end_step(self._means, look=ended)
                 if self.judge and self.judge.due(self.progress) and self._has_time("judgement"):
-                    self._judge(run)
+                    epoch_start += self._judge(run)
                 now = self.clock()
                 if ended or self.over:
                     self._end_epoch(run, epoch_start, self.done - first_step)
@@ -304,13 +306,23 @@ class Trainer:
                 if request > SAVE and not self.over:
                     how = f"continue with `{run.command_line('pretrain --resume')}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", request)
+            if self.judge and self.done and self.judge.due(self.progress):  # resumed when its time was up
+                self._judge(run)
+                self._save(run)
         if self.saved != self.done:  # a run of no epochs: the end of an epoch saves it otherwise
             self._save(run)
 
-    def _judge(self, run: Run) -> None:
-        """Looks at the encoder without labels. If it ends worse than its start, an earlier one is kept."""
-        if not is_main_process() or self.judge is None:
-            return
+    def _judge(self, run: Run) -> float:
+        """Looks at the encoder without labels. If it ends worse than its start, an earlier one is kept.
+
+        Returns the seconds this took.
+        """
+        assert self.judge is not None
+        self._means()  # waits for the device; a run that has diverged ends here
+        if not is_main_process():
+            self.judge.last = self.progress
+            return 0.0
+        start = self.clock()
         known = {name for point in self.judge.points for name in point["problems"]}
         student = self.method.student.f
         with self._timing("judgement"):
@@ -328,6 +340,7 @@ class Trainer:
             self.reporter.warn(f"the run ends worse than it began, so it keeps other weights: {what}")
         share = self.blend.share if self.blend else 1.0
         run.write_judgement({"start": self.judge.start, "points": self.judge.points, "kept": kept, "share": share})
+        return self.clock() - start
 
     @contextmanager
     def _loggers(self, run: Run) -> Iterator[None]:
