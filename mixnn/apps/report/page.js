@@ -1,8 +1,9 @@
-// The page from top to bottom: verdict, what was run, differences, results, curves, map, neighbors.
+// The page from top to bottom: verdict, judgement without labels, what was run, differences, results, curves, map, neighbors.
 
 const MARKS = {
   learning: ["✓", "good"], rising: ["↗", "good"], flat: ["→", "wait"], worse: ["↘", "bad"], collapsed: ["✗", "bad"], shrunk: ["✗", "bad"], diverged: ["✗", "bad"],
-  interrupted: ["‖", "wait"], short: ["…", "wait"], unlabelled: ["?", "wait"], untrained: ["○", "wait"],
+  interrupted: ["‖", "wait"], short: ["…", "wait"], unlabelled: ["?", "wait"], untrained: ["○", "wait"], start: ["○", "good"],
+  judged: ["✓", "good"], color: ["✗", "bad"], below_start: ["↘", "bad"], kept_start: ["↩", "wait"], kept_earlier: ["↩", "wait"],
 };
 
 function drawHeader() {
@@ -27,6 +28,15 @@ function drawVerdict() {
   const missing = RUNS.flatMap((run) => run.missing.map((text) => h("p", { class: "warning" }, MANY && [letter(run), " "], text)));
   section("verdict", h("div", { class: "cards" }, cards), missing,
     h("details", {}, h("summary", {}, "How the verdict is reached"), h("p", { class: "note" }, "The first of these rules that applies to the curves decides. The thresholds are conventions: look at the curves, too."), h("ul", { class: "rules note" }, DATA.rules.map((rule) => h("li", {}, rule)))));
+}
+
+function drawJudgement() {
+  const judged = RUNS.filter((run) => run.judgement.rows);
+  if (!judged.length) return section("judgement");
+  const note = "Measured during training on a fixed sample of the images and two random views of each, before training and at up to four points of the run.";
+  return section("judgement", h("p", { class: "note" }, note), judged.map((run) => [MANY && runName(run),
+    table(["number", ...run.judgement.columns.map((name) => h("th", { scope: "col", class: "num" }, name))],
+      run.judgement.rows.map((row) => [settingName(row.name, row.meaning), ...row.values.map((value) => h("td", { class: "num" }, value))]), "narrow")]).flat());
 }
 
 // Line breaks only between words: a break after a hyphen would change an option.
@@ -99,6 +109,7 @@ function environment(title, values) {
 }
 
 drawVerdict();
+drawJudgement();
 drawProtocol();
 drawDifferences();
 drawResults();

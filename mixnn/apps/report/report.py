@@ -16,7 +16,7 @@ import mixnn
 from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
-from mixnn.apps.report.verdict import RULES, judge
+from mixnn.apps.report.verdict import RULES
 from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, verb
 from mixnn.device import pick_device
 from mixnn.files import check_output, write_atomically
@@ -97,8 +97,7 @@ def _unique_names(loaded: list[RunData]) -> list[RunData]:
 
 def _run_values(data: RunData, letter: str, embedding: dict[str, Any] | None) -> dict[str, Any]:
     """Everything the page shows about one run."""
-    verdict = judge(data.metrics, data.config.epochs, data.diverged, data.init_from)
-    accuracies = results.accuracies(data)
+    verdict, accuracies = data.verdict, results.accuracies(data)
     evaluated_with = data.results.get("evaluated_with", {})
     return {
         "letter": letter,
@@ -113,6 +112,7 @@ def _run_values(data: RunData, letter: str, embedding: dict[str, Any] | None) ->
         "headlines": results.headlines(accuracies),
         "results": accuracies,
         "otherResults": results.other_results(data),
+        "judgement": results.judgement(data),
         "curves": results.curves(data),
         "verdict": {"state": verdict.state, "title": verdict.title, "sentences": verdict.sentences},
         "missing": data.missing,

@@ -14,6 +14,7 @@ from mixnn.apps.report.verdict import is_number
 from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.evaluation.knn import KNN
 from mixnn.progress import plural
+from mixnn.training.judgement import NUMBERS
 
 NOT_CURVES = ("epoch", "step", "seconds", "knn_k")
 RUN_SETTINGS = ("checkpoint_step", "trained_epochs", "train_seed")  # in a protocol: about the run, not the measurement
@@ -92,6 +93,27 @@ def other_results(data: RunData) -> dict[str, str]:
     """The entries of results.json that no known protocol wrote, as JSON text."""
     known = {*PROTOCOLS, "evaluated_with"}
     return {k: json.dumps(v, indent=1, ensure_ascii=False) for k, v in data.results.items() if k not in known}
+
+
+# Judgement without labels
+
+
+def judgement(data: RunData) -> dict[str, Any]:
+    """The numbers that were measured without labels, at the start and later; empty if there are none."""
+    if not data.judgement:
+        return {}
+    looks = [data.judgement["start"], *data.judgement["points"]]
+    rows = [
+        {"name": name, "meaning": meaning, "values": [_judged_number(name, look[name]) for look in looks]}
+        for name, meaning in NUMBERS.items()
+    ]
+    found = [", ".join(look.get("problems", [])) or "none" for look in looks[1:]]
+    rows.append({"name": "problems", "meaning": "what was found wrong", "values": ["", *found]})
+    return {"columns": ["start", *(f"{look['progress']:.0%} of the run" for look in looks[1:])], "rows": rows}
+
+
+def _judged_number(name: str, value: float) -> str:
+    return f"{value:.1f}" if name == "feature_rank" else f"{value:.0%}"
 
 
 # Curves

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mixnn.apps.report.verdict import is_number
+from mixnn.apps.report.verdict import Verdict, is_number, judge
 from mixnn.config import Config, UserError
 from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.folder import DIVERGED
+from mixnn.runs.folder import DIVERGED, JUDGEMENT
+from mixnn.training.judgement import NUMBERS
 
 
 @dataclasses.dataclass
@@ -27,6 +28,7 @@ class RunData:
     results: dict[str, Any]  # results.json
     metrics: list[dict[str, Any]]  # metrics.jsonl, one record per epoch
     diverged: str  # why training stopped, if loss or weights became NaN or inf
+    judgement: dict[str, Any]  # judgement.json; empty if there is none
     missing: list[str]  # one sentence for each part that is missing or out of date
 
     @property
@@ -35,9 +37,15 @@ class RunData:
 
     @property
     def init_from(self) -> str:
-        """The run whose encoder this one started from, if its command names one."""
+        """Where the encoder's weights came from. Old runs do not have this setting, but their command may name it."""
+        if self.config.init_from:
+            return self.config.init_from
         found = re.search(r"--init-from[ =]('[^']*'|\S+)", self.command)
         return found[1].strip("'") if found else ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judgement)
 
 
 def read(path: str | Path) -> RunData:
@@ -68,6 +76,7 @@ def read(path: str | Path) -> RunData:
         results=_well_formed(part("results.json", run.results, {})),
         metrics=[record for record in metrics if isinstance(record, dict) and is_number(record.get("epoch"))],
         diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
+        judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
         missing=missing,
     )
     missing += find_gaps(data)
@@ -99,6 +108,26 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _judgement(path: Path) -> Any:
+    content = _json(path)
+    return _well_formed_judgement(content) if content else content
+
+
+def _well_formed_judgement(content: Any) -> dict[str, Any]:
+    """The content of judgement.json with every look once; ValueError if something is missing."""
+    try:
+        looks = {look["progress"]: look for look in content["points"]}  # a run of few steps has several of one step
+        found = {"start": content["start"], "points": [looks[progress] for progress in sorted(looks)]}
+        numbers = [found["start"][name] for name in NUMBERS]
+        numbers += [look[name] for look in found["points"] for name in (*NUMBERS, "progress")]
+        numbers += [content["kept"], content["share"]]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"it lacks {error}") from None
+    if not found["points"] or not all(map(is_number, numbers)):
+        raise ValueError("it lacks numbers")
+    return found | {"kept": content["kept"], "share": content["share"]}
 
 
 def _well_formed(results: dict[str, Any]) -> dict[str, Any]:

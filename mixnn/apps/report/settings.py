@@ -12,6 +12,7 @@ from mixnn.config import Config
 from mixnn.data import configured_dataset
 from mixnn.progress import duration, plural
 
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
 
 
@@ -125,7 +126,7 @@ def overview(data: RunData) -> dict[str, str]:
         "method": f"{config.method}: {method.about.idea} ({method.about.paper})" if method else config.method,
         "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
         "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
-        f"SGD with learning rate {config.base_lr:g}{lr_rule}, "
+        f"{OPTIMIZERS.get(config.optimizer, config.optimizer)} with learning rate {config.base_lr:g}{lr_rule}, "
         f"{plural(config.warmup_epochs, 'epoch')} of warm-up, cosine decay",
         "seed": str(config.seed),
         "progress": progress,
