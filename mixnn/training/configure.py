@@ -9,6 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mixnn import dist, methods
 from mixnn.config import Config, UserError, checked, make, method_option, setting
 from mixnn.data import Dataset, ImageSet, open_dataset
@@ -32,6 +34,7 @@ def open_data(data: Any, settings: Mapping[str, Any]) -> Dataset:
     return open_dataset(data, given.get("data_dir", ""), **options)
 
 
+MAX_UNLIKE, MIRROR_SAMPLE = 0.8, 500  # share of images that mirroring may make unlike the others; images to look at
 DATA_SETTINGS = ("data_dir", "labels", "holdout", "on_error", "limit", "mirror")
 
 
@@ -91,6 +94,8 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     images = dataset.load(methods.find(config.method).split, config.encoding_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))
+        if "mirror" not in settings and mirrored_unlike(images) > MAX_UNLIKE:
+            dataset.mirror, images, config = False, replace(images, mirror=False), replace(config, mirror="no")
     config = replace(config, image_size=config.image_size or dataset.train_size or images.size[0])
     check_images(config, images)
     # Absolute paths, so that a run can be resumed and evaluated from any folder.
@@ -99,6 +104,22 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     given |= {"init_from": config.init_from if Path(config.init_from).expanduser().exists() else ""}
     paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
+
+
+def mirrored_unlike(images: ImageSet) -> float:
+    """Share of images that are less like the others when mirrored. Half where mirroring is harmless; more for digits.
+
+    By cosines of 16 x 16 pixels, in a sample. Measured: 0.96 on digits, 0.91 on right hands, 0.87 on fruit lit from one
+    side; 0.46 to 0.65 on eight folders of photographs, drawings, X-rays and textures.
+    """
+    index = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:MIRROR_SAMPLE]
+    pixels = images.images[index.to(images.images.device)].float()
+    small = torch.nn.functional.adaptive_avg_pool2d(pixels, min(16, *images.size)).cpu()
+    mean = small.mean(0)
+    plain, mirrored = (torch.nn.functional.normalize((x - mean).flatten(1)) for x in (small, small.flip(3)))
+    own = torch.eye(len(plain), dtype=torch.bool)
+    before, after = ((x @ plain.T).masked_fill(own, -2.0).amax(1) for x in (plain, mirrored))
+    return float((after < before).double().mean())
 
 
 def check_device(config: Config) -> None:

@@ -106,7 +106,7 @@ def pretrain(
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
         planned, _ = resolve(dataset, options or {}, settings)
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
-    for line in lines(choices(dataset, options or {}, settings, len(images))):
+    for line in lines(choices(dataset, options or {}, settings | {"mirror": config.mirror}, len(images))):
         reporter.info(line)
     _check_warmup(config, reporter)
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
@@ -184,6 +184,10 @@ def _configure(
     reporter.warn_of_skipped(images.skipped)
     for line in images.summary.lines() if images.summary else []:
         reporter.info(line)
+    if dataset.recipe is None and "mirror" not in settings:
+        how = "mirrored images look like the others" if images.mirror else "most mirrored images look unlike the others"
+        other = setting("mirror", "no" if images.mirror else "yes")
+        reporter.info(f"mirror {config.mirror}: {how}; use {other} to change that")
     if config.labels:
         reporter.info(_about_labels(images, config.batch_size))
     if config.holdout:
