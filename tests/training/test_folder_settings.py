@@ -13,7 +13,6 @@ from mixnn.training.folder_settings import OPTIONS, choose
 from mixnn.training.trainer import configured_views
 from tests.clock import Clock, use_clock
 
-
 FROM_NOTHING = {"init_from": "none"}
 
 
