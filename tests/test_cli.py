@@ -35,7 +35,8 @@ FLAGS = {
     "demo": {"--seed", "--out", "--epochs", "--quiet"},
     "pretrain": {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
-        "--epochs", "--batch-size", "--optimizer",
+        "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
+        "--encode-size",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--holdout", "--on-error", "--limit",
         "--knn-every", "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision",
@@ -287,7 +288,7 @@ def test_positionals_may_follow_flags():
     }  # fmt: skip
     assert parse(shlex.split("search --duplicates run"))[1] == {"run": "run", "duplicates": True}
     assert parse(shlex.split("search run a.png --topk 3 b.png"))[1]["query"] == ["a.png", "b.png"]
-    assert "usage: mixnn search run [query ...] [options]" in command("search").parser.format_help()
+    assert "usage: mixnn search RUN [query ...] [options]" in command("search").parser.format_help()
 
 
 @pytest.mark.parametrize("verb", ["embed", "explore"])
@@ -296,7 +297,7 @@ def test_source_is_a_word_or_a_flag(ask: Ask, verb: str):
         assert parse(shlex.split(words))[1] == {"run": "run", "source": "moved"}
     assert parse(shlex.split(f"{verb} run --source a.png --source b.png"))[1]["source"] == ["a.png", "b.png"]
     assert "source is given twice" in refused(ask, f"{verb} run here --source there")
-    assert f"usage: mixnn {verb} run [source ...] [options]" in command(verb).parser.format_help()
+    assert f"usage: mixnn {verb} RUN [source ...] [options]" in command(verb).parser.format_help()
 
 
 def test_licence_has_two_spellings():

@@ -36,10 +36,21 @@ def image_features(backbone: nn.Module, images_BCHW: Tensor, mean_C: Tensor, std
     return backbone(normalize(images_BCHW, mean_C, std_C)).float()
 
 
+def enlarged(images_u8: Tensor, size: int) -> Tensor:
+    """Images whose shorter side is smaller than `size`, enlarged to it; others as they are."""
+    height, width = images_u8.shape[2:]
+    if min(height, width) >= size:
+        return images_u8
+    sides = [max(size, round(side * size / min(height, width))) for side in (height, width)]
+    large = torch.nn.functional.interpolate(images_u8.float(), sides, mode="bilinear", align_corners=False)
+    return large.round_().to(torch.uint8)
+
+
 class Encoder(nn.Module):
     """A run's backbone in eval mode, with the normalization it was trained with.
 
     encoder(images) takes a uint8 tensor or array (B, 3, H, W), best at `size` x `size`, and returns a tensor (B, F).
+    Smaller images are enlarged to `size`, as files are; an exported program leaves that to its caller.
     encoder.files(paths) returns an array (M, F) for image files. `origin` is the name of the file with the weights.
     `layout`: the mean image of a folder of aligned images; then a vector also says where things are (see layout.py).
     """
@@ -71,6 +82,8 @@ class Encoder(nn.Module):
         if images_u8.dtype != torch.uint8 or images_u8.dim() != 4 or images_u8.shape[1] != 3:
             got = f"{str(images_u8.dtype).removeprefix('torch.')} {tuple(images_u8.shape)}"
             raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), not {got}")
+        if not (torch.onnx.is_in_onnx_export() or torch.compiler.is_compiling()):
+            images_u8 = enlarged(images_u8, self.size)
         features = image_features(self.backbone, images_u8, self.mean, self.std)
         return features if self.layout is None else add_layout(features, images_u8, self.layout)
 

@@ -23,6 +23,7 @@ from mixnn.data.images import to_image
 from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run, encoder
+from mixnn.runs.encoder import enlarged
 from mixnn.runs.weights import STUDENT, load_backbone
 
 QUIET = Reporter(quiet=True)
@@ -291,6 +292,18 @@ def test_an_encoder_takes_files_in_one_call_and_numpy_arrays_too(run, folder, ex
     arrays = np.stack([decode(folder / name, encoder.size) for name in names])
     np.testing.assert_allclose(encoder(arrays).numpy(), found, atol=1e-5)
     assert encoder.files([]).shape == (0, encoder.num_features)
+
+
+def test_an_encoder_enlarges_small_images_as_it_does_small_files(run, tmp_path):
+    encoder, gradient = mixnn.load(run, "cpu"), np.arange(0, 250, 10, dtype=np.uint8).reshape(5, 5, 1).repeat(3, 2)
+    Image.fromarray(gradient).save(tmp_path / "small.png")
+    small, file = torch.from_numpy(gradient.transpose(2, 0, 1)[None]), decode(tmp_path / "small.png", SIZE)
+    large = enlarged(small, SIZE)
+    assert int((large[0].int() - torch.from_numpy(file).int()).abs().max()) <= 1, "rounded otherwise"
+    assert torch.equal(encoder(small), encoder(large))
+    assert enlarged(large, SIZE) is large
+    wide = enlarged(torch.zeros(2, 3, 4, 9, dtype=torch.uint8), SIZE)
+    assert wide.shape == (2, 3, SIZE, 36), "nothing of a wide image is cut off"
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path, capsys):

@@ -43,6 +43,7 @@ def test_labels_and_images_must_be_as_many():
 
 def test_a_run_on_arrays_trains_and_says_that_they_are_not_stored(tmp_path: Path):
     settings = {"epochs": 1, "batch_size": 8, "options": {"support_size": 8, "hidden": 8, "dim": 4}}
+    settings |= {"init_from": "none"}
     run = mixnn.pretrain(IMAGES, out=tmp_path / "run", reporter=Reporter(quiet=True), **settings)
     same = mixnn.pretrain(open_dataset(IMAGES), out=tmp_path / "same", reporter=Reporter(quiet=True), **settings)
     (ours, _), (theirs, _) = run.load_checkpoint(pytest.fail), same.load_checkpoint(pytest.fail)

@@ -64,7 +64,14 @@ def test_what_is_neither_a_name_a_folder_nor_images_is_refused(data: object):
 
 def test_a_run_on_arrays(tmp_path: Path):
     folder = mixnn.data.to_folder(X, tmp_path / "mine", Y)
-    small = {"epochs": 1, "warmup_epochs": 0, "batch_size": 16, "knn_every": 0, "labels": "folders"}
+    small = {
+        "epochs": 1,
+        "warmup_epochs": 0,
+        "batch_size": 16,
+        "knn_every": 0,
+        "labels": "folders",
+        "init_from": "none",
+    }
     options = {"topk": np.int64(3), "lam": np.float32(0.5), "hidden": 16, "dim": 8, "support_size": 16}
     quiet = Reporter(quiet=True)
     run = mixnn.pretrain(folder, out=tmp_path / "run", options=options, lr=np.float64(0.1), reporter=quiet, **small)

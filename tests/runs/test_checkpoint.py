@@ -256,5 +256,5 @@ def test_a_file_that_could_not_be_written_is_refused_beforehand(tmp_path: Path, 
         check_writable(tmp_path / "x.json", overwrite=False)
     check_writable(tmp_path / "x.json", overwrite=True)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UserError, match="is not writable"):
+    with pytest.raises(UserError, match="is read-only"):
         check_writable(tmp_path / "x.json", overwrite=True)

@@ -7,22 +7,26 @@ import mixnn
 from mixnn.config import Config
 from mixnn.data import open_dataset
 from mixnn.data.images import list_files
+from mixnn.training import folder_settings
 from mixnn.training.configure import choices, open_data, resolve
 from mixnn.training.folder_settings import OPTIONS, choose
 from mixnn.training.trainer import configured_views
 from tests.clock import Clock, use_clock
+
+FROM_NOTHING = {"init_from": "none"}
 
 
 def chosen(num, side, cuda=False, given=None, options=None):
     return {c.name: c.value for c in choose(num, side, given or {}, options or {}, cuda)}
 
 
+@pytest.mark.parametrize("given", [{}, FROM_NOTHING])
 @pytest.mark.parametrize("cuda", [False, True])
 @pytest.mark.parametrize("side", [0, 5, 8, 28, 32, 64, 100, 224, 4000])
 @pytest.mark.parametrize("num", [4, 10, 60, 500, 1797, 5000, 100_000, 2_000_000])
-def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
-    found = choose(num, side, {}, {}, cuda)
-    settings = {c.name: c.value for c in found if c.name not in OPTIONS}
+def test_whatever_the_folder_the_settings_are_valid(num, side, cuda, given):
+    found = choose(num, side, given, {}, cuda)
+    settings = given | {c.name: c.value for c in found if c.name not in OPTIONS}
     config = Config(data="x", **settings)  # checks itself
     options = {c.name: c.value for c in found if c.name in OPTIONS}
     assert config.batch_size <= num
@@ -33,16 +37,23 @@ def test_whatever_the_folder_the_settings_are_valid(num, side, cuda):
 
 
 @pytest.mark.parametrize("epochs, warmup", [(1, 0), (2, 1), (19, 1), (20, 2), (50, 5), (800, 5)])
-def test_the_warm_up_ends_before_the_run_does(epochs, warmup):
-    assert chosen(500, 32, given={"epochs": epochs})["warmup_epochs"] == warmup
+@pytest.mark.parametrize("start", [{}, FROM_NOTHING])
+def test_the_warm_up_ends_before_the_run_does(epochs, warmup, start):
+    assert chosen(500, 32, given=start | {"epochs": epochs})["warmup_epochs"] == warmup
 
 
 def test_a_run_of_no_epochs_needs_no_rate():
-    assert not {"lr", "warmup_epochs"} & chosen(500, 32, given={"epochs": 0}).keys()
+    assert not {"lr", "warmup_epochs"} & chosen(500, 32, given=FROM_NOTHING | {"epochs": 0}).keys()
+    assert "warmup_epochs" not in chosen(500, 32, given={"epochs": 0})
 
 
 @pytest.mark.parametrize(
-    "method, told", [("mnn", {"support_size", "hidden"}), ("simclr", {"hidden"}), ("supervised", set())]
+    "method, told",
+    [
+        ("mnn", {"support_size", "hidden", "views", "symmetric"}),
+        ("simclr", {"hidden", "views", "symmetric"}),
+        ("supervised", set()),
+    ],
 )
 def test_only_options_that_the_method_has_are_chosen_and_files_that_are_no_images_do_not_count(tmp_path, method, told):
     for i in range(8):
@@ -56,25 +67,58 @@ def test_only_options_that_the_method_has_are_chosen_and_files_that_are_no_image
 
 
 def test_a_gpu_gets_larger_images_networks_and_batches():
-    cpu, gpu = chosen(50_000, 300), chosen(50_000, 300, cuda=True)
+    cpu, gpu = (chosen(50_000, 300, cuda, FROM_NOTHING) for cuda in (False, True))
     assert (cpu["image_size"], cpu["backbone"], cpu["batch_size"]) == (32, "resnet8", 128)
     assert (gpu["image_size"], gpu["backbone"], gpu["batch_size"], gpu["epochs"]) == (128, "resnet18", 256, 200)
     assert gpu["support_size"] == 4096
     assert "lr" not in gpu  # the paper's, for so many steps
 
 
+@pytest.mark.parametrize("cuda, size, steps", [(False, 96, 600), (True, 128, 1_200)])
+@pytest.mark.parametrize("side", [8, 300])
+def test_a_folder_starts_from_imagenet_weights_whatever_the_size_of_its_images(side, cuda, size, steps):
+    found = chosen(2_000, side, cuda)
+    assert (found["init_from"], found["backbone"], found["normalization"]) == (
+        "imagenet", "efficientnet_lite0", "tensorflow",
+    )  # fmt: skip
+    assert (found["image_size"], found["encode_size"], found["batch_size"]) == (size, 224, 64)
+    assert found["epochs"] * (2_000 // 64) == pytest.approx(steps, rel=0.1)
+    assert (found["optimizer"], found["batch_norm"], found["views"], found["symmetric"]) == (
+        "adamw", "frozen", "w/w", False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given, start",
+    [
+        ({}, "imagenet"),
+        ({"image_size": 32}, "imagenet"),
+        ({"image_size": 0}, "imagenet"),
+        ({"image_size": 31}, "none"),
+        ({"backbone": "resnet8"}, "none"),
+    ],
+)
+def test_what_the_weights_do_not_fit_starts_from_nothing(given, start):
+    found = chosen(1797, 200, given=given)
+    assert found["init_from"] == start
+    assert ("encode_size" in found) == (start == "imagenet")
+
+
 def test_tiny_images_keep_their_size_and_most_of_each_crop():
-    found = chosen(1797, 8)
+    found = chosen(1797, 8, given=FROM_NOTHING)
     assert (found["image_size"], found["crop_area"], found["batch_size"], found["support_size"]) == (8, 0.6, 64, 512)
 
 
 def test_what_the_user_gave_is_left_alone_and_counts():
     given = {"batch_size": "32", "image_size": 24, "lr": 0.1}
-    found = chosen(1797, 200, given=given, options={"support_size": 100})
-    assert not {"batch_size", "image_size", "lr", "support_size"} & set(found)
-    assert found["bn_groups"] == 1
-    assert [chosen(1797, 200, given={"batch_size": n})["bn_groups"] for n in (128, 256, 300, 512)] == [1, 8, 1, 16]
-    assert chosen(1797, 200, given={"image_size": 0})["image_size"] == 32  # 0 stands for: choose
+    for start in ({}, FROM_NOTHING, {"init_from": "imagenet", "image_size": 40}):
+        found = chosen(1797, 200, given=given | start, options={"support_size": 100})
+        assert not {"batch_size", "image_size", "lr", "support_size", *start} & set(found)
+        assert found["bn_groups"] == 1
+    for start, groups, size in ((FROM_NOTHING, [1, 8, 1, 16], 32), ({}, [1, 1, 1, 1], 96)):
+        several = [chosen(1797, 200, given=start | {"batch_size": n}) for n in (128, 256, 300, 512)]
+        assert [found["bn_groups"] for found in several] == groups
+        assert chosen(1797, 200, given=start | {"image_size": 0})["image_size"] == size  # 0 stands for: choose
 
 
 @pytest.mark.parametrize("given, flip", [({}, 0.5), ({"mirror": "yes"}, 0.5), ({"mirror": "no"}, 0.0)])
@@ -100,13 +144,18 @@ def test_the_typical_side_is_the_median_of_those_that_can_be_read(tmp_path):
     assert list_files([tmp_path / "broken.png"]).typical_side == 0
 
 
-def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, capfd, monkeypatch):
-    use_clock(monkeypatch, Clock(), lambda _: 1.0)
+@pytest.fixture
+def photos(tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     for i in range(40):
         Image.new("RGB", (20 + i % 3, 24), (6 * i, 100, 0)).save(folder / f"{i}.png")
-    run = mixnn.pretrain(folder, out=tmp_path / "run", time_budget="1m")
+    return folder
+
+
+def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_path, capfd, monkeypatch):
+    use_clock(monkeypatch, Clock(), lambda _: 1.0)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", time_budget="1m", init_from="none")
     said = capfd.readouterr().err
     assert "40 images, shorter side 20 to 22" in said
     assert "image_size 20: the shorter side is about 21 pixels" in said
@@ -114,3 +163,19 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(tmp_path, ca
     assert "lr 0.3: larger than usual, because the run has only 56 steps" in said
     assert (run.config.image_size, run.config.backbone) == (20, "resnet8")
     assert len(run.metrics()) >= run.config.epochs >= 13
+
+
+def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", {"cpu": 32, "cuda": 32})
+    monkeypatch.setattr(folder_settings, "ENCODE_SIZE", 40)
+    monkeypatch.setattr(folder_settings, "HIDDEN", 16)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20)
+    said = capfd.readouterr().err
+    assert "init_from imagenet: use init_from='none' to start from nothing" in said
+    assert "image_size 32: " in said
+    assert "encode_size 40: " in said
+    assert "recipe: optimizer adamw, lr 0.0024, " in said
+    config = run.config
+    assert (config.init_from, config.backbone, config.batch_norm) == ("imagenet", "efficientnet_lite0", "frozen")
+    assert (config.options["views"], config.options["symmetric"], config.options["hidden"]) == ("w/w", False, 16)
+    assert mixnn.load(run).size == 40
