@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mixnn.apps.classify.features import RUN
 from mixnn.apps.report.verdict import FAILURES, TITLES
 from mixnn.config import setting
 
 FEW = 5  # labels of a class below which it may be called rare
 RARE = 5  # times fewer labels than the commonest class
 LISTED = 5  # classes and files named in a sentence
+UNTRAINED = ("untrained", "start")  # verdicts on a run without training
 MANY_DOUBTFUL = 0.05  # share of the labels that contradict confident predictions
 
 
@@ -47,16 +47,16 @@ def _check_labels(results: Mapping[str, Any]) -> list[str]:
 
 
 def _train(results: Mapping[str, Any], state: str) -> list[str]:
-    """What to do about an encoder that is no better than the baselines."""
-    if "comparison" not in results or training_gain(results["comparison"]) > 0:
+    """What to do about an encoder that is no better than the baselines, or was not trained on these images."""
+    if "comparison" not in results or (state != "start" and training_gain(results["comparison"]) > 0):
         return []
     if state in FAILURES:
         return [
             f"Train again with another start or other settings: the run's verdict is {TITLES[state].lower()!r}. "
             "Training it for longer will not help."
         ]
-    if state == "untrained":
-        return [f"Train the encoder: {RUN} has not been trained."]
+    if state in UNTRAINED:
+        return ["Train the encoder on these images with `mixnn pretrain`: so far it has not seen them."]
     return ["Train on more images, for longer, or from another start: so far the training does not help here."]
 
 

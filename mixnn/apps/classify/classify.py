@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +16,17 @@ from mixnn.apps.classify.classifiers import (
     train_classifier,
 )
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
-from mixnn.apps.classify.features import Features, all_features, best_features, compare
+from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
+from mixnn.apps.report.run_data import read_judgement
 from mixnn.apps.report.verdict import judge
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
 from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
-from mixnn.runs.folder import DIVERGED
+from mixnn.runs.folder import DIVERGED, JUDGEMENT
 from mixnn.runs.start import open_run
 
 __all__ = ["classify", "show_classify"]
@@ -157,8 +159,11 @@ def _train(
 
 def _verdict(run: Run) -> str:
     """The report's verdict on the run: a key of its TITLES."""
-    diverged = run.path / DIVERGED
-    return judge(run.metrics(), run.config.epochs, diverged.read_text() if diverged.is_file() else "").state
+    diverged, judgement = run.path / DIVERGED, {}
+    with contextlib.suppress(OSError, ValueError):
+        judgement = read_judgement(run.path / JUDGEMENT)
+    reason = diverged.read_text() if diverged.is_file() else ""
+    return judge(run.metrics(), run.config.epochs, reason, run.config.init_from, judgement).state
 
 
 def _check_arguments(
@@ -286,7 +291,11 @@ def _chosen(results: dict[str, Any]) -> list[str]:
 
 def _gain(comparison: dict[str, Any]) -> str:
     gain = training_gain(comparison)
-    text = f"Gain from training: {round(gain, 1) or 0.0:+.1f} points over the better baseline."
+    points = f"{round(gain, 1) or 0.0:+.1f} points"
+    if START in comparison["accuracy"]:
+        text = f"Gain from training: {points} over the better baseline."
+    else:  # a run that was not trained
+        text = f"Gain from the encoder: {points} over raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
     return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure of a gain."
 

@@ -76,7 +76,7 @@ def read(path: str | Path) -> RunData:
         results=_well_formed(part("results.json", run.results, {})),
         metrics=[record for record in metrics if isinstance(record, dict) and is_number(record.get("epoch"))],
         diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
-        judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
+        judgement=part(JUDGEMENT, lambda: read_judgement(run.path / JUDGEMENT), {}),
         missing=missing,
     )
     missing += find_gaps(data)
@@ -110,7 +110,8 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _judgement(path: Path) -> Any:
+def read_judgement(path: Path) -> Any:
+    """The content of judgement.json, empty if there is none; ValueError if it cannot be used."""
     content = _json(path)
     return _well_formed_judgement(content) if content else content
 
