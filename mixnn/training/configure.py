@@ -94,7 +94,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     """The complete configuration, and the images it trains on."""
     config = configure(dataset, options, settings)
     dataset.normalization = config.normalization
-    images = dataset.load(methods.find(config.method).split, config.encoding_size)
+    images = dataset.load(methods.find(config.method).split, config.reading_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))
         if "mirror" not in settings and mirrored_unlike(images) > MAX_UNLIKE:

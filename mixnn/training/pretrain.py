@@ -141,7 +141,7 @@ def _train(run: Run, trainer: Trainer) -> Run:
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
     """Labelled images for the kNN evaluations during training, read only if this process does any."""
-    return dataset.load_labelled(config.encoding_size) if config.knn_every and is_main_process() else None
+    return dataset.load_labelled(config.reading_size) if config.knn_every and is_main_process() else None
 
 
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
@@ -252,7 +252,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()
-    images = dataset.load(methods.find(config.method).split, config.encoding_size)
+    images = dataset.load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:
