@@ -53,6 +53,13 @@ def read(path: str | Path) -> RunData:
     run = Run.open(path)
     if not (run.path / "command.txt").is_file() or not isinstance(run.config.options, dict):
         raise UserError(f"{path} is not a run folder, though it has a config.yaml; `mixnn pretrain` makes one")
+    data = read_files(run)
+    data.missing += find_gaps(data)
+    return data
+
+
+def read_files(run: Run) -> RunData:
+    """The data of a run; `missing` has only the files that cannot be read."""
     missing: list[str] = []
 
     def part(name: str, read: Callable[[], Any], empty: Any) -> Any:
@@ -68,7 +75,7 @@ def read(path: str | Path) -> RunData:
         return value
 
     metrics = part("metrics.jsonl", run.metrics, [])
-    data = RunData(
+    return RunData(
         run=run,
         name=run.path.name or run.path.resolve().name,
         command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
@@ -79,8 +86,6 @@ def read(path: str | Path) -> RunData:
         judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
         missing=missing,
     )
-    missing += find_gaps(data)
-    return data
 
 
 def find_gaps(data: RunData) -> list[str]:
