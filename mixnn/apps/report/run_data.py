@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.verdict import Verdict, is_number, judge
 from mixnn.config import Config, UserError
 from mixnn.evaluation.evaluate import PROTOCOLS
@@ -44,8 +45,14 @@ class RunData:
         return found[1].strip("'") if found else ""
 
     @property
+    def judged(self) -> Judged | None:
+        """The judgement without labels; None if there is none."""
+        unfinished = bool(self.metrics) and self.metrics[-1]["epoch"] < self.config.epochs
+        return Judged(self.judgement, self.init_from, unfinished) if self.judgement else None
+
+    @property
     def verdict(self) -> Verdict:
-        return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judgement)
+        return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judged)
 
 
 def read(path: str | Path) -> RunData:
