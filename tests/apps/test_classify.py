@@ -800,7 +800,7 @@ def results_with(**changes: Any) -> dict[str, Any]:
     """Results of a run that is ahead by 10 points, with balanced and consistent labels."""
     row = {"accuracy": 60.0, "ahead": changes.pop("ahead", -10.0), "error": 2.0}
     return {
-        "held_out": {"images": 50, "doubtful": []},
+        "held_out": {"images": 50, "doubtful": [], "accuracy": changes.pop("accuracy", 80.0)},
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
@@ -819,6 +819,23 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ({"ahead": 5.0}, "untrained", ["Train the encoder"]),
         ({"ahead": 5.0}, "collapsed", ["Train again with another start or other settings"]),
         ({"ahead": 5.0}, "shrunk", ["Train again with another start or other settings"]),
+        ({"ahead": 0.0}, "kept_start", ["Label more images rather than train again"]),
+        ({"ahead": 5.0}, "judged", []),
+        ({"ahead": 5.0, "classes": {"cat": 5, "dog": 5}}, "judged", ["Label more images: 10 labels are few for 2 cl"]),
+        (
+            {"classes": {"cat": 5, "dog": 5}},
+            "judged",
+            ["Label more images: 10 labels are few for 2 classes. suggest=20"],
+        ),
+        ({"classes": {"cat": 5, "dog": 5}}, "learning", []),
+        ({}, "start", []),
+        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        (
+            {"classes": {"cat": 5, "dog": 5}, "curve": [{"gain_low": 1.0}]},
+            "judged",
+            ["Label more images: accuracy rises with their number."],
+        ),
         (
             {"classes": {"cat": 40, "dog": 25, "elk": 2}},
             "learning",
@@ -847,10 +864,16 @@ def test_advice_fits_the_cause(changes, state, expected):
     assert all(text.startswith(start) for text, start in zip(advice, expected, strict=True))
 
 
-@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk"])
+@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk", "color", "below_start", "worse"])
 def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
     (advice,) = advise(results_with(ahead=20.0), state)
     assert "Training it for longer will not help." in advice
+    assert "Train on more images, for longer" not in advice
+
+
+def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
+    (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
+    assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 
 def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):
