@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -251,12 +250,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run.check_data()
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
-    tensors, state = run.load_checkpoint(reporter.warn)
-    if not any(name.startswith("method.") for name in tensors):
-        raise UserError(
-            f"{run.path} holds the {run.config.init_from} encoder as it comes, so there is no training to continue: "
-            f"use `mixnn pretrain {shlex.quote(run.config.data)}`"
-        )
+    tensors, state = run.load_training(reporter.warn)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()

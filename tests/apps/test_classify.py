@@ -55,7 +55,6 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.weights import initial_backbone
-from mixnn.training.judgement import NUMBERS
 from tests.browser import Browser, find_browser
 
 QUIET = Reporter(quiet=True)
@@ -802,7 +801,7 @@ def results_with(**changes: Any) -> dict[str, Any]:
     """Results of a run that is ahead by 10 points, with balanced and consistent labels."""
     row = {"accuracy": 60.0, "ahead": changes.pop("ahead", -10.0), "error": 2.0}
     return {
-        "held_out": {"images": 50, "doubtful": []},
+        "held_out": {"images": 50, "doubtful": [], "accuracy": changes.pop("accuracy", 80.0)},
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
@@ -819,9 +818,25 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ({}, "collapsed", []),
         ({"ahead": 5.0}, "learning", ["Train on more images, for longer, or from another start"]),
         ({"ahead": 5.0}, "untrained", ["Train the encoder"]),
-        ({}, "start", ["Train the encoder on these images with `mixnn pretrain`"]),
         ({"ahead": 5.0}, "collapsed", ["Train again with another start or other settings"]),
         ({"ahead": 5.0}, "shrunk", ["Train again with another start or other settings"]),
+        ({"ahead": 0.0}, "kept_start", ["Label more images rather than train again"]),
+        ({"ahead": 5.0}, "judged", []),
+        ({"ahead": 5.0, "classes": {"cat": 5, "dog": 5}}, "judged", ["Label more images: 10 labels are few for 2 cl"]),
+        (
+            {"classes": {"cat": 5, "dog": 5}},
+            "judged",
+            ["Label more images: 10 labels are few for 2 classes. suggest=20"],
+        ),
+        ({"classes": {"cat": 5, "dog": 5}}, "learning", []),
+        ({}, "start", []),
+        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        (
+            {"classes": {"cat": 5, "dog": 5}, "curve": [{"gain_low": 1.0}]},
+            "judged",
+            ["Label more images: accuracy rises with their number."],
+        ),
         (
             {"classes": {"cat": 40, "dog": 25, "elk": 2}},
             "learning",
@@ -850,10 +865,16 @@ def test_advice_fits_the_cause(changes, state, expected):
     assert all(text.startswith(start) for text, start in zip(advice, expected, strict=True))
 
 
-@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk"])
+@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk", "color", "below_start", "worse"])
 def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
     (advice,) = advise(results_with(ahead=20.0), state)
     assert "Training it for longer will not help." in advice
+    assert "Train on more images, for longer" not in advice
+
+
+def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
+    (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
+    assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 
 def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):
@@ -867,19 +888,6 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
         printed = capsys.readouterr().out
         assert "Gain from training: +0.0 points over the better baseline." in printed
         assert said in printed
-
-
-def test_the_verdict_knows_where_the_run_started_and_what_was_judged_without_labels(tmp_path):
-    """A folder's run without training is the start; one that learned color is not told to train for longer."""
-    numbers = dict.fromkeys(NUMBERS, 0.9)
-    run = Run(tmp_path, Config(data="images", init_from="imagenet", epochs=0))
-    assert classify_module._verdict(run) == "start"
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0.9, "loss": 1.0, "spread": 0.9}\n')
-    look = {"step": 9, "progress": 1.0, "problems": ["color"], **numbers}
-    run.write_judgement({"start": numbers | {"first_share": 0.1}, "points": [look], "kept": 1.0, "share": 1.0})
-    assert classify_module._verdict(run) == "color"
-    (tmp_path / "judgement.json").write_text("{}")
-    assert classify_module._verdict(run) == "short"
 
 
 def test_the_gain_of_a_run_without_training_is_the_encoders_over_raw_pixels(stub, tmp_path, monkeypatch, capsys):

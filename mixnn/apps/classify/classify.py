@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,14 +18,12 @@ from mixnn.apps.classify.features import RUN as RUN_FEATURES
 from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
-from mixnn.apps.report.run_data import read_judgement
-from mixnn.apps.report.verdict import judge
+from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
 from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
-from mixnn.runs.folder import DIVERGED, JUDGEMENT
 from mixnn.runs.start import open_run
 
 __all__ = ["classify", "show_classify"]
@@ -113,7 +110,7 @@ def classify(
             options: dict[str, Any] = {"model": model, "seed": seed, "suggested": suggested_before}
             embeddings, trained, found = _train(features, images, embeddings, given, options, reporter)
             results |= found
-            results["advice"] = advise(results, _verdict(run))
+            results["advice"] = advise(results, run_data.read_files(run).verdict.state, run.config.data)
             results["files"] |= _save(folder, features[results["features"]], embeddings, given, trained)
         if suggest:
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
@@ -155,15 +152,6 @@ def _train(
         embeddings = features[found["features"]].embed(images)
         trained = train_classifier(embeddings, given, **options, reporter=reporter)
     return embeddings, trained, trained.results | found
-
-
-def _verdict(run: Run) -> str:
-    """The report's verdict on the run: a key of its TITLES."""
-    diverged, judgement = run.path / DIVERGED, {}
-    with contextlib.suppress(OSError, ValueError):
-        judgement = read_judgement(run.path / JUDGEMENT)
-    reason = diverged.read_text() if diverged.is_file() else ""
-    return judge(run.metrics(), run.config.epochs, reason, run.config.init_from, judgement).state
 
 
 def _check_arguments(
