@@ -1,9 +1,9 @@
 """docs/tutorial.md from top to bottom: its commands and snippets are taken from the page itself and run in order.
 
-To save time, the test writes fewer digits, encodes them at 32 pixels, pretends that a step takes ten seconds, so that the
-time budget buys two dozen, and draws the learning curve of `classify` from fewer samples. What depends on the luck of so
-small a run is fixed: the judgement never finds harm, and `classify` uses raw pixels before training and the run after
-it, as on the page. Output is compared with the page except for numbers and for which of two classifiers was kept.
+To save time, the test writes fewer digits, encodes them at 32 pixels, pretends that a step takes ten seconds, so that
+the time budget buys two dozen, and draws the learning curve of `classify` from fewer samples. What depends on luck in
+such a small run is fixed: the judgement never finds harm, and `classify` uses raw pixels before training and the run
+after it, as on the page. Output is compared with the page except for numbers and for which of two classifiers was kept.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mo
             check_shown(block.splitlines(), said, "the snippet above")
         ran.append(kind)
     assert ran.count("console") > 9
-    assert ran.count("python") > 5
+    assert ran.count("python") > 4
     assert len(os.listdir("photos")) == 200
 
 
