@@ -45,7 +45,7 @@ from mixnn.apps.classify.classifiers import (
 )
 from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
-from mixnn.apps.embed import Embeddings
+from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.cli import command
 from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
@@ -54,6 +54,7 @@ from mixnn.data.labels import from_csv
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
+from mixnn.runs.weights import initial_backbone
 from tests.browser import Browser, find_browser
 
 QUIET = Reporter(quiet=True)
@@ -887,6 +888,31 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
         printed = capsys.readouterr().out
         assert "Gain from training: +0.0 points over the better baseline." in printed
         assert said in printed
+
+
+def test_the_gain_of_a_run_without_training_is_the_encoders_over_raw_pixels(stub, tmp_path, monkeypatch, capsys):
+    run, embeddings, truth = stub
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
+
+    def compare(*given: Any, **more: Any) -> dict[str, Any]:
+        found = compared()(*given, **more)
+        del found["accuracy"][START]
+        return found
+
+    monkeypatch.setattr(classify_module, "compare", compare)
+    classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+    said = capsys.readouterr().out
+    assert "Gain from the encoder: +30.0 points over raw pixels." in said
+    assert "Gain from training" not in said
+
+
+def test_a_run_that_ended_within_its_first_epoch_is_compared_with_its_start(tmp_path):
+    """A time budget may end there; the configuration then says 0 epochs."""
+    run = Run(tmp_path, Config(data="images", backbone="resnet8", image_size=8, epochs=0))
+    encoder = Encoder(initial_backbone(run.config), 8, torch.zeros(3), torch.ones(3))
+    assert features._start(run, encoder) is None
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0.9, "loss": 1.0}\n')
+    assert features._start(run, encoder) is not None
 
 
 def test_copies_of_an_image_with_different_labels_are_found_and_nothing_else():

@@ -15,7 +15,7 @@ from mixnn.apps.classify.classifiers import (
     train_classifier,
 )
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
-from mixnn.apps.classify.features import Features, all_features, best_features, compare
+from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
 from mixnn.apps.report import run_data
@@ -279,7 +279,11 @@ def _chosen(results: dict[str, Any]) -> list[str]:
 
 def _gain(comparison: dict[str, Any]) -> str:
     gain = training_gain(comparison)
-    text = f"Gain from training: {round(gain, 1) or 0.0:+.1f} points over the better baseline."
+    points = f"{round(gain, 1) or 0.0:+.1f} points"
+    if START in comparison["accuracy"]:
+        text = f"Gain from training: {points} over the better baseline."
+    else:  # a run that was not trained
+        text = f"Gain from the encoder: {points} over raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
     return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure of a gain."
 
