@@ -1,8 +1,8 @@
 """docs/tutorial.md from top to bottom: its commands and snippets are taken from the page itself and run in order.
 
-To save time, the test writes fewer digits, pretends that a step takes two seconds, so that the time budget buys a dozen
-epochs, and draws the learning curve of `classify` from fewer samples. Output is compared with the page except for
-numbers and for which of two classifiers was kept.
+To save time, it writes fewer digits, trains and encodes them at 32 pixels, pretends that a step takes four seconds,
+so that the time budget buys a few epochs, shortens the linear probe, and draws the learning curve of `classify` from
+fewer samples. Output is compared with the page except for numbers and for which of two classifiers was kept.
 """
 
 import contextlib
@@ -20,7 +20,10 @@ import mixnn
 from mixnn.apps.classify import classify as classifying
 from mixnn.apps.classify.classifiers import train_classifier
 from mixnn.cli import VERBS, command, main, parse
+from mixnn.evaluation import linear as linear_probe
 from mixnn.progress import Reporter
+from mixnn.runs import start
+from mixnn.training import folder_settings
 from tests.clock import Clock, use_clock
 
 TEXT = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
@@ -86,7 +89,13 @@ def run_snippet(code: str) -> tuple[dict[str, object], str]:
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    use_clock(monkeypatch, Clock(), lambda _: 2.0)
+    use_clock(monkeypatch, Clock(), lambda _: 4.0)
+    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", {"cpu": 32, "cuda": 32})
+    monkeypatch.setattr(folder_settings, "HIDDEN", 64)
+    for module in (folder_settings, start):
+        monkeypatch.setattr(module, "ENCODE_SIZE", 32)
+    probe, linear = linear_probe.LinearProbe(epochs=3), linear_probe.linear
+    monkeypatch.setattr(linear_probe, "linear", lambda *given: linear(*given[:4], probe, *given[5:]))
     monkeypatch.setattr(classifying, "train_classifier", functools.partial(train_classifier, draws=2))
     ran, said = [], ""
     for kind, block in BLOCKS:
