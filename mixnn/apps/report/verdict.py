@@ -126,7 +126,7 @@ def _untrained(epochs: int, init_from: str) -> Verdict:
         "start",
         [
             f"{STARTS[init_from].summary}.",
-            "It usually tells the subjects of photographs apart well; X-rays, textures, drawings and text less well.",
+            "It usually tells the subjects of photographs apart well; X-rays, drawings and text less well.",
             "A few labels show how good it is here: use `mixnn classify`. "
             "To train it on these images, use `mixnn pretrain FOLDER --time-budget 10m`.",
         ],
