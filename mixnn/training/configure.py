@@ -50,6 +50,7 @@ def configure(
     for name in settings:
         check_setting(name, method)
     settings = checked(Config, "setting", settings)  # choices depend on them
+    settings = {name: value for name, value in settings.items() if (name, value) != ("image_size", 0)}  # 0: choose it
     options = checked(methods.find(method).Options, f"option of {method}", options)
     dataset = data if isinstance(data, Dataset) else open_data(data, settings)
     recipe = dict(dataset.recipe or {})

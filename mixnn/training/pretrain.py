@@ -126,6 +126,8 @@ def _train(run: Run, trainer: Trainer) -> Run:
     """Trains to the end. A run with a time budget then records how many epochs that were."""
     first = trainer.done
     trainer.fit(run)
+    if trainer.done > first and trainer.judge and trainer.judge.points and not trainer.judge.is_worse:
+        trainer.reporter.info(trainer.judge.summary())
     if not trainer.plan:
         return run
     epochs, seconds = trainer.done // trainer.steps_per_epoch, trainer.plan.elapsed()
