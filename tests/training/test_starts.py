@@ -193,6 +193,7 @@ def test_a_folder_of_the_same_name_is_not_taken_for_a_start(place, name):
     config, _ = resolve(open_dataset("photos"), {}, settings)
     assert config.init_from == name
     initial_backbone(config)
+    assert mixnn.load("imagenet", "cpu").origin == "imagenet"
 
 
 # Settings that follow
