@@ -118,7 +118,7 @@ def _check_same(source: str, backbone: str, config: Config) -> None:
 def _open_start(source: str) -> Run:
     if not Path(source).expanduser().exists():
         names = ", ".join((*STARTS, "none", f"{TIMM}NAME", f"{TORCHVISION}NAME"))
-        raise UserError(f"{setting('init_from', source)}: there is no run or file {source}\nnames: {names}")
+        raise UserError(f"{setting('init_from', source)}: there is no run folder or file {source}\nnames: {names}")
     return Run.open(source)
 
 

@@ -294,8 +294,8 @@ def _no_run_is_left(place):
 
 def test_a_start_that_does_not_exist_is_refused_with_what_there_is():
     names = r"names: imagenet, none, timm:NAME, torchvision:NAME"
-    refused(rf"init_from='imagnet': there is no run or file imagnet\n{names}", "imagnet")
-    refused("there is no run or file some/where.pth", "some/where.pth")
+    refused(rf"init_from='imagnet': there is no run folder or file imagnet\n{names}", "imagnet")
+    refused("there is no run folder or file some/where.pth", "some/where.pth")
     refused("photos is not a run folder", "photos")
 
 
