@@ -29,6 +29,7 @@ OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
     "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
 )
+MAX_CACHED = 20_000  # images up to which `embed` computes vectors by way of the cache, which other commands then use
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
@@ -47,8 +48,8 @@ def embed(
     """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
     The default source is all data the run was trained on; its `limit` is for training only. The default file is
-    embeddings.npz in the run folder. Vectors that another command has computed already are used again; otherwise memory
-    does not grow with the number of images. Files that cannot be read are reported and left out.
+    embeddings.npz in the run folder. Commands share the vectors they compute; above 20,000 images, memory does not grow
+    with their number. Files that cannot be read are reported and left out.
 
     Examples:
         mixnn embed runs/photos
@@ -59,9 +60,8 @@ def embed(
     images = run.images(source, str(data_dir), split)
     store.check_format(Path(out or "embeddings.npz"))
     out = check_output(out, run.path / "embeddings.npz", overwrite)
-    cached = _cache_file(run, images)
-    if cached.is_file():
-        known = store.read(cached)
+    if len(images) <= MAX_CACHED or _cache_file(run, images).is_file():
+        known = collect(run, images, device=device, reporter=reporter)
         num_features = known.vectors.shape[1]
         batch = known.names, known.vectors, known.skipped
         count, skipped = store.write(out, [batch], num_features, known.about)
