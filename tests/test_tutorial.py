@@ -108,7 +108,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images, networks and samples; and what such a run may find or not is as on the page."""
     for module in (start, folder_settings):
         monkeypatch.setattr(module, "ENCODE_SIZE", 32)
-    for name, value in {"TRAIN_SIZE": {"cpu": 32, "cuda": 32}, "HIDDEN": 64}.items():
+    for name, value in {"TRAIN_SIZE": 32, "HIDDEN": 64}.items():
         monkeypatch.setattr(folder_settings, name, value)
     for name, value in {"SAMPLE": 32, "MIN_RETRIEVAL": 0.0, "MIN_RANK": 0.0, "MAX_FIRST": 1.0}.items():
         monkeypatch.setattr(judgement, name, value)

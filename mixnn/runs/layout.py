@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SIDE = 16  # pixels; 768 numbers
-WEIGHT = 0.5  # length of the layout's part of a vector, whose other part has length 1
+WEIGHT = 0.25  # length of the layout's part of a vector, whose other part has length 1
 MIN_ALIGNMENT = 0.4
 SAMPLE = 400  # images
 

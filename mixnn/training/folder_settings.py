@@ -12,7 +12,7 @@ from mixnn.runs.start import DEFAULT_START, ENCODE_SIZE
 from mixnn.runs.weights import NO_START, start_defaults
 from mixnn.training.schedule import short_warmup
 
-TRAIN_SIZE, LR, HIDDEN = {"cpu": 96, "cuda": 128}, 2.4e-3, 1024
+TRAIN_SIZE, LR, HIDDEN = 128, 2.4e-3, 1024
 
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing should see: minutes on a GPU or two cores
 FEW_STEPS = 5_000
@@ -77,7 +77,7 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
     value = chooser.value
     for name, own in start_defaults(start).items():
         value(name, own, f"as {start} needs it")
-    value("image_size", TRAIN_SIZE["cuda" if cuda else "cpu"], "training crops of this side are fast")
+    value("image_size", TRAIN_SIZE, "training crops of this side are fast")
     value("encode_size", ENCODE_SIZE, "features are best at this side, also of smaller images")
     batch = value("batch_size", *_batch(num, cuda, largest=64))
     steps = STEPS_ON_CUDA if cuda else STEPS_ON_CPU

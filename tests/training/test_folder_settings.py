@@ -74,7 +74,7 @@ def test_a_gpu_gets_larger_images_networks_and_batches():
     assert "lr" not in gpu  # the paper's, for so many steps
 
 
-@pytest.mark.parametrize("cuda, size, steps", [(False, 96, 600), (True, 128, 1_200)])
+@pytest.mark.parametrize("cuda, size, steps", [(False, 128, 600), (True, 128, 1_200)])
 @pytest.mark.parametrize("side", [8, 300])
 def test_a_folder_starts_from_imagenet_weights_whatever_the_size_of_its_images(side, cuda, size, steps):
     found = chosen(2_000, side, cuda)
@@ -115,7 +115,7 @@ def test_what_the_user_gave_is_left_alone_and_counts():
         found = chosen(1797, 200, given=given | start, options={"support_size": 100})
         assert not {"batch_size", "image_size", "lr", "support_size", *start} & set(found)
         assert found["bn_groups"] == 1
-    for start, groups, size in ((FROM_NOTHING, [1, 8, 1, 16], 32), ({}, [1, 1, 1, 1], 96)):
+    for start, groups, size in ((FROM_NOTHING, [1, 8, 1, 16], 32), ({}, [1, 1, 1, 1], 128)):
         several = [chosen(1797, 200, given=start | {"batch_size": n}) for n in (128, 256, 300, 512)]
         assert [found["bn_groups"] for found in several] == groups
         assert chosen(1797, 200, given=start | {"image_size": 0})["image_size"] == size  # 0 stands for: choose
@@ -167,7 +167,7 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_
 
 
 def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", {"cpu": 32, "cuda": 32})
+    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", 32)
     monkeypatch.setattr(folder_settings, "ENCODE_SIZE", 40)
     monkeypatch.setattr(folder_settings, "HIDDEN", 16)
     run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20)
