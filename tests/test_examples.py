@@ -69,7 +69,7 @@ def test_losses_teacher_and_support_set_are_the_packages_over_several_steps(exam
     for step in range(STEPS):
         x1, x2, lam, shuffle = draw(seed=step)
         draws = {"lam": lam.view(2, 1, 1, 1), "shuffle": shuffle}
-        expected, aux = method(Batch((x1, x2), torch.zeros(B, dtype=torch.long), torch.arange(B), draws))
+        expected, aux = method.forward_batch(Batch((x1, x2), torch.zeros(B, dtype=torch.long), torch.arange(B), draws))
         loss, z = model(x1, x2, lam)
         losses.append(expected.item())
         assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
@@ -77,7 +77,7 @@ def test_losses_teacher_and_support_set_are_the_packages_over_several_steps(exam
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-        method.after_step(aux)
+        method.update_state(aux)
         model.update(z)
 
         for mine, reference in zip(model.teacher.parameters(), method.teacher.parameters(), strict=True):
