@@ -69,6 +69,13 @@ def test_a_loop_trains_the_student_and_after_step_the_rest(name):
         assert (method.support.index_Q == -1).all()  # nobody said which images these were
 
 
+def test_the_parts_of_the_package_are_reached_from_its_name():
+    assert {"augment", "data", "functional", "methods", "nn"} <= set(dir(mixnn))
+    assert mixnn.methods.MNN is METHODS["mnn"]
+    assert mixnn.nn.SplitBatchNorm is SplitBatchNorm
+    assert mixnn.augment.strong(32).size == 32
+
+
 # The caller's module
 
 
@@ -151,12 +158,12 @@ def test_networks_obey_the_callers_autocast_and_losses_are_fp32(name, monkeypatc
         return real(*args)
 
     monkeypatch.setattr(mixnn.functional, "cosines", watched)
-    rng = {"generator": torch.Generator().manual_seed(0)}
-    exact = method(*images(method), **labels_of(name), generator=torch.Generator().manual_seed(0))
+    given = labels_of(name) | {"draws": {draw: torch.rand(shape) for draw, shape in method.draws(B).items()}}
+    exact = method(*images(method), **given)
     seen: list[torch.dtype] = []
     watch(method, seen)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = method(*images(method), **labels_of(name), **rng)
+        loss = method(*images(method), **given)
     assert set(seen) == {torch.bfloat16}
     assert len(seen) >= 3
     assert loss.dtype == torch.float32
