@@ -396,9 +396,7 @@ class Config(Checked):
     )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
-    encode_size: int = option(
-        0, "side at which images are encoded after training, and read for it; 0: image_size", low=0, high=1024
-    )
+    encode_size: int = option(0, "side at which images are encoded after training; 0: image_size", low=0, high=1024)
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
     weak_flip: float = option(
         0.9,
@@ -466,8 +464,13 @@ class Config(Checked):
 
     @property
     def encoding_size(self) -> int:
-        """Side at which images are read and, after training, encoded."""
+        """Side at which images are encoded after training."""
         return self.encode_size or self.image_size
+
+    @property
+    def reading_size(self) -> int:
+        """Side at which training reads images: a little larger than its crops, where they are encoded larger still."""
+        return min(self.encode_size, self.image_size + 32) if self.encode_size else self.image_size
 
     @property
     def base_lr(self) -> float:

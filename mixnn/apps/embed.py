@@ -47,8 +47,8 @@ def embed(
     """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
 
     The default source is all data the run was trained on; its `limit` is for training only. The default file is
-    embeddings.npz in the run folder. Memory does not grow with the number of images. Files that cannot be read are
-    reported and left out.
+    embeddings.npz in the run folder. Vectors that another command has computed already are used again; otherwise memory
+    does not grow with the number of images. Files that cannot be read are reported and left out.
 
     Examples:
         mixnn embed runs/photos
@@ -59,10 +59,19 @@ def embed(
     images = run.images(source, str(data_dir), split)
     store.check_format(Path(out or "embeddings.npz"))
     out = check_output(out, run.path / "embeddings.npz", overwrite)
-    encoder = load(run, device, reporter=reporter)
-    count, skipped = _write(out, run, encoder, images, reporter)
+    cached = _cache_file(run, images)
+    if cached.is_file():
+        known = store.read(cached)
+        num_features = known.vectors.shape[1]
+        batch = known.names, known.vectors, known.skipped
+        count, skipped = store.write(out, [batch], num_features, known.about)
+        reporter.warn_of_skipped(skipped)
+    else:
+        encoder = load(run, device, reporter=reporter)
+        num_features = encoder.num_features
+        count, skipped = _write(out, run, encoder, images, reporter)
     missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""
-    reporter.info(f"{plural(count, 'vector')} of {encoder.num_features} numbers in {out}{missing}")
+    reporter.info(f"{plural(count, 'vector')} of {num_features} numbers in {out}{missing}")
     return out
 
 
@@ -77,18 +86,24 @@ def collect(
     """
     reporter = reporter or Reporter()
     images = source if isinstance(source, Images) else run.images(source, data_dir)
-    checkpoint, title = _digest([run.config.encoding_size, *_newest_checkpoint(run)]), _digest(images.title)
-    cached = run.path / "embeddings" / f"{checkpoint}-{title}-{_digest(images.signature())}.npz"
+    cached = _cache_file(run, images)
     if cached.is_file():
         return store.read(cached)
     encoder = load(run, device, reporter=reporter) if encoder is None else encoder
     with tempfile.TemporaryDirectory() as elsewhere:
         file = cached if _is_writable(cached.parent) else Path(elsewhere) / cached.name
         _write(file, run, encoder, images, reporter)
+        checkpoint, title, _ = file.stem.split("-")
         for old in file.parent.glob(CACHED):
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
                 old.unlink(missing_ok=True)
         return store.read(file)
+
+
+def _cache_file(run: Run, images: Images) -> Path:
+    """Where `collect` keeps the vectors of these images; its name changes with the checkpoint and the images."""
+    parts = [run.config.encoding_size, *_newest_checkpoint(run)], images.title, images.signature()
+    return run.path / "embeddings" / f"{'-'.join(map(_digest, parts))}.npz"
 
 
 def _is_writable(folder: Path) -> bool:

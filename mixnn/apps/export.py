@@ -21,9 +21,12 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from mixnn import methods
+from mixnn.apps.report.run_data import RunData, read_files
 from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, setting, verb
 from mixnn.data import configured_dataset
+from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.files import check_writable, write_atomically
+from mixnn.nn.backbone import TIMM
 from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter
@@ -31,7 +34,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import LAYOUT, make_backbone
+from mixnn.runs.weights import LAYOUT, NO_START, STARTS, TORCHVISION, make_backbone
 
 __all__ = ["export"]
 
@@ -44,6 +47,7 @@ SETTINGS = (
     *("batch_size", "lr", "warmup_epochs", "sgd_momentum", "weight_decay", "bn_groups", "crop_area", "weak_flip"),
     *("mirror", "precision", "seed"),
 )
+MAX_STARTS = 9  # runs on the card that started from each other
 PROGRAM = {
     "takes": "images: uint8 RGB, (batch, 3, height, width), any batch; best at the size below",
     "gives": "features: float32 (batch, features)",
@@ -193,13 +197,15 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     environment_file = run.path / "environment.json"
     trained_with = json.loads(environment_file.read_text()) if environment_file.exists() else {}
     here = environment(torch.device("cpu"))
-    steps_per_epoch = state["data"]["images"] // c.batch_size
+    steps_per_epoch = max(1, state["data"]["images"] // c.batch_size)
+    method = {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper}
     return {
         "card_version": CARD_VERSION,
         "file": {"form": form, **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM)},
         "architecture": _architecture(c),
         "preprocessing": _preprocessing(c, state["data"]),
-        "method": {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper},
+        "start": _start(read_files(run), step),
+        "method": method if step else None,
         "training": {
             "data": configured_dataset(c).title,
             "images": state["data"]["images"],
@@ -215,6 +221,45 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
         },
         "licence": licence or None,
     }
+
+
+def _start(data: RunData, step: int, depth: int = MAX_STARTS) -> dict[str, Any] | None:
+    """Which weights the run started from, and what became of them; None for random ones.
+
+    A card is published, so folders and files of the user's machine are not named. depth: how many runs that started
+    from each other are followed; one that replaced the run it started from would never end.
+    """
+    source = data.init_from
+    if source in NO_START:
+        return None
+    became = _what_became_of_the_start(data, step)
+    if source in STARTS:
+        start = STARTS[source]
+        mean, std = NORMALIZATIONS[start.normalization]
+        inputs = {"size": start.image_size, "scale": 1 / 255, "mean": list(mean), "std": list(std)}
+        return {"name": source, **start.card, "input_in_training": inputs, **became}
+    if source.startswith((TIMM, TORCHVISION)):
+        return {"name": source, "licence": "see the publisher of these weights", **became}
+    if not depth or not Run.is_run_folder(Path(source)):
+        return {"name": "a file of weights, or a run that is gone", **became}
+    other = read_files(Run.open(source))
+    steps = other.metrics[-1].get("step", 0) if other.metrics else 0
+    return {"name": "another run", "start": _start(other, steps, depth - 1), **became}
+
+
+def _what_became_of_the_start(data: RunData, step: int) -> dict[str, Any]:
+    """What was done to the weights here, and the share of trained weights in the encoder."""
+    if not step:
+        return {"done_here": "nothing: the weights are as they come", "trained_share": 0.0}
+    judged = data.judged
+    if judged and judged.reverted() == "kept_start":
+        return {
+            "done_here": "trained, and set back to these weights, because the trained ones were worse",
+            "trained_share": 0.0,
+        }
+    share = judged.content["share"] if judged else 1.0
+    average = f"; the encoder is an average, with a share of {share:g} of the trained weights and the rest of these"
+    return {"done_here": "trained on the images below" + average * (share < 1), "trained_share": share}
 
 
 def _names(c: Config) -> str:

@@ -116,7 +116,7 @@ def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | No
 
     Example: vectors = mixnn.load("runs/x")(images)
     """
-    if str(run) in STARTS and not Path(str(run)).exists():
+    if str(run) in STARTS and not (Path(str(run)) / "config.yaml").is_file():  # any other folder may have that name
         encoder = read_start(str(run))
     elif not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
         encoder = read_export(Path(run))

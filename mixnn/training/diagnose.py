@@ -56,8 +56,8 @@ def diagnose(
     run.check_data(f"use {setting('source', 'FOLDER')}")
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
-    tensors, state = run.load_checkpoint(reporter.warn)
-    images = run.dataset(data_dir).load(methods.find(config.method).split, config.encoding_size)
+    tensors, state = run.load_training(reporter.warn)
+    images = run.dataset(data_dir).load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter)
     trainer.load(tensors, state)
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed

@@ -24,6 +24,7 @@ from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
+from mixnn.progress import plural
 
 SAMPLE = 256  # images; a fixed number, because a view is harder to find among more images
 NEIGHBORS = 10
@@ -97,6 +98,14 @@ class Judge:
         self.points.append({"step": step, "progress": round(progress, 3), "problems": list(found), **numbers})
         self.last = progress
         return list(found.values())
+
+    def summary(self) -> str:
+        """The last look and the start, in a sentence."""
+        sample, now = min(len(self.images), SAMPLE), self.points[-1]["view_retrieval"]
+        return (
+            f"judged without labels: it finds an image's other view among {plural(sample, 'image')} in {now:.0%} of "
+            f"cases, before training in {self.start['view_retrieval']:.0%}"
+        )
 
     @property
     def is_worse(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -127,6 +126,8 @@ def _train(run: Run, trainer: Trainer) -> Run:
     """Trains to the end. A run with a time budget then records how many epochs that were."""
     first = trainer.done
     trainer.fit(run)
+    if trainer.done > first and trainer.judge and trainer.judge.points and not trainer.judge.is_worse:
+        trainer.reporter.info(trainer.judge.summary())
     if not trainer.plan:
         return run
     epochs, seconds = trainer.done // trainer.steps_per_epoch, trainer.plan.elapsed()
@@ -142,7 +143,7 @@ def _train(run: Run, trainer: Trainer) -> Run:
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
     """Labelled images for the kNN evaluations during training, read only if this process does any."""
-    return dataset.load_labelled(config.encoding_size) if config.knn_every and is_main_process() else None
+    return dataset.load_labelled(config.reading_size) if config.knn_every and is_main_process() else None
 
 
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
@@ -249,16 +250,11 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run.check_data()
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
-    tensors, state = run.load_checkpoint(reporter.warn)
-    if not any(name.startswith("method.") for name in tensors):
-        raise UserError(
-            f"{run.path} holds the {run.config.init_from} encoder as it comes, so there is no training to continue: "
-            f"use `mixnn pretrain {shlex.quote(run.config.data)}`"
-        )
+    tensors, state = run.load_training(reporter.warn)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()
-    images = dataset.load(methods.find(config.method).split, config.encoding_size)
+    images = dataset.load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:

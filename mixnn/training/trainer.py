@@ -229,6 +229,11 @@ class Trainer:
         is_worse = self.judge is not None and self.over and self.judge.is_worse
         return self.last_good[0] if is_worse else self.blend.weights(self.method.student.f)
 
+    def _encoder(self) -> torch.nn.Module:
+        """The encoder as a run that ended now would keep it, unless it is worse than the start."""
+        student: torch.nn.Module = self.method.student.f
+        return self.blend.encoder(student) if self.blend else student
+
     def measure(self) -> None:
         """Makes the first plan of a run with a time budget.
 
@@ -330,8 +335,7 @@ class Trainer:
         known = {name for point in self.judge.points for name in point["problems"]}
         student = self.method.student.f
         with self._timing("judgement"):
-            encoder = self.blend.encoder(student) if self.blend else student
-            sentences = self.judge.look(encoder, self.progress, self.done)
+            sentences = self.judge.look(self._encoder(), self.progress, self.done)
         for name, sentence in zip(self.judge.points[-1]["problems"], sentences, strict=True):
             if name not in known:
                 self.reporter.warn(f"after {self.progress:.0%} of the run: {sentence}")
@@ -456,7 +460,7 @@ class Trainer:
     def _knn(self) -> dict[str, float]:
         assert self.knn_sets is not None
         train, test = self.knn_sets
-        bank, queries = (features(self.method.student.f, images, bf16=self.bf16) for images in (train, test))
+        bank, queries = (features(self._encoder(), images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
         return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}
 

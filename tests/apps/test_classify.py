@@ -45,7 +45,7 @@ from mixnn.apps.classify.classifiers import (
 )
 from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
-from mixnn.apps.embed import Embeddings
+from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.cli import command
 from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
@@ -54,6 +54,7 @@ from mixnn.data.labels import from_csv
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
+from mixnn.runs.weights import initial_backbone
 from tests.browser import Browser, find_browser
 
 QUIET = Reporter(quiet=True)
@@ -800,7 +801,7 @@ def results_with(**changes: Any) -> dict[str, Any]:
     """Results of a run that is ahead by 10 points, with balanced and consistent labels."""
     row = {"accuracy": 60.0, "ahead": changes.pop("ahead", -10.0), "error": 2.0}
     return {
-        "held_out": {"images": 50, "doubtful": []},
+        "held_out": {"images": 50, "doubtful": [], "accuracy": changes.pop("accuracy", 80.0)},
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
@@ -819,6 +820,23 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ({"ahead": 5.0}, "untrained", ["Train the encoder"]),
         ({"ahead": 5.0}, "collapsed", ["Train again with another start or other settings"]),
         ({"ahead": 5.0}, "shrunk", ["Train again with another start or other settings"]),
+        ({"ahead": 0.0}, "kept_start", ["Label more images rather than train again"]),
+        ({"ahead": 5.0}, "judged", []),
+        ({"ahead": 5.0, "classes": {"cat": 5, "dog": 5}}, "judged", ["Label more images: 10 labels are few for 2 cl"]),
+        (
+            {"classes": {"cat": 5, "dog": 5}},
+            "judged",
+            ["Label more images: 10 labels are few for 2 classes. suggest=20"],
+        ),
+        ({"classes": {"cat": 5, "dog": 5}}, "learning", []),
+        ({}, "start", []),
+        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        (
+            {"classes": {"cat": 5, "dog": 5}, "curve": [{"gain_low": 1.0}]},
+            "judged",
+            ["Label more images: accuracy rises with their number."],
+        ),
         (
             {"classes": {"cat": 40, "dog": 25, "elk": 2}},
             "learning",
@@ -847,10 +865,16 @@ def test_advice_fits_the_cause(changes, state, expected):
     assert all(text.startswith(start) for text, start in zip(advice, expected, strict=True))
 
 
-@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk"])
+@pytest.mark.parametrize("state", ["diverged", "collapsed", "shrunk", "color", "below_start", "worse"])
 def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
     (advice,) = advise(results_with(ahead=20.0), state)
     assert "Training it for longer will not help." in advice
+    assert "Train on more images, for longer" not in advice
+
+
+def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
+    (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
+    assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 
 def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):
@@ -864,6 +888,31 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
         printed = capsys.readouterr().out
         assert "Gain from training: +0.0 points over the better baseline." in printed
         assert said in printed
+
+
+def test_the_gain_of_a_run_without_training_is_the_encoders_over_raw_pixels(stub, tmp_path, monkeypatch, capsys):
+    run, embeddings, truth = stub
+    labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
+
+    def compare(*given: Any, **more: Any) -> dict[str, Any]:
+        found = compared()(*given, **more)
+        del found["accuracy"][START]
+        return found
+
+    monkeypatch.setattr(classify_module, "compare", compare)
+    classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+    said = capsys.readouterr().out
+    assert "Gain from the encoder: +30.0 points over raw pixels." in said
+    assert "Gain from training" not in said
+
+
+def test_a_run_that_ended_within_its_first_epoch_is_compared_with_its_start(tmp_path):
+    """A time budget may end there; the configuration then says 0 epochs."""
+    run = Run(tmp_path, Config(data="images", backbone="resnet8", image_size=8, epochs=0))
+    encoder = Encoder(initial_backbone(run.config), 8, torch.zeros(3), torch.ones(3))
+    assert features._start(run, encoder) is None
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0.9, "loss": 1.0}\n')
+    assert features._start(run, encoder) is not None
 
 
 def test_copies_of_an_image_with_different_labels_are_found_and_nothing_else():

@@ -175,14 +175,16 @@ def test_an_image_of_a_data_set_and_a_file_with_its_pixels_have_the_same_vector(
     np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
 
 
-def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expected, monkeypatch):
+def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expected, tmp_path, monkeypatch):
     first = collect(run, folder, device="cpu", reporter=QUIET)
     same(first.names, first.vectors, expected)
     with monkeypatch.context() as patch:
         patch.setattr(embedding, "load", lambda *_: pytest.fail("encoded again"))
         again = collect(run, folder, device="cpu", reporter=QUIET)
+        written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", reporter=QUIET))
     assert np.array_equal(again.vectors, first.vectors)
     assert again.skipped == first.skipped
+    same(written["file"].tolist(), written["vectors"], expected)
     Image.new("RGB", (SIZE, SIZE), "white").save(folder / "19.png")
     changed = collect(run, folder, device="cpu", reporter=QUIET)
     at = first.names.index("19.png")
@@ -317,6 +319,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     bad.write_bytes(data)
     found = collect(Run.open(other), folder, device="cpu")
     assert found.about["checkpoint"] == good.name
+    shutil.rmtree(other / "embeddings")
     mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
     assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
     mixnn.load(other)

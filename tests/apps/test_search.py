@@ -84,6 +84,50 @@ def brute_force(bank: np.ndarray, queries: np.ndarray, topk: int, own: list[list
     return found
 
 
+# Similarities that tell like from unlike
+
+
+def clusters(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors of four classes that share a large part, as an encoder's do, and their classes."""
+    rng = np.random.default_rng(seed)
+    label = np.arange(count) % 4
+    vectors = 3 * rng.standard_normal(64) + 2 * rng.standard_normal((4, 64))[label] + rng.standard_normal((count, 64))
+    return similarity.normalize_rows(vectors.astype(np.float32)), label
+
+
+def test_less_the_mean_two_random_images_have_a_similarity_of_zero_and_two_of_a_class_a_high_one():
+    plain, label = clusters(200)
+    cosines = plain @ plain.T
+    assert cosines.mean() > 0.5
+    centered = similarity.center_rows(plain, similarity.bank_mean(plain))
+    assert centered is plain, "in place"
+    np.testing.assert_allclose(np.linalg.norm(centered, axis=1), 1, rtol=1e-5)
+    found, same = centered @ centered.T, label[:, None] == label
+    assert abs(found.mean()) < 0.02
+    assert np.median(found[same]) - np.median(found[~same]) > 2 * (np.median(cosines[same]) - np.median(cosines[~same]))
+
+
+def test_few_images_and_images_that_are_all_alike_keep_their_plain_cosines():
+    few, _ = clusters(similarity.MIN_CENTERED - 1)
+    assert not similarity.bank_mean(few).any()
+    assert similarity.bank_mean(clusters(similarity.MIN_CENTERED)[0]).any()
+    alike = similarity.normalize_rows(np.float32(np.ones((50, 64)) + 1e-4 * random_unit(50, 64)))
+    assert not similarity.bank_mean(alike).any(), "what is left would be noise"
+
+
+def test_the_meaning_of_a_similarity_is_printed_and_few_images_have_copies_too(given, tmp_path):
+    for name, original in (("4.png", "4.png"), ("copy.png", "4.png"), ("5.png", "5.png")):
+        shutil.copy(given.folder / original, tmp_path / name)
+    result, printed = quietly(given.run, source=tmp_path, duplicates=True)
+    assert [image["file"] for group in result["groups"] for image in group] == ["4.png", "copy.png"]
+    assert not result["centered"]
+    assert "plain cosine" in printed
+    for kind in ({"query": "4.png"}, {"duplicates": True}, {"outliers": True}):
+        result, printed = quietly(given.run, **kind)
+        assert result["centered"]
+        assert "similarity 0: as unlike as two random images here, 1: the same" in printed.splitlines()
+
+
 # Nearest neighbors of vectors
 
 
@@ -172,15 +216,26 @@ def test_identical_images_are_one_group():
     assert [i for i, _ in group] == list(range(300))
 
 
-def test_the_threshold_is_ten_times_nearer_than_the_tenth_neighbor_and_ignores_copies():
+def test_the_threshold_is_so_near_that_about_one_pair_reaches_it_by_chance():
+    for width, most in ((6, 5), (8, 5)):  # few directions: the nearest of all pairs are very near
+        bank = random_unit(400, width)
+        threshold, why = similarity.default_threshold(bank)
+        cos = np.sort(bank.astype(np.float64) @ bank.T, axis=1)[:, ::-1]
+        near, far = (1 - np.median(cos[:, k]) for k in (10, 20))
+        assert 1 - threshold == pytest.approx(near / 2000 ** np.log2(far / near), rel=0.05)
+        assert (np.triu(bank @ bank.T, 1) >= threshold).sum() <= most
+        assert "times nearer than an image usually is to its neighbor number 10" in why
+    many = random_unit(200, 64)
+    cos = np.sort(many.astype(np.float64) @ many.T, axis=1)[:, ::-1]
+    assert similarity.default_threshold(many)[0] == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 5, abs=2e-3)
+
+
+def test_the_threshold_ignores_copies_and_few_images_have_one():
     bank = random_unit(200, 8)
-    cos = np.sort(bank.astype(np.float64) @ bank.T, axis=1)[:, ::-1]
-    threshold, why = similarity.default_threshold(bank)
-    assert threshold == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 10, abs=2e-3)
-    assert why.startswith("10 times nearer")
     doubled = similarity.default_threshold(np.concatenate([bank, bank]))[0]
-    assert doubled == pytest.approx(threshold, abs=0.02)
+    assert doubled == pytest.approx(similarity.default_threshold(bank)[0], abs=0.03)
     assert similarity.default_threshold(bank[:2])[0] < 1
+    assert similarity.default_threshold(np.concatenate([bank[:1]] * 30))[0] == 1
 
 
 def test_an_outliers_score_is_the_mean_cosine_to_its_nearest_others():
@@ -220,6 +275,8 @@ def test_the_search_agrees_with_vectors_of_the_encoder(given):
     u8, _ = decode_all([image, *(given.folder / name for name in given.names)], 16)
     vectors = encoder(torch.from_numpy(u8)).double().numpy()
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors -= vectors[1:].mean(0)  # of the images searched, not of the query
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cos = vectors[1:] @ vectors[0]
     best = np.argsort(-cos)[:3]
     assert [hit["file"] for hit in row["nearest"]] == [given.names[i] for i in best]
@@ -255,13 +312,14 @@ def test_an_image_of_a_data_set_is_a_query_by_its_name(given):
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    """40 digits, two copies of one, one saved as JPEG, and one shifted by an eighth of the network's pixels."""
+    """40 digits, two copies of one, one saved as JPEG, one enlarged, one shifted by an eighth of a network's pixel."""
     folder = tmp_path_factory.mktemp("copies")
     for i in range(40):
         digit(100 + i).save(folder / f"{i}.png")
     shutil.copy(folder / "3.png", folder / "copy of 3.png")
     shutil.copy(folder / "3.png", folder / "3 again.png")
     digit(105).save(folder / "saved 5.jpg", quality=95)
+    digit(106).resize((200, 200), Image.Resampling.BICUBIC).save(folder / "enlarged 6.png")
     shifted(digit(108), 1).save(folder / "shifted 8.png")
     return folder
 
@@ -269,7 +327,9 @@ def copies(tmp_path_factory):
 def test_copies_are_found_and_different_digits_are_not(given, copies):
     result, printed = quietly(given.run, source=copies, duplicates=True)
     groups = [{image["file"] for image in group} for group in result["groups"]]
-    assert groups == [{"3.png", "3 again.png", "copy of 3.png"}, {"5.png", "saved 5.jpg"}, {"8.png", "shifted 8.png"}]
+    assert groups[0] == {"3.png", "3 again.png", "copy of 3.png"}
+    copied = [{"5.png", "saved 5.jpg"}, {"6.png", "enlarged 6.png"}, {"8.png", "shifted 8.png"}]
+    assert sorted(groups[1:], key=min) == copied
     same = {image["file"]: image["same_content_as"] for group in result["groups"] for image in group}
     first = result["groups"][0][0]["file"]
     assert [name for name, of in same.items() if of] == [n for n in same if "3" in n and n != first]
@@ -281,7 +341,7 @@ def test_copies_are_found_and_different_digits_are_not(given, copies):
 
 def test_a_threshold_is_taken_as_given(given, copies):
     assert quietly(given.run, source=copies, duplicates=True, threshold=1.0)[0]["groups"][0][1]["similarity"] == 1
-    assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 44
+    assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 45
 
 
 def test_identical_images_cause_a_warning_about_collapse(given, tmp_path, capsys):
@@ -310,9 +370,9 @@ def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     def group(count):
         return [{"file": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
 
-    result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.91, 0.995, 0.5]}
+    result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.85, 0.91, 0.5]}
     varied, copies, few = render.group_titles(result)
-    assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity is 0.9100"
+    assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity is 0.8500"
     assert copies == "group 2, 6 images"
     assert few == "group 3, 4 images"
     strict = result | {"threshold": 0.999, "lowest": [0.995] * 3}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, set_views
+from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, freeze_statistics, set_views
 
 C, SIDE = 3, 5
 CASES = [(groups, views) for groups in (1, 2, 4) for views in (1, 2, 3)]  # eight images a view
@@ -252,3 +252,42 @@ def test_a_mean_far_from_zero_costs_no_precision(groups):
     layer = split_bn(groups, 2, dtype=torch.float32)
     want, _ = naive(copy.deepcopy(layer).double(), x.double())
     close(layer(x), want.float(), 1e-3)
+
+
+@pytest.mark.parametrize("groups, views", CASES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_frozen_layers_normalize_with_their_running_statistics_in_training_too(groups, views, with_residual):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    residual = images(8 * views).roll(2, 0).sub(2) if with_residual else None
+    freeze_statistics(layer)
+    assert layer.training
+    before = {name: t.clone() for name, t in layer.state_dict().items()}
+    plain = plain_bn(layer).eval()
+    want = plain(x)
+    want = torch.relu(want + residual) if with_residual else want
+    ours = layer(x, residual, relu=with_residual)
+    close(ours, want)
+    upstream = images(8 * views).roll(1, 0)
+    for a, b in zip(
+        torch.autograd.grad(ours, [x, layer.weight, layer.bias], upstream),
+        torch.autograd.grad(want, [x, plain.weight, plain.bias], upstream),
+        strict=True,
+    ):
+        close(a, b)
+    assert layer.state_dict().keys() == before.keys()
+    assert all(torch.equal(t, before[name]) for name, t in layer.state_dict().items())
+
+
+def test_an_image_of_a_frozen_layer_does_not_depend_on_the_others():
+    layer, x = split_bn(2, 1), images(8)
+    freeze_statistics(layer)
+    close(layer(x)[:2], layer(x[:2]))
+
+
+def test_freezing_reaches_every_layer_below_and_untracked_ones_have_their_statistics():
+    network = nn.Sequential(split_bn(2, 1), nn.Sequential(split_bn(1, 1)))
+    set_views(network, 2, tracked=False)  # as in a teacher
+    freeze_statistics(network)
+    x = images(8)
+    close(network(x), plain_bn(network[1][0]).eval()(plain_bn(network[0]).eval()(x)))
+    close(copy.deepcopy(network)(x), network(x))  # a teacher is a copy of a student

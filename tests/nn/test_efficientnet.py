@@ -8,9 +8,11 @@ import torch.nn.functional as F
 
 import mixnn
 from mixnn.config import Config
+from mixnn.nn import efficientnet
 from mixnn.nn.backbone import build_backbone
-from mixnn.nn.batch_norm import SplitBatchNorm
-from mixnn.nn.efficientnet import PUBLISHED, EfficientNetLite0, InvertedResidual
+from mixnn.nn.batch_norm import SplitBatchNorm, freeze_statistics
+from mixnn.nn.efficientnet import PUBLISHED, ConvNorm, EfficientNetLite0, InvertedResidual
+from mixnn.nn.precision import run_parts
 from mixnn.runs.weights import read_backbone
 
 # Per image size: norm of each image's features, their product with cos(0), cos(1), ..., and the largest of image 0.
@@ -137,3 +139,59 @@ def test_images_that_are_too_small_are_refused():
     for refused in (lambda: EfficientNetLite0(31, 1), lambda: EfficientNetLite0(32, 1)(torch.zeros(1, 3, 40, 31))):
         with pytest.raises(mixnn.UserError, match="needs images of 32 pixels or more, not 31: use image_size=32"):
             refused()
+
+
+def test_frozen_training_has_the_outputs_and_gradients_of_batch_norm_without_folding(trained, monkeypatch):
+    backbone = copy.deepcopy(trained).double().train()
+    freeze_statistics(backbone)
+    x = ((pattern(32).double() - 127) / 128).requires_grad_()
+    inputs = [x, *backbone.parameters()]
+    before = {name: t.clone() for name, t in backbone.state_dict().items()}
+
+    def outputs_and_gradients():
+        features = backbone(x)
+        return [features, *torch.autograd.grad(features.square().sum(), inputs)]
+
+    folded = outputs_and_gradients()
+    monkeypatch.setattr(ConvNorm, "uses_batch", True)  # the layer is applied, with frozen statistics
+    for mine, theirs in zip(folded, outputs_and_gradients(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9)
+    assert all(torch.equal(t, before[name]) for name, t in backbone.state_dict().items())
+
+
+def test_frozen_training_in_half_precision_has_about_the_same_gradients(trained):
+    backbone, x = copy.deepcopy(trained).train(), (pattern(32).float() - 127) / 128
+    freeze_statistics(backbone)
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        (features,) = run_parts([backbone], x, dtype)  # as in a student
+        assert features.dtype == dtype
+        gradients.append(torch.autograd.grad(features.float().square().sum(), backbone.head.conv.weight)[0])
+    assert F.cosine_similarity(*(g.flatten() for g in gradients), dim=0) > 0.95
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_chunks_of_a_batch_give_the_features_of_the_whole(trained, monkeypatch, frozen):
+    """Chunks are for a CPU without gradients, where statistics do not come from the batch."""
+    monkeypatch.setattr(efficientnet, "CHUNK", 2)
+    backbone, sizes = copy.deepcopy(trained), []
+    if frozen:
+        freeze_statistics(backbone.train())
+    backbone.stem.register_forward_hook(lambda _module, _inputs, output: sizes.append(len(output)))
+    x = torch.cat([pattern(32), 255 - pattern(32), pattern(32)[:1].flip(3)]).float() / 128 - 1
+    whole = backbone(x).detach()
+    assert sizes == [5]
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(x), whole, rtol=1e-4, atol=1e-4)
+        assert backbone(x[:0]).shape == (0, 1280)
+    assert sizes == [5, 2, 2, 1, 0]
+
+
+@torch.no_grad()
+def test_a_batch_that_gives_the_statistics_is_never_cut(monkeypatch):
+    monkeypatch.setattr(efficientnet, "CHUNK", 2)
+    torch.manual_seed(0)
+    backbone, sizes = EfficientNetLite0(32, 1), []
+    backbone.stem.register_forward_hook(lambda _module, _inputs, output: sizes.append(len(output)))
+    backbone(torch.randn(5, 3, 32, 32))
+    assert sizes == [5]

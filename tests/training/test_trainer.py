@@ -12,9 +12,13 @@ import mixnn
 from mixnn.config import Config
 from mixnn.data import dataset as dataset_module
 from mixnn.data import load
+from mixnn.evaluation.features import features
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
+from mixnn.runs.start import open_run
+from mixnn.runs.weights import KEPT, STUDENT
 from mixnn.training import pretrain as training
+from mixnn.training import trainer as trainer_module
 from mixnn.training.configure import configure
 from mixnn.training.trainer import Trainer, configured_views
 
@@ -82,6 +86,7 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     photos = mixnn.data.to_folder(images, tmp_path / "photos")
     small = {"epochs": 1, "batch_size": 8, "device": "cpu", "options": {"hidden": 8, "dim": 8, "support_size": 8}}
+    small["init_from"] = "none"
     run = mixnn.pretrain(photos, out=tmp_path / "run", reporter=QUIET, **small)
     mixnn.pretrain(resume=run.path, reporter=QUIET)
     first, second, aside = photos / "00.png", photos / "01.png", tmp_path / "aside"
@@ -203,6 +208,7 @@ def test_test_images_are_read_only_for_knn_evaluations(tmp_path: Path):
     photos = labelled_photos(tmp_path / "photos")
     (photos / "test" / "a" / "broken.png").write_text("not an image")
     common = {"labels": "folders", "on_error": "refuse", "epochs": 1, "batch_size": 8, "reporter": QUIET}
+    common["init_from"] = "none"
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
     mixnn.pretrain(photos, out=tmp_path / "without", knn_every=0, **common)
     with pytest.raises(mixnn.UserError, match=r"broken\.png"):
@@ -221,6 +227,7 @@ def test_a_labelled_folders_training_images_are_decoded_once(tmp_path: Path, mon
         epochs=1,
         batch_size=8,
         knn_every=1,
+        init_from="none",
         options=options,
         reporter=QUIET,
     )
@@ -233,7 +240,7 @@ def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path,
         path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (10 * i, 255 * (i % 2), 7)).save(path)
-    common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1}
+    common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1, "init_from": "none"}
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
     run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, **common)
     assert "6 labelled images held out of training, as test images" in capsys.readouterr().err
@@ -243,3 +250,40 @@ def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path,
     assert (protocol["train_images"], protocol["test_images"]) == (18, 6)
     with pytest.raises(mixnn.UserError, match=r"holdout must be from 0 to 0\.5"):
         mixnn.pretrain(tmp_path / "photos", holdout=0.6, reporter=QUIET, **common)
+
+
+def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[torch.Tensor] = []
+
+    def first_weights(backbone: torch.nn.Module, images: Any, **given: Any) -> torch.Tensor:
+        seen.append(next(backbone.parameters()).clone())
+        return features(backbone, images, **given)
+
+    monkeypatch.setattr(trainer_module, "features", first_weights)
+    small: dict[str, Any] = {"image_size": 32, "encode_size": 32, "epochs": 1, "batch_size": 8, "knn_every": 1}
+    small |= {"trained_share": 0.5, "labels": "folders", "options": {"support_size": 8, "hidden": 8, "dim": 4}}
+    run = mixnn.pretrain(labelled_photos(tmp_path / "photos"), out=tmp_path / "run", reporter=QUIET, **small)
+    tensors, _ = run.load_checkpoint(pytest.fail)
+    name = "stem.conv.weight"
+    assert len(seen) == 2, "training and test images"
+    assert all(torch.equal(weights, tensors[KEPT + name]) for weights in seen)
+    assert not torch.equal(tensors[STUDENT + name], tensors[KEPT + name])
+
+
+def test_a_run_that_was_never_trained_cannot_go_on_or_be_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run = open_run(labelled_photos(tmp_path / "photos"), QUIET)
+    for attempt in (mixnn.diagnose, lambda run: mixnn.pretrain(resume=run.path, epochs=1, reporter=QUIET)):
+        with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn pretrain .*photos`"):
+            attempt(run)
+
+
+def test_images_too_small_for_the_backbone_are_refused_before_any_training(tmp_path: Path):
+    small = {"image_size": 32, "epochs": 1, "out": tmp_path / "run", "reporter": QUIET}
+    with pytest.raises(mixnn.UserError, match="needs images of 32 pixels or more, those of digits have 8"):
+        mixnn.pretrain("digits", init_from="imagenet", **small)
+    with pytest.raises(mixnn.UserError, match=r"photos have 16: use a larger encode_size"):
+        mixnn.pretrain(labelled_photos(tmp_path / "photos"), encode_size=16, **small)
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,18 +14,23 @@ FEW = 5  # labels of a class below which it may be called rare
 RARE = 5  # times fewer labels than the commonest class
 LISTED = 5  # classes and files named in a sentence
 MANY_DOUBTFUL = 0.05  # share of the labels that contradict confident predictions
+LOW_ACCURACY = 70.0  # percent, below which training an encoder that came as it is may help
+FEW_LABELS = 10  # per class, below which more labels help a healthy encoder more than anything else
+HEALTHY = ("judged", "start")  # verdicts on encoders whose training is not the cause of errors
+NOT_LONGER = (*FAILURES, "worse")  # verdicts on runs that training for longer does not improve
+KEPT = ("kept_start", "kept_earlier")  # verdicts on runs that ended worse than they began
 
 
-def advise(results: Mapping[str, Any], state: str = "") -> list[str]:
-    """Sentences that each fit a cause, the most urgent first; `state` is the report's verdict on the run."""
+def advise(results: Mapping[str, Any], state: str = "", folder: str = "") -> list[str]:
+    """Sentences that each fit a cause, the most urgent first.
+
+    state: the report's verdict on the run. folder: the images to train on, if the run has not been trained.
+    """
     held = results["held_out"]
     if not held:
         return []
-    advice = [*_check_labels(results), *_train(results, state), *_label_rare_classes(results["classes"])]
-    curve = results["curve"]
-    if curve and curve[-1].get("gain_low", 0) > 0:
-        advice.append(f"Label more images: accuracy rises with their number. {setting('suggest', 20)} picks them.")
-    return advice
+    advice = [*_check_labels(results), *_train(results, state, folder)]
+    return [*advice, *_label_rare_classes(results["classes"]), *_label_more(results, state)]
 
 
 def training_gain(comparison: Mapping[str, Any]) -> float:
@@ -46,11 +52,19 @@ def _check_labels(results: Mapping[str, Any]) -> list[str]:
     return advice
 
 
-def _train(results: Mapping[str, Any], state: str) -> list[str]:
-    """What to do about an encoder that is no better than the baselines."""
-    if "comparison" not in results or training_gain(results["comparison"]) > 0:
+def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
+    """What to do about an encoder that is no better than the baselines, or about one that has not been trained."""
+    if "comparison" not in results:
         return []
-    if state in FAILURES:
+    ahead = training_gain(results["comparison"]) > 0
+    if state == "start" and not (ahead and results["held_out"]["accuracy"] >= LOW_ACCURACY):
+        command = f"`mixnn pretrain {shlex.quote(folder) if folder else 'FOLDER'} --time-budget 10m`"
+        return [f"Train the encoder on these images, which may help: {command}. So far it is used as it comes."]
+    if ahead or state in HEALTHY:
+        return []
+    if state in KEPT:
+        return ["Label more images rather than train again: training on these images did not improve the encoder."]
+    if state in NOT_LONGER:
         return [
             f"Train again with another start or other settings: the run's verdict is {TITLES[state].lower()!r}. "
             "Training it for longer will not help."
@@ -58,6 +72,17 @@ def _train(results: Mapping[str, Any], state: str) -> list[str]:
     if state == "untrained":
         return [f"Train the encoder: {RUN} has not been trained."]
     return ["Train on more images, for longer, or from another start: so far the training does not help here."]
+
+
+def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
+    """Advice to label more, if accuracy rises with the labels, or if labels are few and the encoder is fine."""
+    curve, counts = results["curve"], results["classes"]
+    picks = f"{setting('suggest', 20)} picks them."
+    if curve and curve[-1].get("gain_low", 0) > 0:
+        return [f"Label more images: accuracy rises with their number. {picks}"]
+    if state in HEALTHY and sum(counts.values()) < FEW_LABELS * len(counts):
+        return [f"Label more images: {sum(counts.values())} labels are few for {len(counts)} classes. {picks}"]
+    return []
 
 
 def _label_rare_classes(counts: Mapping[str, int]) -> list[str]:

@@ -15,16 +15,15 @@ from mixnn.apps.classify.classifiers import (
     train_classifier,
 )
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
-from mixnn.apps.classify.features import Features, all_features, best_features, compare
+from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
-from mixnn.apps.report.verdict import judge
+from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images
 from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
-from mixnn.runs.folder import DIVERGED
 from mixnn.runs.start import open_run
 
 __all__ = ["classify", "show_classify"]
@@ -111,7 +110,7 @@ def classify(
             options: dict[str, Any] = {"model": model, "seed": seed, "suggested": suggested_before}
             embeddings, trained, found = _train(features, images, embeddings, given, options, reporter)
             results |= found
-            results["advice"] = advise(results, _verdict(run))
+            results["advice"] = advise(results, run_data.read_files(run).verdict.state, run.config.data)
             results["files"] |= _save(folder, features[results["features"]], embeddings, given, trained)
         if suggest:
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
@@ -153,12 +152,6 @@ def _train(
         embeddings = features[found["features"]].embed(images)
         trained = train_classifier(embeddings, given, **options, reporter=reporter)
     return embeddings, trained, trained.results | found
-
-
-def _verdict(run: Run) -> str:
-    """The report's verdict on the run: a key of its TITLES."""
-    diverged = run.path / DIVERGED
-    return judge(run.metrics(), run.config.epochs, diverged.read_text() if diverged.is_file() else "").state
 
 
 def _check_arguments(
@@ -286,7 +279,11 @@ def _chosen(results: dict[str, Any]) -> list[str]:
 
 def _gain(comparison: dict[str, Any]) -> str:
     gain = training_gain(comparison)
-    text = f"Gain from training: {round(gain, 1) or 0.0:+.1f} points over the better baseline."
+    points = f"{round(gain, 1) or 0.0:+.1f} points"
+    if START in comparison["accuracy"]:
+        text = f"Gain from training: {points} over the better baseline."
+    else:  # a run that was not trained
+        text = f"Gain from the encoder: {points} over raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
     return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure of a gain."
 

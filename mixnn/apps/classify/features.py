@@ -78,7 +78,7 @@ def all_features(run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Fe
 
 def _start(run: Run, encoder: Encoder) -> Encoder | None:
     """The encoder before training; None if the run did not train, or what it started from is gone."""
-    if run.config.epochs == 0:
+    if run.config.epochs == 0 and not run.metrics():  # a short time budget can end within the first epoch
         return None
     try:
         backbone = initial_backbone(run.config)

@@ -127,7 +127,7 @@ def _embed(
     samples: dict[Any, gallery.Sample] = {}
     embedded: dict[Any, dict[int, gallery.Embedded]] = {}
     for i, data in enumerate(loaded):
-        dataset, size = data.run.dataset(data_dir), data.config.encoding_size
+        dataset, size = data.run.dataset(data_dir), data.config.reading_size
         key = (dataset.key, 0 if dataset.stored_size else size)
         try:
             data.run.check_data(f"use {setting('source', 'FOLDER')}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.verdict import Verdict, is_number, judge
 from mixnn.config import Config, UserError
 from mixnn.evaluation.evaluate import PROTOCOLS
@@ -44,8 +45,14 @@ class RunData:
         return found[1].strip("'") if found else ""
 
     @property
+    def judged(self) -> Judged | None:
+        """The judgement without labels; None if there is none."""
+        unfinished = bool(self.metrics) and self.metrics[-1]["epoch"] < self.config.epochs
+        return Judged(self.judgement, self.init_from, unfinished) if self.judgement else None
+
+    @property
     def verdict(self) -> Verdict:
-        return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judgement)
+        return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judged)
 
 
 def read(path: str | Path) -> RunData:
@@ -53,6 +60,13 @@ def read(path: str | Path) -> RunData:
     run = Run.open(path)
     if not (run.path / "command.txt").is_file() or not isinstance(run.config.options, dict):
         raise UserError(f"{path} is not a run folder, though it has a config.yaml; `mixnn pretrain` makes one")
+    data = read_files(run)
+    data.missing += find_gaps(data)
+    return data
+
+
+def read_files(run: Run) -> RunData:
+    """The data of a run; `missing` has only the files that cannot be read."""
     missing: list[str] = []
 
     def part(name: str, read: Callable[[], Any], empty: Any) -> Any:
@@ -68,7 +82,7 @@ def read(path: str | Path) -> RunData:
         return value
 
     metrics = part("metrics.jsonl", run.metrics, [])
-    data = RunData(
+    return RunData(
         run=run,
         name=run.path.name or run.path.resolve().name,
         command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
@@ -79,8 +93,6 @@ def read(path: str | Path) -> RunData:
         judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
         missing=missing,
     )
-    missing += find_gaps(data)
-    return data
 
 
 def find_gaps(data: RunData) -> list[str]:

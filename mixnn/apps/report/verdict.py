@@ -96,12 +96,12 @@ def judge(
     epochs: int,
     diverged: str = "",
     init_from: str = "",
-    judgement: Mapping[str, Any] | None = None,
+    judged: Judged | None = None,
 ) -> Verdict:
     """The verdict on a run of `epochs` planned epochs: the most serious state that applies.
 
     diverged: why training stopped, if loss or weights became NaN or inf. init_from: where the encoder came from.
-    judgement: content of judgement.json, as `run_data.read` returns it.
+    judged: the judgement without labels.
     """
     logged = f"{records[-1]['epoch'] if records else 0} of {plural(epochs, 'planned epoch')} logged"
     if diverged:
@@ -109,7 +109,7 @@ def judge(
     if not records:
         return _untrained(epochs, init_from)
     unfinished = records[-1]["epoch"] < epochs
-    state, sentences = _state(records, Judged(judgement, init_from, unfinished) if judgement else None)
+    state, sentences = _state(records, judged)
     if unfinished:
         sentences.insert(0, f"{logged}: the run was interrupted or is still training.")
     return Verdict("interrupted" if unfinished and state not in FAILURES else state, sentences)
@@ -126,7 +126,7 @@ def _untrained(epochs: int, init_from: str) -> Verdict:
         "start",
         [
             f"{STARTS[init_from].summary}.",
-            "It usually tells the subjects of photographs apart well; X-rays, textures, drawings and text less well.",
+            "It usually tells the subjects of photographs apart well; X-rays, drawings and text less well.",
             "A few labels show how good it is here: use `mixnn classify`. "
             "To train it on these images, use `mixnn pretrain FOLDER --time-budget 10m`.",
         ],

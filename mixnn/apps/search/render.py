@@ -18,8 +18,12 @@ from mixnn.data.folder import printable
 from mixnn.data.images import Images, list_files
 from mixnn.progress import plural, shown
 
+SCALE = {  # by whether the vectors are centered
+    True: "similarity 0: as unlike as two random images here, 1: the same",
+    False: "similarity is the plain cosine, because the images are few or nearly all the same; 1: the same",
+}
 LARGE_GROUP = 5  # an image seldom has more copies than this
-COPY = 0.98  # copies of one image hardly ever have a lower cosine
+COPY = 0.9  # different photographs hardly ever have a higher similarity (notes/log.md)
 LINKED = "Similarity is to the group's first image; an image below the threshold is linked to it by others"
 MAX_TILES = 1000  # per page: at some 6 KB each it still opens quickly
 MAX_IN_GROUP = 60
@@ -61,21 +65,20 @@ def terminal(result: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> list[str]:
-    """What was found, in one or two sentences; on the terminal and on the page."""
-    among = f"among {plural(result['images'], 'image')}"
+    """What was found and what the numbers mean, in a few sentences; on the terminal and on the page."""
+    among, scale = f"among {plural(result['images'], 'image')}", SCALE[result["centered"]]
     if result["kind"] == "nearest":
         count = len(result["queries"])
-        return [f"the {result['topk']} nearest {among} by cosine similarity" + f", for {count:,} queries" * (count > 1)]
+        return [f"the {result['topk']} nearest {among}" + f", for {count:,} queries" * (count > 1), scale]
     if result["kind"] == "outliers":
         k = result["neighbors"]
-        return [
-            f"the {len(result['outliers']):,} most unusual {among}, by mean cosine to their {k} nearest (the score)"
-        ]
-    groups, threshold = result["groups"], f"threshold: cosine {result['threshold']:g}, {result['threshold_is']}"
+        score = f"by mean similarity to their {k} nearest (the score)"
+        return [f"the {len(result['outliers']):,} most unusual {among}, {score}", scale]
+    groups, threshold = result["groups"], f"threshold: similarity {result['threshold']:g}, {result['threshold_is']}"
     if not groups:
-        return [f"no near-duplicates {among}", threshold]
+        return [f"no near-duplicates {among}", threshold, scale]
     members = plural(sum(map(len, groups)), "image")
-    return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {LINKED}"]
+    return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {LINKED}", scale]
 
 
 def group_titles(result: dict[str, Any]) -> list[str]:
@@ -97,8 +100,8 @@ def _nearest_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _outlier_lines(result: dict[str, Any]) -> list[str]:
-    rows = [f"{row['rank']:4}  {row['score']:6.4f}  {shown(row['file'])}" for row in result["outliers"]]
-    return ["", "rank   score  file", *rows]
+    rows = [f"{row['rank']:4}  {row['score']:7.4f}  {shown(row['file'])}" for row in result["outliers"]]
+    return ["", "rank    score  file", *rows]
 
 
 def _duplicate_lines(result: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mixnn.apps.embed import collect, load
 from mixnn.apps.search import render, similarity
-from mixnn.apps.search.similarity import METHODS, check_faiss, normalize_rows
+from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images
@@ -65,7 +65,7 @@ def search(
             "similarity, up to 1, from which images count as duplicates [chosen and printed]",
             low=0.001,
             high=1,
-            metavar="COSINE",
+            metavar="SIMILARITY",
         ),
     ] = None,
     method: Annotated[str, Param("how to search", choices=("auto", *METHODS))] = "auto",
@@ -82,7 +82,10 @@ def search(
     overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """The `topk` images of `source` most similar to each query, by cosine. Default source: the run's training data.
+    """The `topk` images of `source` most similar to each query. Default source: the run's training data.
+
+    Similarity is 0 for images as unlike as two random images of the source, and 1 for the same image. (It is the cosine
+    of their vectors, less the mean vector of the source; for fewer than 20 images, the plain cosine.)
 
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
     image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
@@ -106,17 +109,20 @@ def search(
     target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
     embeddings = collect(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
+    mean = bank_mean(bank)
+    bank = center_rows(bank, mean)
     if kind != "nearest" and len(names) < 2:
         raise UserError(f"{setting(kind, True)} needs at least two images, but only one in {images.title} can be read")
     queries: list[QueryImage] = []
     if kind == "nearest":
-        queries, vectors = encode_queries(find_queries(query, images, names), bank, run, device, reporter)
+        queries, vectors = encode_queries(find_queries(query, images, names), bank, mean, run, device, reporter)
         found = _nearest(names, bank, queries, vectors, topk, "exact" if method == "auto" else method, reporter)
     elif kind == "duplicates":
         found = _duplicates(names, bank, threshold, images, reporter)
     else:
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
+    about["centered"] = bool(mean.any())
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
     if output == "html":
         text = render.page(result, images, [query.path for query in queries])
@@ -196,10 +202,11 @@ def _file_id(path: Path) -> tuple[int, int]:
 
 
 def encode_queries(
-    queries: list[QueryImage], bank_MF: np.ndarray, run: Run, device: str, reporter: Reporter
+    queries: list[QueryImage], bank_MF: np.ndarray, mean_F: np.ndarray, run: Run, device: str, reporter: Reporter
 ) -> tuple[list[QueryImage], np.ndarray]:
-    """The queries that can be read, and their unit vectors. The encoder is loaded only for images not in the bank.
+    """The queries that can be read, and their unit vectors, less the bank's mean like those of the bank.
 
+    The encoder is loaded only for images not in the bank.
     A file that cannot be read is an error if the user gave it, and skipped with a warning if it was in a folder.
     """
     vectors = {i: bank_MF[query.rows[0]] for i, query in enumerate(queries) if query.rows}
@@ -207,7 +214,7 @@ def encode_queries(
     if paths:
         files = ImageFiles("", [str(i) for i in paths], paths=list(paths.values()))
         for numbers, found, skipped in load(run, device, reporter=reporter).encode(files):
-            vectors |= zip(map(int, numbers), normalize_rows(found), strict=True)
+            vectors |= zip(map(int, numbers), center_rows(normalize_rows(found), mean_F), strict=True)
             for query, why in ((queries[int(i)], why) for i, why in skipped):
                 if not query.from_folder:
                     raise UserError(f"cannot read {query.name}: {why}")

@@ -1,10 +1,13 @@
 """Nearest neighbors, near-duplicates and outliers among vectors, by cosine. Never all pairs in memory at once.
 
-M images in the bank, F features, B queries, K neighbors. Vectors are float32 rows of length 1 (see `normalize_rows`).
+M images in the bank, F features, B queries, K neighbors. Vectors are float32 rows of length 1, made by `center_rows`:
+an encoder's own vectors point in similar directions, so any two images have a high cosine. Less the mean of the bank,
+the cosine of two random images is about 0, and like and unlike images are further apart (notes/log.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
@@ -22,10 +25,26 @@ RANKED = 2**21  # float64 numbers at a time: 16 MB
 BLOCK = 2048  # side of a block of similarities: 16 MB, and some 200 MB of pairs if all its images are alike
 NEIGHBORS = 10  # neighbors that describe how isolated an image is
 SAMPLE = 2000  # images, evenly spaced, that represent a large set
-TIMES_NEARER = 10  # near-duplicates are this many times nearer than the usual neighbor
+MIN_TIMES_NEARER, MAX_TIMES_NEARER = 5, 100  # near-duplicates are this many times nearer than the usual neighbor
+MIN_CENTERED = 20  # images; the mean of fewer depends too much on each: less their mean, two images are opposites
+MIN_VARIANCE = 1e-3  # of unit vectors; below this, all images are copies, or the encoder has collapsed
 TOLERANCE = 1e-6  # rounding error of a float32 cosine
 
 Hits = list[tuple[int, float]]  # positions and cosines, nearest first
+
+
+def bank_mean(bank_MF: np.ndarray) -> np.ndarray:
+    """Mean of unit rows, to be subtracted from bank and queries; 0 if there are too few rows or they are all alike."""
+    mean_F = bank_MF.mean(axis=0, dtype=np.float64)
+    if len(bank_MF) < MIN_CENTERED or 1 - mean_F @ mean_F < MIN_VARIANCE:
+        mean_F[:] = 0
+    return mean_F.astype(np.float32)
+
+
+def center_rows(vectors_MF: np.ndarray, mean_F: np.ndarray) -> np.ndarray:
+    """Subtract the bank's mean from unit rows, in place, and scale them to length 1 again."""
+    vectors_MF -= mean_F
+    return normalize_rows(vectors_MF)
 
 
 def normalize_rows(vectors_MF: np.ndarray) -> np.ndarray:
@@ -134,19 +153,22 @@ def lowest_similarity(bank_MF: np.ndarray, group: Sequence[int]) -> float:
 
 
 def default_threshold(bank_MF: np.ndarray) -> tuple[float, str]:
-    """A cosine that different images hardly reach, and how it was chosen.
+    """A similarity that different images hardly reach, and how it was chosen.
 
-    It follows from how far apart the images usually are: the median, over a sample, of 1 - cosine to the tenth nearest
-    image. The tenth, so that an image with a few copies counts like any other. A fixed number would not do: 0.995 calls
-    359 of 1,797 digits near-duplicates after 40 epochs and 9 after one, this rule 3 and none. Both find every copy that
-    was resized or saved as JPEG.
+    It is a number of times nearer than images usually are to each other: the median, over a sample, of 1 - cosine to
+    the tenth nearest image. The tenth, so that an image with a few copies counts like any other. How much further the
+    twentieth is tells in how many directions images differ, and so how near the nearest of all pairs are by chance, if
+    the distance to neighbor k grows like a power of k. About one pair by chance may reach the threshold. For
+    photographs that is a factor of 2 to 3, and MIN_TIMES_NEARER is on the safe side; for handwritten digits it is 20.
     """
     bank, k = torch.from_numpy(bank_MF), min(NEIGHBORS, len(bank_MF) - 1)
-    sample = torch.arange(0, len(bank), -(-len(bank) // SAMPLE))
-    cosines = neighbors.nearest(bank[sample], bank, k, sample)[0]
-    usual = min(float(cosines[:, -1].median()), 1.0)
-    threshold = round(1 - (1 - usual) / TIMES_NEARER, 5)
-    return threshold, f"{TIMES_NEARER} times nearer than an image usually is to its neighbor number {k} ({usual:.4f})"
+    sample, last = torch.arange(0, len(bank), -(-len(bank) // SAMPLE)), min(2 * k, len(bank_MF) - 1)
+    cosines = neighbors.nearest(bank[sample], bank, last, sample)[0].median(dim=0).values.clamp(max=1.0)
+    near, far = (1 - float(cosines[i - 1]) for i in (k, last))
+    times = (k * len(bank) / 2) ** math.log2(far / near) if last == 2 * k and near > TOLERANCE else 0.0
+    times = float(np.clip(times, MIN_TIMES_NEARER, MAX_TIMES_NEARER))
+    usual = f"an image usually is to its neighbor number {k} ({1 - near:.4f})"
+    return round(1 - near / times, 5), f"{times:.2g} times nearer than {usual}"
 
 
 def mean_similarity(bank_MF: np.ndarray, k: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
