@@ -143,7 +143,7 @@ def check_device(config: Config) -> None:
 def check_images(config: Config, images: ImageSet) -> None:
     """Limits that depend on the number of images, and on their size."""
     side = min(images.size)
-    if config.backbone == "efficientnet_lite0" and side < MIN_SIZE:
+    if config.backbone == "efficientnet_lite0" and side < MIN_SIZE <= config.image_size:
         larger = f"a larger {setting('encode_size')} or " if config.encode_size else ""
         raise UserError(
             f"{config.backbone} needs images of {MIN_SIZE} pixels or more, those of {config.data} have {side}: "

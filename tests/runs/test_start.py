@@ -75,7 +75,7 @@ def test_the_run_is_complete_and_its_encoder_is_the_published_one(place):
     encoder, published = mixnn.load(run, "cpu"), mixnn.load("imagenet", "cpu")
     assert encoder.size == 32
     assert encoder.mean.tolist() == pytest.approx(NORMALIZATIONS["tensorflow"][0])
-    images = torch.randint(0, 255, (2, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = torch.randint(0, 255, (2, 3, 224, 224), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     torch.testing.assert_close(encoder(images), published(images))
 
 
@@ -167,7 +167,7 @@ def test_a_place_that_cannot_be_written_is_named(place, monkeypatch):
 def test_such_a_run_cannot_be_resumed_and_says_what_to_do(place):
     run = open_run(photos(place / "my photos"), quiet())
     for more in ({}, {"epochs": 2}):
-        with pytest.raises(UserError, match=r"no training to continue: use `mixnn pretrain '.*/my photos'`"):
+        with pytest.raises(UserError, match=r"was not trained: use `mixnn pretrain '.*/my photos'`"):
             mixnn.pretrain(resume=run.path, reporter=quiet(), **more)
 
 
