@@ -6,13 +6,16 @@ Backbones are data-parallel and everything else is replicated: process r of R en
 which are whole batch-norm groups, and the features of all processes are gathered. Heads, losses, searches and support
 sets are the same in every process, and random numbers are drawn for the whole batch. So a method does not need to know
 about processes, and losses match a single process up to rounding.
+
+Functions of tensors take the process group as an argument, and None means that nothing is communicated. Only the
+trainer asks for `run_group()`: networks in a program that uses torch.distributed for itself do not notice it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as torch_dist
@@ -20,6 +23,9 @@ from torch import Tensor, nn
 
 from mixnn.config import UserError, setting
 from mixnn.processes import world_size
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def init(device: torch.device) -> None:
@@ -40,12 +46,19 @@ def shutdown() -> None:
         torch_dist.destroy_process_group()
 
 
+def run_group() -> ProcessGroup | None:
+    """Process group of a run that torchrun started; None with one process."""
+    return torch_dist.group.WORLD if world_size() > 1 and torch_dist.is_initialized() else None
+
+
 def size() -> int:
-    return torch_dist.get_world_size() if torch_dist.is_initialized() else 1
+    processes = run_group()
+    return 1 if processes is None else processes.size()
 
 
 def rank() -> int:
-    return torch_dist.get_rank() if torch_dist.is_initialized() else 0
+    processes = run_group()
+    return 0 if processes is None else processes.rank()
 
 
 @contextmanager
@@ -53,8 +66,8 @@ def _collective() -> Iterator[None]:
     """Wraps a collective, so that a dead peer becomes a clear error."""
     try:
         yield
-    except RuntimeError:
-        raise UserError("another process of this run has ended; see its error message") from None
+    except RuntimeError as error:
+        raise UserError("another process of this run has ended; see its error message") from error
 
 
 def broadcast(value: Any) -> Any:
@@ -76,78 +89,95 @@ def all_max(value: int) -> int:
     return int(number)
 
 
-def scatter_batch(x_B: Tensor) -> Tensor:
+def scatter_batch(x_B: Tensor, group: ProcessGroup | None) -> Tensor:
     """The rows of a batch that belong to this process."""
-    return x_B if size() == 1 else x_B[rank() :: size()]
+    return x_B if group is None else x_B[group.rank() :: group.size()]
 
 
-def gather_batch(x: Tensor, views: int = 1) -> Tensor:
+def gather_batch(x: Tensor, group: ProcessGroup | None, views: int = 1) -> Tensor:
     """The whole batch, from the rows of every process, for each of the views stacked in x.
 
     Backward, a process gets the gradient of its own rows; all processes compute the same loss.
     """
-    return x if size() == 1 else _GatherBatch.apply(x, views)
+    return x if group is None else _GatherBatch.apply(x, group, views)
 
 
 class _GatherBatch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, views: int) -> Tensor:
-        ctx.views = views
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(size())]
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, views: int) -> Tensor:
+        ctx.group, ctx.views = group, views
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
         with _collective():
-            torch_dist.all_gather(parts, x.contiguous())
+            torch_dist.all_gather(parts, x.contiguous(), group=group)
         return torch.stack([part.unflatten(0, (views, -1)) for part in parts], dim=2).flatten(0, 2)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy.unflatten(0, (ctx.views, -1, size()))[:, :, rank()].flatten(0, 1), None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        own = dy.unflatten(0, (ctx.views, -1, ctx.group.size()))[:, :, ctx.group.rank()].flatten(0, 1)
+        return own, None, None
 
 
 class GatherBatch(nn.Module):
-    """`gather_batch` as a layer between backbone and heads."""
+    """`gather_batch` as a layer between backbone and heads; without a group, as it is made, it does nothing."""
 
     def __init__(self, views: int) -> None:
         super().__init__()
         self.views = views
+        self.group: ProcessGroup | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return gather_batch(x, self.views)
+        return gather_batch(x, self.group, self.views)
+
+
+def set_data_parallel(module: nn.Module, group: ProcessGroup | None) -> None:
+    """Let the backbones below encode only their own process's rows of each batch, which all processes are given."""
+    for part in module.modules():
+        if isinstance(part, GatherBatch):
+            part.group = group
 
 
 @torch.no_grad()
-def sum_gradients(module: nn.Module, data_parallel: nn.Module) -> None:
+def broadcast_tensors(tensors: Iterable[Tensor], group: ProcessGroup) -> None:
+    """Overwrite the tensors with those of the group's first process."""
+    for tensor in tensors:
+        with _collective():
+            torch_dist.broadcast(tensor, torch_dist.get_global_rank(group, 0), group=group)
+
+
+@torch.no_grad()
+def sum_gradients(module: nn.Module, data_parallel: nn.Module, group: ProcessGroup | None) -> None:
     """Sum the gradients of the data-parallel part over processes, and average all others.
 
     The others are equal already; their mean keeps the processes from drifting apart by rounding.
     """
-    if size() == 1:
+    if group is None:
         return
     summed = {id(p) for p in data_parallel.parameters()}
     owners = [p for p in module.parameters() if p.grad is not None]
     gradients = [cast(Tensor, p.grad) for p in owners]
     for p, gradient in zip(owners, gradients, strict=True):
         if id(p) not in summed:
-            gradient /= size()
+            gradient /= group.size()
     flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message instead of one per tensor
     with _collective():
-        torch_dist.all_reduce(flat)
+        torch_dist.all_reduce(flat, group=group)
     for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))
 
 
 @torch.no_grad()
-def average_statistics(module: nn.Module) -> None:
+def average_statistics(module: nn.Module, group: ProcessGroup | None) -> None:
     """Average batch norm's running statistics over processes; between calls each process tracks its own groups.
 
     The update is linear, so it does not matter when the average is taken.
     """
-    if size() == 1:
+    if group is None:
         return
     for name, buffer in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             with _collective():
-                torch_dist.all_reduce(buffer)
-            buffer /= size()
+                torch_dist.all_reduce(buffer, group=group)
+            buffer /= group.size()
 
 
 def check(bn_groups: int) -> None:

@@ -213,7 +213,7 @@ def run(name: str, ring: Tensor | None = None, draws: dict[str, Tensor] | None =
     method = linear_method(name, *networks, rings, **options | ({"support_size": size} if size else {}))
     given = {"lam": draw(2, 1, 1, 1, seed=10).sigmoid()} if "lam" in method.draws(B) else {}
     views = X[: len(method.views)]
-    loss, _ = method(batch(views, torch.arange(B) % 3, method, **given | (draws or {})))
+    loss, _ = method.forward_batch(batch(views, torch.arange(B) % 3, method, **given | (draws or {})))
     loss.backward()
     return loss.detach(), [parameter.grad for parameter in method.student.parameters()]
 
@@ -332,7 +332,9 @@ def small_step(name: str, compiled: bool):
     draws = {draw: torch.rand(size) for draw, size in method.draws(8).items()}
     views = tuple(torch.randn(8, 3, 8, 8) for _ in method.views)
     before = {key: value.clone() for key, value in method.state_dict().items()}
-    step = torch.compile(method, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else method
+    step = method.forward_batch
+    if compiled:
+        step = torch.compile(step, fullgraph=True, dynamic=False, backend="aot_eager")
     loss, aux = step(Batch(views, torch.arange(8) % 3, torch.arange(8), draws))
     loss.backward()
     return before, method, loss, aux
@@ -354,7 +356,7 @@ def test_the_example_keeps_the_contract(example):
         for p in method.student.parameters():
             p.add_(0.01)
     before = {key: value.clone() for key, value in method.state_dict().items()}
-    method.after_step(aux)
+    method.update_state(aux)
     teacher = {f"teacher.{key}" for key, _ in method.teacher.named_parameters()}
     assert changed(method, before) == teacher | {f"rings.0.{key}" for key in method.support.state_dict()}
 

@@ -1,6 +1,7 @@
-"""examples/mnn.py is the package's MNN: the same losses, teacher and support set. And it runs."""
+"""examples/mnn.py is the package's MNN: the same losses, teacher and support set. And all examples run."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from torch import Tensor
 from mixnn import methods
 from mixnn.methods.contract import Batch
 from mixnn.nn.resnet import ResNet
+from tests.training.test_dist import free_port
 
-PATH = Path(__file__).parents[1] / "examples" / "mnn.py"
+FOLDER = Path(__file__).parents[1] / "examples"
+PATH = FOLDER / "mnn.py"
 B, D, Q, K, HIDDEN, STEPS = 8, 6, 20, 3, 16, 6  # B does not divide Q, and six pushes wrap around twice
 
 
@@ -69,7 +72,7 @@ def test_losses_teacher_and_support_set_are_the_packages_over_several_steps(exam
     for step in range(STEPS):
         x1, x2, lam, shuffle = draw(seed=step)
         draws = {"lam": lam.view(2, 1, 1, 1), "shuffle": shuffle}
-        expected, aux = method(Batch((x1, x2), torch.zeros(B, dtype=torch.long), torch.arange(B), draws))
+        expected, aux = method.forward_batch(Batch((x1, x2), torch.zeros(B, dtype=torch.long), torch.arange(B), draws))
         loss, z = model(x1, x2, lam)
         losses.append(expected.item())
         assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
@@ -77,7 +80,7 @@ def test_losses_teacher_and_support_set_are_the_packages_over_several_steps(exam
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-        method.after_step(aux)
+        method.update_state(aux)
         model.update(z)
 
         for mine, reference in zip(model.teacher.parameters(), method.teacher.parameters(), strict=True):
@@ -127,3 +130,60 @@ def test_the_command_trains_on_a_cifar_folder_and_prints_an_accuracy(tmp_path: P
 def test_it_imports_torch_and_numpy_only():
     names = set(re.findall(r"^(?:import|from) (\w+)", PATH.read_text(), re.MULTILINE))
     assert names - set(sys.stdlib_module_names) == {"torch", "numpy"}
+
+
+# Training loops of one's own
+
+
+def start(name: str, **variables: object) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(FOLDER / name)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {key: str(value) for key, value in variables.items()},
+    )
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out
+
+
+def losses(out: str) -> list[float]:
+    return [float(number) for number in re.findall(r"loss (\d\.\d{3})$", out, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", ["own_loop.py", "ddp.py", "lightning_module.py", "accelerate_loop.py"])
+def test_a_loop_has_fewer_than_60_lines(name):
+    assert len((FOLDER / name).read_text().splitlines()) < 60
+
+
+def test_the_plain_loop_learns():
+    first, second = losses(output(start("own_loop.py")))
+    assert second < first
+
+
+def test_processes_with_images_of_their_own_hold_the_same_weights_and_support_set():
+    common = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = [start("ddp.py", RANK=rank, LOCAL_RANK=rank, **common) for rank in range(2)]
+    lines = [re.findall(r"rank (\d), epoch (\d), (weights .*)", output(process)) for process in processes]
+    (first, second), (other_first, other_second) = lines
+    assert [rank for rank, _, _ in (first, other_first)] == ["0", "1"]
+    assert first[1:] == other_first[1:]
+    assert second[1:] == other_second[1:]
+    assert first[2] != second[2]
+
+
+def test_the_lightning_module_trains():
+    pytest.importorskip("lightning")
+    (loss,) = losses(output(start("lightning_module.py")))
+    assert 0 < loss < 2.5
+
+
+def test_the_accelerate_loop_learns():
+    pytest.importorskip("accelerate")
+    first, second = losses(output(start("accelerate_loop.py")))
+    assert second < first

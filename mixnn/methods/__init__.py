@@ -1,4 +1,7 @@
-"""Registry of the methods. To add one, write its file and add a line to METHODS."""
+"""Registry of the methods. To add one, write its file and add a line to METHODS.
+
+For a training loop of your own, make one from its class: `MNN(backbone, topk=5)`; see `Method`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,22 @@ from mixnn.methods.supervised import Supervised
 from mixnn.methods.unmix import UnMix
 
 __all__ = [
+    "BYOL",
+    "CMSF",
     "METHODS",
+    "MNN",
+    "MSF",
+    "NNCLR",
+    "SCE",
+    "SNCLR",
     "Aux",
     "Batch",
     "Method",
+    "MoCo",
+    "ReSSL",
+    "SimCLR",
+    "Supervised",
+    "UnMix",
     "build",
     "cost",
     "describe",
@@ -78,9 +93,10 @@ def resolve_options(name: str, recipe: Mapping[str, Any], given: Mapping[str, An
 
 
 def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: int) -> Method:
-    """Build a method; of the facts about the data (num_classes, num_images) it gets those it lists."""
+    """Build a method that trains this backbone; it gets those facts (num_classes, num_images) that it lists."""
     cls = find(name)
-    return cls(backbone, **{fact: facts[fact] for fact in cls.facts}, **options)
+    known: dict[str, Any] = {fact: facts[fact] for fact in cls.facts}
+    return cls(backbone, copy=False, **known, **options)
 
 
 def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:

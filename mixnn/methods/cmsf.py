@@ -60,16 +60,28 @@ class CMSF(Mixture):
     num_rings = 2  # z, and the same images' embeddings in the auxiliary space
     previous_MD: Tensor
 
-    def __init__(self, backbone: nn.Module | None, num_images: int, **options: Any) -> None:
+    def __init__(self, backbone: nn.Module | None, num_images: int = 0, **options: Any) -> None:
+        self.num_images = num_images  # of the data set, for auxiliary=prev_epoch
         super().__init__(backbone, **options)
+
+    def build(self, backbone: nn.Module, num_features: int) -> None:
+        super().build(backbone, num_features)
         self.has_memory = self.options.auxiliary == "prev_epoch"
-        shape = (num_images if self.has_memory else 0, self.options.dim)
+        if self.has_memory and not self.num_images:
+            raise UserError(
+                "auxiliary=prev_epoch remembers every image of the data set: pass their number, num_images="
+            )
+        shape = (self.num_images if self.has_memory else 0, self.options.dim)
         self.register_buffer("previous_MD", torch.randn(shape))
 
     @classmethod
     def encoded_views(cls, o: CMSFOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, teachers = super().encoded_views(o)
         return students, (*teachers, 2) if cls.has_third_view(o) else teachers
+
+    @classmethod
+    def uses_index(cls, o: CMSFOptions) -> bool:
+        return o.auxiliary == "prev_epoch"
 
     @classmethod
     def has_third_view(cls, o: CMSFOptions) -> bool:
@@ -106,7 +118,7 @@ class CMSF(Mixture):
         rows = super().rows_to_push(embeddings, batch)
         return (rows[0], Rows(self.auxiliary(embeddings, batch).clone(), *rows[1][1:])) if rows else ()
 
-    def after_step(self, aux: Aux) -> None:
-        super().after_step(aux)
+    def update_state(self, aux: Aux) -> None:
+        super().update_state(aux)
         if self.has_memory and aux.push:
             self.previous_MD.index_copy_(0, aux.push[0].index_Q, aux.push[0].z_QD)

@@ -1,22 +1,31 @@
-"""What a method is: a module that turns the views of a batch into a loss, and whose state only `after_step` writes.
+"""What a method is: a module that turns the views of a batch into a loss, and whose state only one function writes.
 
 `Method` lists what the trainer relies on, with defaults for what most methods do not need. `siamese.Siamese` is all of
 it but the loss, for methods that compare two views.
 
-Shapes are fixed and nothing is read back to the host, so a step can be compiled whole and captured in a CUDA graph.
+There are two ways to call a method. The trainer calls `forward_batch`, which reads state, and `update_state`, which
+writes it. A training loop of your own calls `method(x1, x2)` and `after_step()`, which are made of these two.
+
+In what the trainer calls, shapes are fixed and nothing is read back to the host, so a step can be compiled whole and
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mixnn.config import Checked, make
-from mixnn.nn.encoder import Student, Teacher
+from mixnn.config import Checked, UserError, make
+from mixnn.dist import broadcast_tensors, gather_batch
+from mixnn.nn.encoder import Student, Teacher, count_features
 from mixnn.nn.support_set import Rows, SupportSet
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 VIEW_PAIRS = {"s/w": ("strong", "weak"), "s/s": ("strong", "strong"), "w/w": ("weak", "weak")}
 
@@ -91,7 +100,7 @@ def _no_neighbors(d: Direction) -> NeighborList:
 
 
 class Aux(NamedTuple):
-    """What forward returns next to the loss, without gradient."""
+    """What `forward_batch` returns next to the loss, without gradient."""
 
     push: tuple[Rows, ...]  # new rows of each support set
     record: DirectionRecord | None  # None for a method that does not compare two views
@@ -99,13 +108,35 @@ class Aux(NamedTuple):
 
 
 class Method(nn.Module):
-    """Base of all methods. `student.f` is the encoder that is evaluated."""
+    """Base of all methods. `student.f` is the encoder that is evaluated.
+
+    In a training loop of your own:
+
+        method = mixnn.methods.MNN(backbone, topk=5)
+        optimizer = torch.optim.SGD(method.student.parameters(), lr=0.06)
+        for x1, x2 in loader:
+            loss = method(x1, x2)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            method.after_step()
+        backbone.load_state_dict(method.student.f.state_dict())
+
+    It trains a copy of the backbone, on the backbone's device, under your autocast if there is one. In the copy, each
+    BatchNorm1d and BatchNorm2d takes its statistics from one view at a time. With `copy=False` it trains the backbone
+    itself, and these layers are replaced in it. `num_features` is the length of the backbone's features; by default it
+    is the backbone's attribute of that name, or found by a forward pass.
+
+    With `process_group`, after_step collects the new rows of the support set from all processes, so that they all hold
+    the same one. Each process must then pass the same number of images. Losses still compare the images of one process,
+    and gradients are left to DistributedDataParallel or whatever you use. Without it, nothing is communicated.
+    """
 
     about: ClassVar[About]
     Options: ClassVar[type[Checked]]
     """Frozen dataclass of `config.option` fields: every setting with its default, meaning and source."""
     facts: ClassVar[tuple[str, ...]] = ()
-    """Facts about the data that __init__ needs as arguments: num_classes, num_images."""
+    """Facts about the data that __init__ takes as arguments: num_classes, num_images."""
     split: ClassVar[str] = "pretrain"
     """Which split of a data set it trains on."""
     recipe: ClassVar[dict[str, Any]] = {}
@@ -116,11 +147,30 @@ class Method(nn.Module):
     teacher: Teacher | None
     topk: int  # neighbors of an anchor; 0 if it uses none
 
-    def __init__(self, backbone: nn.Module | None, **options: Any) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module | None,
+        *,
+        copy: bool = True,
+        num_features: int | None = None,
+        process_group: ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         self.options = make(self.Options, "option", options)
         self.topk = getattr(self.options, "topk", 0)
         self.teacher = None
+        self.process_group = process_group
+        self._is_shared = False  # whether all processes hold the same support set
+        self._pending: list[Aux] = []  # of forward passes since the last after_step
+        if backbone is not None:
+            num_features = num_features or count_features(backbone)
+            self.build(deepcopy(backbone) if copy else backbone, num_features)
+            self.to(next(backbone.parameters(), torch.zeros(())).device)
+
+    def build(self, backbone: nn.Module, num_features: int) -> None:
+        """Make networks and state; the backbone now belongs to the method."""
+        raise NotImplementedError
 
     @classmethod
     def encoded_views(cls, options: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -130,6 +180,11 @@ class Method(nn.Module):
     @classmethod
     def uses_labels(cls, options: Any) -> bool:
         """Whether training itself reads labels."""
+        return False
+
+    @classmethod
+    def uses_index(cls, options: Any) -> bool:
+        """Whether it must know which images of the data set a batch holds."""
         return False
 
     @classmethod
@@ -148,15 +203,75 @@ class Method(nn.Module):
         return None
 
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the uniforms in [0, 1) that one forward consumes."""
+        """Names and shapes of the uniforms in [0, 1) that one forward pass consumes."""
         return {}
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
+    def forward_batch(self, batch: Batch) -> tuple[Tensor, Aux]:
         """The loss. Reads state and writes none, except batch norm's running statistics."""
         raise NotImplementedError
 
-    def after_step(self, aux: Aux) -> None:
+    def update_state(self, aux: Aux) -> None:
         """Called after the optimizer: the teacher moves, the support set is pushed."""
+
+    def forward(
+        self,
+        *views: Tensor,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        draws: Mapping[str, Tensor] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Loss of a batch, in a training loop of your own.
+
+        Views are normalized images (B, 3, H, W); the attribute `views` says which augmentation the method's paper has
+        for each. Only some methods need labels (B,), or index (B,), the numbers of the images in the data set. Random
+        numbers come from the generator, by default torch's own for the device; `draws` replaces them.
+        """
+        if len(views) != len(self.views):
+            wanted = f"{len(self.views)} ({', '.join(self.views)})"
+            raise UserError(f"{type(self).__name__} takes {wanted} views of a batch, and got {len(views)}")
+        for name, value, needed in (
+            ("labels", labels, self.uses_labels(self.options)),
+            ("index", index, self.uses_index(self.options)),
+        ):
+            if needed and value is None:
+                raise UserError(f"{type(self).__name__} with these options needs {name}: pass {name}=, one per image")
+        size, device = len(views[0]), views[0].device
+        unknown = torch.full((size,), -1, device=device)
+        if draws is None:
+            shapes = self.draws(size).items()
+            draws = {name: torch.rand(shape, generator=generator, device=device) for name, shape in shapes}
+        batch = Batch(views, unknown if labels is None else labels, unknown if index is None else index, dict(draws))
+        if self.process_group is not None and not self._is_shared:
+            networks = ("student.", "teacher.")
+            broadcast_tensors((t for n, t in self.named_buffers() if not n.startswith(networks)), self.process_group)
+            self._is_shared = True
+        loss, aux = self.forward_batch(batch)
+        if self.training and torch.is_grad_enabled():  # and not for a loss of validation images
+            self._keep(aux)
+        return loss
+
+    def after_step(self) -> None:
+        """Call it after each step of the optimizer: the teacher moves, the support set gets its new rows.
+
+        With accumulated gradients, these are the rows of all forward passes since the last call.
+        """
+        if not self._pending:
+            raise UserError("after_step() follows a forward pass in training mode: call the method on a batch first")
+        push = []
+        for passes in zip(*(aux.push for aux in self._pending), strict=True):
+            columns = zip(*passes, strict=True)
+            push.append(Rows(*(gather_batch(torch.cat(column), self.process_group) for column in columns)))
+        aux = self._pending[-1]._replace(push=tuple(push))
+        self._pending.clear()
+        self.update_state(aux)
+
+    def _keep(self, aux: Aux) -> None:
+        """Keep it for after_step, and forget the oldest whose rows the support set could not hold."""
+        self._pending.append(aux)
+        size = 0 if self.support is None else len(self.support.z_QD)
+        while len(self._pending) > 1 and sum(len(a.push[0].z_QD) if a.push else 0 for a in self._pending[1:]) >= size:
+            self._pending.pop(0)
 
     def neighbor_share(self, norm_ratio: float, cosine: float) -> float | None:
         """Share of the neighbors in the loss's weights on unit z and z_i; None if the loss has no such weights.

@@ -20,6 +20,7 @@ from mixnn.config import Checked, UserError, method_option, option
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
 from mixnn.nn.encoder import Student, Teacher, mlp
+from mixnn.nn.precision import full_precision
 from mixnn.nn.support_set import Rows, SupportSet
 
 
@@ -93,18 +94,12 @@ class Siamese(Method):
     num_rings: ClassVar[int] = 1
     rings: Any  # nn.ModuleList of SupportSet (ring buffers); checkpoints hold them under this name
 
-    def __init__(self, backbone: nn.Module | None, **options: Any) -> None:
-        super().__init__(backbone, **options)
-        self.pairs = self.directions(self.options)
-        self.student_views, self.teacher_views = self.encoded_views(self.options)
-        if backbone is not None:
-            self.build(backbone)
-
-    def build(self, backbone: nn.Module) -> None:
+    def build(self, backbone: nn.Module, num_features: int) -> None:
         """Make networks and support sets."""
         o = self.options
-        features: int = backbone.num_features  # type: ignore[assignment]
-        self.student = Student(backbone, *self.heads(features), views=len(self.student_views))
+        self.pairs = self.directions(o)
+        self.student_views, self.teacher_views = self.encoded_views(o)
+        self.student = Student(backbone, *self.heads(num_features), views=len(self.student_views))
         self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
         num_rings = self.num_rings if self.has_support(o) else 0
         self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(num_rings))
@@ -156,13 +151,14 @@ class Siamese(Method):
 
     # One step
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
+    def forward_batch(self, batch: Batch) -> tuple[Tensor, Aux]:
         embeddings = self.encode(batch)
-        push = self.rows_to_push(embeddings, batch)
-        directions = [self.direction(i, a, b, embeddings, push, batch) for i, (a, b) in enumerate(self.pairs)]
-        loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
-        record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
-        return loss, Aux(push, record, self.metrics(directions))
+        with full_precision(batch.views[0].device):  # only networks run under the caller's autocast
+            push = self.rows_to_push(embeddings, batch)
+            directions = [self.direction(i, a, b, embeddings, push, batch) for i, (a, b) in enumerate(self.pairs)]
+            loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
+            record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
+            return loss, Aux(push, record, self.metrics(directions))
 
     def encode(self, batch: Batch) -> Embeddings:
         """Embeddings of all views of a batch that a direction needs."""
@@ -229,7 +225,7 @@ class Siamese(Method):
         """The step's loss from the losses of its directions."""
         return torch.stack(losses).mean()
 
-    def after_step(self, aux: Aux) -> None:
+    def update_state(self, aux: Aux) -> None:
         if self.teacher is not None:
             self.teacher.update(self.student, self.teacher_momentum)
         for ring, rows in zip(self.rings, aux.push, strict=True):

@@ -40,10 +40,11 @@ class Supervised(Method):
     split, recipe = "train", {"bn_groups": 1}
 
     def __init__(self, backbone: nn.Module | None, num_classes: int, **options: Any) -> None:
+        self.num_classes = num_classes
         super().__init__(backbone, **options)
-        assert backbone is not None
-        features: int = backbone.num_features  # type: ignore[assignment]
-        self.student = Student(backbone, nn.Linear(features, num_classes), None, views=1)
+
+    def build(self, backbone: nn.Module, num_features: int) -> None:
+        self.student = Student(backbone, nn.Linear(num_features, self.num_classes), None, views=1)
 
     @classmethod
     def uses_labels(cls, o: SupervisedOptions) -> bool:
@@ -57,7 +58,7 @@ class Supervised(Method):
     def views(self) -> tuple[str, ...]:
         return (self.options.view,)
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Aux]:
+    def forward_batch(self, batch: Batch) -> tuple[Tensor, Aux]:
         logits, _ = self.student(*batch.views)
         loss = F.cross_entropy(logits, batch.labels_B, label_smoothing=self.options.label_smoothing)
         accuracy = (logits.detach().argmax(1) == batch.labels_B).to(logits.dtype).mean()

@@ -66,10 +66,10 @@ class UnMix(Siamese):
     def has_support(cls, o: UnMixOptions) -> bool:
         return issubclass(BASES[o.base].Options, Support)
 
-    def build(self, backbone: nn.Module) -> None:
+    def build(self, backbone: nn.Module, num_features: int) -> None:
         base = BASES[self.options.base]
         self.base = base(None, **{f.name: getattr(self.options, f.name) for f in fields(base.Options)})
-        super().build(backbone)
+        super().build(backbone, num_features)
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         return self.base.heads(features)

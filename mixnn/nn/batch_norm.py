@@ -87,6 +87,10 @@ def split_batch_norms(module: nn.Module, groups: int, path: str = "") -> None:
             split = SplitBatchNorm(child.num_features, groups, child.affine)
             split.eps, split.momentum = child.eps, child.momentum or 0.1
             split.load_state_dict(child.state_dict(), strict=child.track_running_stats)
+            for old in [*child.parameters(), *child.buffers()][:1]:
+                split.to(old)  # its device and type
+            for new, old in zip(split.parameters(), child.parameters(), strict=True):
+                new.requires_grad_(old.requires_grad)
             setattr(module, name, nn.Sequential(split, *after) if after else split)
         else:
             split_batch_norms(child, groups, f"{path}{name}.")

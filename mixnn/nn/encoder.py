@@ -1,21 +1,28 @@
 """Student and teacher: backbone f, projector g and, for the student, predictor h.
 
 Several views go through in one pass, stacked along the batch; batch norm keeps their statistics apart. Networks may
-compute in bf16 (`compute_dtype`), but they return fp32: normalization, search and losses are never in less.
+compute in bf16, but they return fp32: normalization, search and losses are never in less.
+
+As they are made, networks run under the caller's autocast and communicate with nobody. The trainer changes that with
+`set_compute_dtype` and `dist.set_data_parallel`.
 """
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 from itertools import pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from mixnn.config import UserError
 from mixnn.dist import GatherBatch, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import run_parts
+
+IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `count_features` tries; some networks accept one size only
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
@@ -32,20 +39,45 @@ def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> n
     return nn.Sequential(*layers)
 
 
+@torch.no_grad()
+def count_features(backbone: nn.Module) -> int:
+    """Length F of a backbone's features: its attribute `num_features` or else what a copy of it returns."""
+    attribute = getattr(backbone, "num_features", None)
+    if isinstance(attribute, int):
+        return attribute
+    network = deepcopy(backbone).eval()
+    weights = next(network.parameters(), torch.zeros(()))
+    for size in IMAGE_SIZES:
+        try:
+            features = network(torch.zeros(2, 3, size, size).to(weights))
+        except (RuntimeError, ValueError, AssertionError):  # not its size
+            continue
+        if not isinstance(features, Tensor) or features.dim() != 2:
+            what = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+            raise UserError(f"the backbone must return features (B, F), and returns {what}: pool or flatten them")
+        return features.shape[1]
+    raise UserError("the backbone refuses images of all usual sizes: pass the length of its features as num_features=")
+
+
 class Student(nn.Module):
-    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h."""
+    """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h.
+
+    The batch norms of all three are replaced by ones that keep views apart, in f too, which it takes over.
+    """
 
     def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
         super().__init__()
         self.f, self.g, self.h = f, g, h
         self.gather_batch = GatherBatch(views)
-        self.compute_dtype = torch.float32
+        self.compute_dtype: torch.dtype | None = None
         split_batch_norms(self, groups=1)  # of a network that is not ours
         set_views(self, views)
+        self.train()  # pretrained networks often come in eval mode
 
     def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
         parts = [self.f, self.gather_batch, self.g, *([] if self.h is None else [self.h])]
-        outs = run_parts(parts, torch.cat([scatter_batch(view) for view in views]), self.compute_dtype)
+        x = torch.cat([scatter_batch(view, self.gather_batch.group) for view in views])
+        outs = run_parts(parts, x, self.compute_dtype)
         return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 
@@ -53,21 +85,25 @@ class Teacher(nn.Module):
     """A moving average of the student's f and g: no gradient, train mode, the batch shuffled before and restored after.
 
     The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws are uniforms, one row
-    per view.
+    per view. It stays in train mode when the student leaves it, since it keeps no running statistics.
     """
 
     def __init__(self, student: Student, views: int) -> None:
         super().__init__()
-        self.f, self.g = copy.deepcopy(student.f), copy.deepcopy(student.g)
+        self.f, self.g = deepcopy(student.f), deepcopy(student.g)
         self.gather_batch = GatherBatch(views)
-        self.compute_dtype = torch.float32
+        self.compute_dtype: torch.dtype | None = None
         self.requires_grad_(False)
         set_views(self, views, tracked=False)  # it never runs in eval mode, so nothing would read them
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        return super().train(True)
 
     @torch.no_grad()
     def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
         order = shuffle.argsort(dim=1)  # (V, B)
-        x = torch.cat([view[scatter_batch(o)] for view, o in zip(views, order, strict=True)])
+        group = self.gather_batch.group
+        x = torch.cat([view[scatter_batch(o, group)] for view, o in zip(views, order, strict=True)])
         z = at_least_float32(run_parts([self.f, self.gather_batch, self.g], x, self.compute_dtype)[-1])
         shuffled = z.unflatten(0, order.shape)
         return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
@@ -80,8 +116,8 @@ class Teacher(nn.Module):
         torch._foreach_lerp_(teachers, students, 1 - momentum)
 
 
-def set_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """Set the type in which every student and teacher below computes."""
+def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:
+    """Set the type in which every student and teacher below computes, fp32 or bf16; None: the caller's autocast."""
     for part in module.modules():
         if isinstance(part, Student | Teacher):
             part.compute_dtype = dtype

@@ -1,10 +1,13 @@
 """Networks in bf16 with fp32 weights: autocast, but with all weights cast in one launch.
 
 Autocast casts weights one by one, and their gradients back one by one: some 75 small launches per step.
+
+A network that was not given a type runs under the caller's autocast, if there is one.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,16 +15,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
-def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Outputs of all parts, each applied to the output of the one before, computed in this type."""
+def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+    """Outputs of all parts, each applied to the output of the one before.
+
+    They are computed in the type given, fp32 or bf16, or with None as the caller's autocast says.
+    """
     outputs, bf16 = [], dtype == torch.bfloat16
     together = bf16 and not torch.compiler.is_compiling()  # a compiler fuses the casts itself
-    weights = _cast_weights(parts, dtype) if together else [{} for _ in parts]
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+    weights = _cast_weights(parts, torch.bfloat16) if together else [{} for _ in parts]
+    with nullcontext() if dtype is None else torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         for part, cast in zip(parts, weights, strict=True):
             x = functional_call(part, cast, (x,)) if cast else part(x)
             outputs.append(x)
     return outputs
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Turns the caller's autocast off; does nothing where there is none."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, Tensor]]:

@@ -43,13 +43,20 @@ class SupportSet(nn.Module):
         """Positions of the next `count` rows; wraps if Q is not a multiple of the batch size."""
         return (self.position + torch.arange(count, device=self.position.device)) % len(self.z_QD)
 
+    def newest(self, rows: Rows) -> Rows:
+        """The last rows, if there are more than S can hold."""
+        size = len(self.z_QD)
+        return rows if len(rows.z_QD) <= size else Rows(*(column[-size:] for column in rows))
+
     def read_pushed(self, rows: Rows) -> Rows:
         """What S would hold after a push, without pushing: the authors' leaky queue searches this."""
+        rows = self.newest(rows)
         slots = self.slots(len(rows.z_QD))
         return Rows(*(old.index_copy(0, slots, new) for old, new in zip(self.read(), rows, strict=True)))
 
     @torch.no_grad()
     def push(self, rows: Rows) -> None:
+        rows = self.newest(rows)
         slots = self.slots(len(rows.z_QD))
         for old, new in zip(self.read(), rows, strict=True):
             old.index_copy_(0, slots, new)

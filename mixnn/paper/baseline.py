@@ -134,9 +134,9 @@ def plain_step(
 ) -> None:
     """Forward, backward, update, and a read of the loss."""
     draws = {n: torch.rand(s, device=labels.device) for n, s in method.draws(len(labels)).items()}
-    loss, aux = method(Batch(views, labels, index, draws))
+    loss, aux = method.forward_batch(Batch(views, labels, index, draws))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    method.after_step(aux)
+    method.update_state(aux)
     loss.item()  # for the log, as in most training loops

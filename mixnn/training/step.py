@@ -1,6 +1,6 @@
 """One training step, defined once and run eager, compiled or captured in a CUDA graph.
 
-    images[index] -> views -> method.forward -> backward -> SGD -> method.after_step
+    images[index] -> views -> method.forward_batch -> backward -> SGD -> method.update_state
 
 - eager runs it operator by operator.
 - captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the whole step once
@@ -19,7 +19,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,13 @@ from torch import Tensor
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
-from mixnn.dist import gather_batch, scatter_batch, size, sum_gradients
+from mixnn.dist import gather_batch, scatter_batch, sum_gradients
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
 from mixnn.training.optimizers import optimizer_tensors
 from mixnn.training.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 MODES = ("eager", "compiled", "captured")
 # Up to this many pixels per batch of views, cuDNN tries all its algorithms instead of the ten that look best. That is
@@ -51,6 +54,7 @@ class Step:
         optimizer: torch.optim.Optimizer,
         mode: str = "eager",
         resident: bool = True,
+        group: ProcessGroup | None = None,
     ) -> None:
         device = next(method.parameters()).device
         assert mode in MODES
@@ -59,12 +63,13 @@ class Step:
             torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
             small = batch_size * views[0].size ** 2 <= MAX_PIXELS_TO_TRY_ALL
             torch.backends.cudnn.benchmark_limit = 0 if small else 10
-        self.method, self.images, self.views, self.optimizer = method, images, views, optimizer
+        self.method, self.images, self.views, self.optimizer, self.group = method, images, views, optimizer, group
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
         on_device = resident and images.images.device == device
-        self.prefetcher = None if on_device else Prefetcher(images.images, batch_size // size(), device)
+        own = batch_size if group is None else batch_size // group.size()  # images that this process augments
+        self.prefetcher = None if on_device else Prefetcher(images.images, own, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
@@ -127,24 +132,26 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """The method's loss of the batch in the buffers."""
-        images_u8 = self.images.images[scatter_batch(self.index)] if self.prefetcher is None else self.prefetcher.buffer
-        view_draws = [scatter_batch(draws) for draws in self.view_draws]
+        group, prefetched = self.group, self.prefetcher
+        images_u8 = self.images.images[scatter_batch(self.index, group)] if prefetched is None else prefetched.buffer
+        view_draws = [scatter_batch(draws, group) for draws in self.view_draws]
         views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
-        views = tuple(gather_batch(view) for view in views)
-        return self.method(Batch(views, self.labels[self.index], self.index, self.draws))
+        views = tuple(gather_batch(view, group) for view in views)
+        return self.method.forward_batch(Batch(views, self.labels[self.index], self.index, self.draws))
 
     def _load(self, index: Tensor, next_index: Tensor | None = None) -> None:
         if self.prefetcher is not None:
-            self.prefetcher.load(scatter_batch(index), None if next_index is None else scatter_batch(next_index))
+            ahead = None if next_index is None else scatter_batch(next_index, self.group)
+            self.prefetcher.load(scatter_batch(index, self.group), ahead)
         self.index.copy_(index)
 
     def _train_step(self) -> None:
         loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        sum_gradients(self.method, self.method.student.f)
+        sum_gradients(self.method, self.method.student.f, self.group)
         self.optimizer.step()
-        self.method.after_step(aux)
+        self.method.update_state(aux)
         self._accumulate(loss, aux)
 
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:

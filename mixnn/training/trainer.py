@@ -69,6 +69,7 @@ class Trainer:
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
+        self.group = dist.run_group()
         self.can_measure_purity = images.can_measure_purity(config.batch_size)
         self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
@@ -97,6 +98,7 @@ class Trainer:
         self.method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
+        dist.set_data_parallel(self.method, self.group)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[config.optimizer](parameters, config)
         fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
@@ -104,7 +106,9 @@ class Trainer:
         if self.mode != "eager":
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
-        self.step = Step(self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident)
+        self.step = Step(
+            self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
+        )
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS_SEED)
         self.order = torch.arange(len(images), device=device)
         self.image_order = self.order  # the same on the device of the images, which may be the host
@@ -401,7 +405,7 @@ class Trainer:
     def _log_epoch(self, run: Run, images_per_s: float) -> None:
         """Writes the epoch's log line; all but its speed can be computed from the checkpoint."""
         self.record = {"epoch": self.epoch, "step": self.done, **self._means()}
-        dist.average_statistics(self.method)
+        dist.average_statistics(self.method, self.group)
         if not is_main_process():
             return
         if self.knn_sets and self._due(self.config.knn_every) and self._has_time("knn"):
@@ -437,7 +441,7 @@ class Trainer:
 
     def _save(self, run: Run) -> None:
         with self._timing("checkpoint"):
-            dist.average_statistics(self.method)
+            dist.average_statistics(self.method, self.group)
             tensors, state = self.state()
             if not all(bool(t.isfinite().all()) for t in tensors.values() if t.is_floating_point()):
                 raise self._diverged("weights or loss are NaN or inf")  # never replace a good checkpoint by a bad one

@@ -136,6 +136,6 @@ def run_linear(name: str, given: Inputs | None = None, **options: Any) -> Ran:
     if options.get("auxiliary") == "prev_epoch":
         method.previous_MD.copy_(given.previous)
     draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
-    loss, aux = method(Batch(given.views[: len(method.views)], given.labels, given.index, draws))
+    loss, aux = method.forward_batch(Batch(given.views[: len(method.views)], given.labels, given.index, draws))
     loss.backward()
     return Ran(loss.detach(), [p.grad for p in method.student.parameters()], aux, method)

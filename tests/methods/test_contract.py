@@ -122,7 +122,7 @@ def fill_support(method):
     """Three pushes of 8 into 20 rows: every row was written, and the position is in the middle."""
     for seed in range(3):
         with torch.no_grad():
-            method.after_step(method(small_batch(method, seed))[1])
+            method.update_state(method.forward_batch(small_batch(method, seed))[1])
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def tensors_of(aux):
 @every_case
 def test_the_loss_is_a_finite_positive_scalar_and_what_is_pushed_and_logged_has_no_gradient(case):
     method = build(case)
-    loss, aux = method(small_batch(method))
+    loss, aux = method.forward_batch(small_batch(method))
     assert loss.shape == ()
     assert loss.dtype == torch.float32
     assert 0 < loss < 16
@@ -171,7 +171,7 @@ COLD = {"temperature": 1e-3, "teacher_temperature": 1e-3, "cas_temperature": 1e-
 @pytest.mark.parametrize("name", [name for name in METHODS if known(name, COLD)])
 def test_at_a_temperature_of_a_thousandth_loss_and_gradients_are_finite(name):
     method = small_method(name, **known(name, COLD))
-    loss, _ = method(small_batch(method))
+    loss, _ = method.forward_batch(small_batch(method))
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad.isfinite().all() for p in method.student.parameters())
@@ -190,7 +190,7 @@ def without_gradient(name, options):
 @every_case
 def test_gradients_reach_every_parameter_but_those_of_the_teacher(case):
     method = build(case)
-    method(small_batch(method))[0].backward()
+    method.forward_batch(small_batch(method))[0].backward()
     cancelled = without_gradient(*CASES[case])
     for name, p in method.named_parameters():
         if not name.startswith("teacher."):
@@ -208,7 +208,7 @@ def test_gradients_reach_every_parameter_but_those_of_the_teacher(case):
 def test_forward_writes_nothing_but_the_students_batch_norm_statistics_and_draws_nothing(case):
     method = build(case)
     batch, before, rng = small_batch(method), snapshot(method), torch.get_rng_state()
-    method(batch)[0].backward()
+    method.forward_batch(batch)[0].backward()
     statistics = {name for name in before if name.endswith(("running_mean", "running_var"))}
     assert changed(method, before) == {name for name in statistics if name.startswith("student.")}
     assert torch.equal(torch.get_rng_state(), rng)
@@ -218,20 +218,20 @@ def test_forward_writes_nothing_but_the_students_batch_norm_statistics_and_draws
 
 @functools.cache
 def stepped(case):
-    """A method after a step that moved the student, the same before after_step, the batch, and what was handed on."""
+    """A method after a step that moved the student, the same before update_state, the batch, and what was handed on."""
     method = build(case)
     batch = small_batch(method, 5)
-    _, aux = method(batch)
+    _, aux = method.forward_batch(batch)
     with torch.no_grad():
         for p in method.student.parameters():
             p.add_(0.01)
     before = copy.deepcopy(method)
-    method.after_step(aux)
+    method.update_state(aux)
     return method, before, batch, aux
 
 
 @every_case
-def test_after_step_writes_teacher_support_sets_and_memory_alone(case):
+def test_update_state_writes_teacher_support_sets_and_memory_alone(case):
     name, options = CASES[case]
     method, before, _, _ = stepped(case)
     want = set() if name in WITHOUT_TEACHER else {f"teacher.{n}" for n, _ in method.teacher.named_parameters()}
@@ -295,10 +295,10 @@ def test_a_loaded_state_gives_the_next_loss_and_the_next_state(case):
             p.mul_(1 + 0.1 * torch.rand_like(p))
     assert changed(other, method.state_dict())
     other.load_state_dict(method.state_dict())
-    (loss, aux), (same_loss, same_aux) = (each(small_batch(each, 8)) for each in (method, other))
+    (loss, aux), (same_loss, same_aux) = (each.forward_batch(small_batch(each, 8)) for each in (method, other))
     assert torch.equal(loss, same_loss)
-    method.after_step(aux)
-    other.after_step(same_aux)
+    method.update_state(aux)
+    other.update_state(same_aux)
     assert not changed(other, method.state_dict())
 
 
@@ -327,7 +327,7 @@ def test_each_network_encodes_as_many_views_as_it_says_in_one_pass(case):
     for part, calls in seen.items():
         if getattr(method, part, None) is not None:
             getattr(method, part).register_forward_pre_hook(lambda _, views, calls=calls: calls.append(len(views)))
-    method(small_batch(method))
+    method.forward_batch(small_batch(method))
     want = passes(name, options)
     assert methods.passes(name, options) == want
     assert seen == {"student": [want[0]], "teacher": [want[1]] if want[1] else []}
@@ -350,7 +350,7 @@ def test_draws_are_exactly_what_forward_consumes(case):
     for each in want:
         less = batch._replace(draws={other: draw for other, draw in batch.draws.items() if other != each})
         with pytest.raises(KeyError, match=each):
-            method(less)
+            method.forward_batch(less)
 
 
 def idle(name, options):
@@ -370,12 +370,12 @@ def test_every_row_of_every_draw_matters(case):
         base.draws.update(coin=torch.tensor(0.9), share=torch.tensor(0.4), centre=torch.tensor([0.5, 0.5]))
     other = {"coin": torch.tensor(0.1), "share": torch.tensor(0.8), "centre": torch.tensor([0.1, 0.9])}
     rng = torch.Generator().manual_seed(1)
-    loss, aux = method(base)
+    loss, aux = method.forward_batch(base)
     for draw, values in base.draws.items():
         for row in range(len(values)) if values.dim() else [...]:
             changed = values.clone()
             changed[row] = other[draw][row] if draw in other else torch.rand(values[row].shape, generator=rng)
-            another, another_aux = method(base._replace(draws=base.draws | {draw: changed}))
+            another, another_aux = method.forward_batch(base._replace(draws=base.draws | {draw: changed}))
             same = torch.equal(loss, another) and all(
                 torch.equal(a.z_QD, b.z_QD) for a, b in zip(aux.push, another_aux.push, strict=True)
             )
@@ -418,8 +418,8 @@ def test_labels_are_read_by_label_selection_and_by_the_supervised_reference_alon
 def test_labels_change_the_loss_only_where_they_are_said_to(case):
     method = build(case)
     batch = small_batch(method)
-    loss, _ = method(batch)
-    other, _ = method(batch._replace(labels_B=(batch.labels_B + 1) % 3))
+    loss, _ = method.forward_batch(batch)
+    other, _ = method.forward_batch(batch._replace(labels_B=(batch.labels_B + 1) % 3))
     assert torch.equal(loss, other) != methods.uses_labels(*CASES[case])
 
 
@@ -449,7 +449,9 @@ def test_compiled_whole_equals_eager(case):
     results = []
     for compiled in (False, True):
         method = small_method(name, **options)
-        run = torch.compile(method, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else method
+        run = method.forward_batch
+        if compiled:
+            run = torch.compile(run, fullgraph=True, dynamic=False, backend="aot_eager")
         loss, aux = run(small_batch(method))
         loss.backward()
         grads = [p.grad for p in method.parameters() if p.requires_grad]

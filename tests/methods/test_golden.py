@@ -54,9 +54,9 @@ def run(case: str):
     if "centre" in g:
         draws["centre"] = (g["centre"] + 0.5) / g["x1"].shape[-1]  # the middle of that pixel
     views = tuple(g[k] for k in ("x1", "x2", "x3") if k in g)
-    loss, aux = method(batch(views, g["y"], method, **draws))
+    loss, aux = method.forward_batch(batch(views, g["y"], method, **draws))
     loss.backward()
-    method.after_step(aux)
+    method.update_state(aux)
     return g, method, loss, aux
 
 

@@ -40,7 +40,7 @@ def run_small(name, **options):
         ring.push(rows)
     views = tuple(draw(B, 3, 8, 8, seed=seed) for seed in (1, 2, 12))
     draws = {key: given.draws[key][: shape[0]] if shape else given.draws[key] for key, shape in method.draws(B).items()}
-    loss, aux = method(Batch(views[: len(method.views)], given.labels, given.index, draws))
+    loss, aux = method.forward_batch(Batch(views[: len(method.views)], given.labels, given.index, draws))
     loss.backward()
     return loss.detach(), [p.grad for p in method.student.parameters()], aux, method
 
@@ -207,7 +207,7 @@ def test_the_raw_target_embedding_of_the_second_view_is_pushed(name, symmetric):
     assert torch.equal(first.labels_Q, given.labels)
     assert torch.equal(first.index_Q, given.index)
     assert len(rest) == (name == "cmsf")
-    ran.method.after_step(ran.aux)
+    ran.method.update_state(ran.aux)
     slots = [13, 14, 15, 16, 0, 1]
     assert torch.equal(ran.method.support.z_QD[slots], first.z_QD)
     assert torch.equal(ran.method.support.index_Q[slots], given.index)
@@ -424,10 +424,10 @@ def test_cmsf_remembers_each_images_last_embedding():
             index = torch.randperm(12, generator=rng)[:B]  # so that images come back
             views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64) for _ in method.views)
             draws = {name: torch.rand(shape, generator=rng) for name, shape in method.draws(B).items()}
-            _, aux = method(Batch(views, index % 3, index, draws))
+            _, aux = method.forward_batch(Batch(views, index % 3, index, draws))
             seen = [last.get(i, start[i]) for i in index.tolist()]
             assert torch.equal(aux.push[1].z_QD, torch.stack(seen))
-            method.after_step(aux)
+            method.update_state(aux)
             last |= dict(zip(index.tolist(), aux.push[0].z_QD, strict=True))
     for i in range(100):
         assert torch.equal(method.previous_MD[i], last.get(i, start[i]))
@@ -460,7 +460,7 @@ def test_unmix_of_unmixed_images_is_twice_byol_with_a_resnet_too():
         method = small_method(name)
         views = tuple(draw(B, 3, 8, 8, seed=seed) for seed in (1, 2))
         draws = {"shuffle": torch.stack(shuffle), "centre": torch.zeros(2)} | WHOLE["share 1"]
-        losses[name] = method(Batch(views, torch.zeros(B), torch.arange(B), draws))[0].detach()
+        losses[name] = method.forward_batch(Batch(views, torch.zeros(B), torch.arange(B), draws))[0].detach()
     close(losses["unmix"], 2 * losses["byol"])
 
 
@@ -490,10 +490,12 @@ def test_a_teacher_that_moves_with_each_call_moves_as_in_three_updates():
         for a, b in zip(once.student.parameters(), thrice.student.parameters(), strict=True):
             a.add_(torch.rand(a.shape, generator=rng))
             b.copy_(a)
-        aux = once(Batch((draw(B, 3, 8, 8, seed=1),) * 2, torch.zeros(B), torch.arange(B), inputs().draws))[1]
-    once.after_step(aux)
+        aux = once.forward_batch(
+            Batch((draw(B, 3, 8, 8, seed=1),) * 2, torch.zeros(B), torch.arange(B), inputs().draws)
+        )[1]
+    once.update_state(aux)
     for _ in range(3):
-        thrice.after_step(aux)
+        thrice.update_state(aux)
     for a, b in zip(once.teacher.parameters(), thrice.teacher.parameters(), strict=True):
         close(a, b)
 
@@ -517,9 +519,9 @@ def own_image_rates(name, leaky):
         for index in torch.randperm(M, generator=rng).split(size):
             views = tuple(images[index] + 0.1 * torch.randn(size, 3, 8, 8, generator=rng) for _ in method.views)
             draws = {draw: torch.rand(shape, generator=rng) for draw, shape in method.draws(size).items()}
-            _, aux = method(Batch(views, index % 4, index, draws))
+            _, aux = method.forward_batch(Batch(views, index % 4, index, draws))
             before = method.support.index_Q.clone()
-            method.after_step(aux)
+            method.update_state(aux)
             for d, neighbors in enumerate(aux.record.index_ABK):
                 for when, images_Q in enumerate((before, method.support.index_Q)):
                     hits[d, when] += (images_Q[neighbors] == index[:, None]).any(1).sum()
@@ -570,5 +572,5 @@ def test_what_a_method_logs_of_its_own_reaches_the_log():
     method = Telling(ResNet("resnet8", 8, 2), hidden=8, dim=D)
     views = tuple(draw(B, 3, 8, 8, seed=seed).float() for seed in (1, 2))
     draws = {name: torch.rand(shape) for name, shape in method.draws(B).items()}
-    aux = method(Batch(views, torch.zeros(B, dtype=torch.long), torch.arange(B), draws))[1]
+    aux = method.forward_batch(Batch(views, torch.zeros(B, dtype=torch.long), torch.arange(B), draws))[1]
     assert aux.metrics == {"count": 2}

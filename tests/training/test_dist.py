@@ -78,18 +78,19 @@ def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
     options = known(name, SMALL) | options
     method = methods.build(name, Backbone(), options, num_classes=3, num_images=NUM_IMAGES)
     method.to(device, torch.float64)
+    dist.set_data_parallel(method, dist.run_group())
     optimizer = sgd([p for p in method.parameters() if p.requires_grad], 0.9, 1e-3)
     optimizer.param_groups[0]["lr"].fill_(0.05)
     losses = []
     for seed in range(STEPS):
-        loss, aux = method(batch_of(method, seed, device))
+        loss, aux = method.forward_batch(batch_of(method, seed, device))
         optimizer.zero_grad()
         loss.backward()
-        dist.sum_gradients(method, method.student.f)
+        dist.sum_gradients(method, method.student.f, dist.run_group())
         optimizer.step()
-        method.after_step(aux)
+        method.update_state(aux)
         losses.append(loss.detach())
-    dist.average_statistics(method)
+    dist.average_statistics(method, dist.run_group())
     return {k: v.cpu().clone() for k, v in ({"losses": torch.stack(losses)} | method.state_dict()).items()}
 
 
@@ -288,7 +289,7 @@ def test_a_number_of_processes_without_the_rest_is_refused(size: str, says: str,
 
 def test_alone_nothing_is_dealt_or_gathered():
     x: Any = torch.randn(4, 3)
-    assert dist.scatter_batch(x) is x
-    assert dist.gather_batch(x) is x
+    assert dist.scatter_batch(x, dist.run_group()) is x
+    assert dist.gather_batch(x, dist.run_group()) is x
     assert dist.all_max(3) == 3
     assert dist.broadcast("a") == "a"

@@ -62,7 +62,7 @@ def assert_same_state(a, b, tolerance):
 # What a step does
 
 
-def test_a_step_is_forward_backward_sgd_then_after_step():
+def test_a_step_is_forward_backward_sgd_then_update_state():
     step = small_step()
     method, data = copy.deepcopy(step.method), images()
     momenta = [torch.zeros_like(p) for p in method.parameters()]
@@ -75,7 +75,7 @@ def test_a_step_is_forward_backward_sgd_then_after_step():
             normalize(augment(data.images[index], draws, view), mean, std)
             for draws, view in zip(step.view_draws, [strong(SIZE), weak(SIZE)], strict=True)
         )
-        loss, aux = method(Batch(views, data.labels[index], index, step.draws))
+        loss, aux = method.forward_batch(Batch(views, data.labels[index], index, step.draws))
         method.zero_grad()
         loss.backward()
         with torch.no_grad():
@@ -83,7 +83,7 @@ def test_a_step_is_forward_backward_sgd_then_after_step():
                 if p.requires_grad:
                     momentum.mul_(MOMENTUM).add_(p.grad + DECAY * p)
                     p.sub_(LR * (i + 1) * momentum)
-        method.after_step(aux)
+        method.update_state(aux)
         losses.append(loss.item())
         for (name, ours), want in zip(step.method.state_dict().items(), method.state_dict().values(), strict=True):
             torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5, msg=f"{name} after step {i + 1}")
