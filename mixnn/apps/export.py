@@ -34,7 +34,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import LAYOUT, NO_START, STARTS, TORCHVISION, make_backbone
+from mixnn.runs.weights import NO_START, STARTS, TORCHVISION, make_backbone
 
 __all__ = ["export"]
 
@@ -117,7 +117,7 @@ def _check_onnx() -> None:
 
 def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
     weights = {name: t.contiguous() for name, t in encoder.backbone.state_dict().items()}
-    weights |= {} if encoder.layout is None else {LAYOUT: encoder.layout}
+    weights |= encoder.layout.tensors() if encoder.layout else {}
     return serialize(weights, {"format": "pt", CARD: card})  # other readers look for "format"
 
 

@@ -21,8 +21,8 @@ from mixnn.nn.backbone import BACKBONES, build_backbone
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
-from mixnn.runs.layout import add_layout
-from mixnn.runs.weights import LAYOUT, STARTS, load_weights, read_backbone, trained_backbone
+from mixnn.runs.layout import PREFIX, Layout, read_layout
+from mixnn.runs.weights import STARTS, load_weights, read_backbone, trained_backbone
 
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
@@ -52,23 +52,23 @@ class Encoder(nn.Module):
     encoder(images) takes a uint8 tensor or array (B, 3, H, W), best at `size` x `size`, and returns a tensor (B, F).
     Smaller images are enlarged to `size`, as files are; an exported program leaves that to its caller.
     encoder.files(paths) returns an array (M, F) for image files. `origin` is the name of the file with the weights.
-    `layout`: the mean image of a folder of aligned images; then a vector also says where things are (see layout.py).
+    `layout`, for a folder of aligned images: then a vector also says where things are (see layout.py).
     """
 
     mean: Tensor
     std: Tensor
-    layout: Tensor | None
+    layout: Layout | None
 
     def __init__(
-        self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "", layout: Tensor | None = None
+        self, backbone: nn.Module, size: int, mean: Tensor, std: Tensor, origin: str = "", layout: Layout | None = None
     ) -> None:
         super().__init__()
         self.backbone, self.size, self.origin = backbone, size, origin
         features: int = backbone.num_features  # type: ignore[assignment]
-        self.num_features = features + (0 if layout is None else layout.numel())
+        self.num_features = features + (0 if layout is None else layout.mean.numel())
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
-        self.register_buffer("layout", layout)
+        self.layout = layout
         self.eval().requires_grad_(False)
 
     def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         if not (torch.onnx.is_in_onnx_export() or torch.compiler.is_compiling()):
             images_u8 = enlarged(images_u8, self.size)
         features = image_features(self.backbone, images_u8, self.mean, self.std)
-        return features if self.layout is None else add_layout(features, images_u8, self.layout)
+        return features if self.layout is None else self.layout(features, images_u8)
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
         """Vectors of image files, (M, F), in their order; UserError names the files that cannot be read."""
@@ -130,7 +130,7 @@ def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[st
     """The encoder in a checkpoint that is already loaded, on the CPU."""
     mean, std = (torch.tensor(state["data"][k]) for k in ("mean", "std"))
     backbone, size = trained_backbone(run, tensors), run.config.encoding_size
-    return Encoder(backbone, size, mean, std, name_of(state["step"]), tensors.get(LAYOUT))
+    return Encoder(backbone, size, mean, std, name_of(state["step"]), read_layout(tensors))
 
 
 def read_start(name: str) -> Encoder:
@@ -160,6 +160,6 @@ def read_export(path: Path) -> Encoder:
         ) from None
     if version != CARD_VERSION or name not in BACKBONES or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
-    backbone, layout = build_backbone(name, size, bn_groups=1), weights.pop(LAYOUT, None)
-    load_weights(backbone, weights, str(path))
+    backbone, layout = build_backbone(name, size, bn_groups=1), read_layout(weights)
+    load_weights(backbone, {k: t for k, t in weights.items() if not k.startswith(PREFIX)}, str(path))
     return Encoder(backbone, size, mean, std, path.name, layout)

@@ -6,18 +6,22 @@ harm. Which is the case shows in the mean image: of aligned images it has a shap
 
 `alignment` is the share of the variance over places that the mean image has. Measured (notes/log.md): 0.47 to 0.64 on
 digits, hand signs, fruit, X-rays and brain scans, and 0.01 to 0.30 on thirteen other folders.
+
+How much the layout counts in a vector follows from the features: training can make them more alike, and a layout of
+fixed length would then drown them out. So its length is a share of their spread.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 SIDE = 16  # pixels; 768 numbers
-WEIGHT = 0.25  # length of the layout's part of a vector, whose other part has length 1
+WEIGHT = 0.65  # length of the layout's part of a vector, as a share of the features' spread
 MIN_ALIGNMENT = 0.4
 SAMPLE = 400  # images
+PREFIX = "layout."  # of the tensors in a checkpoint or an exported file
 
 
 def shrink(images_BCHW: Tensor) -> Tensor:
@@ -39,7 +43,38 @@ def mean_layout(images_MCHW: Tensor) -> Tensor | None:
     return small.mean(0) if alignment(small) >= MIN_ALIGNMENT else None
 
 
-def add_layout(features_BF: Tensor, images_BCHW: Tensor, mean_CSS: Tensor) -> Tensor:
-    """Features of length 1, followed by the difference from the mean image, of length WEIGHT."""
-    layout = (shrink(images_BCHW) - mean_CSS).flatten(1)
-    return torch.cat([F.normalize(features_BF), WEIGHT * F.normalize(layout)], dim=1)
+def spread(features_BF: Tensor) -> float:
+    """Root mean square distance of unit features from their mean: 0 if all are equal, at most 1."""
+    return float((1 - F.normalize(features_BF.double()).mean(0).square().sum()).clamp(min=0).sqrt())
+
+
+class Layout(nn.Module):
+    """Makes vectors of features and images: unit features, followed by the image's difference from the mean image.
+
+    The second part has the length WEIGHT * `spread`, with the spread of the encoder's features.
+    """
+
+    mean: Tensor
+    weight: Tensor
+
+    def __init__(self, mean_CSS: Tensor, spread: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean_CSS)
+        self.register_buffer("weight", torch.tensor(WEIGHT * spread, device=mean_CSS.device))
+
+    def forward(self, features_BF: Tensor, images_BCHW: Tensor) -> Tensor:
+        layout = (shrink(images_BCHW) - self.mean).flatten(1)
+        return torch.cat([F.normalize(features_BF), self.weight * F.normalize(layout)], dim=1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint or an exported file stores."""
+        return {PREFIX + name: tensor for name, tensor in self.state_dict().items()}
+
+
+def read_layout(tensors: dict[str, Tensor]) -> Layout | None:
+    """The layout in a checkpoint or an exported file; None if its images are not aligned."""
+    if PREFIX + "mean" not in tensors:
+        return None
+    layout = Layout(tensors[PREFIX + "mean"], 0.0)
+    layout.weight = tensors[PREFIX + "weight"]
+    return layout

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import glob
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
+from mixnn.data.images import ImageBatch
 from mixnn.progress import Reporter, plural
 from mixnn.runs.checkpoint import list_checkpoints
+from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, environment
-from mixnn.runs.layout import SAMPLE, SIDE, mean_layout
-from mixnn.runs.weights import KEPT, LAYOUT, STARTS, initial_backbone, start_defaults
+from mixnn.runs.layout import SAMPLE, SIDE, Layout, mean_layout, spread
+from mixnn.runs.weights import KEPT, STARTS, initial_backbone, start_defaults
 
 DEFAULT_START = "imagenet"
 ENCODE_SIZE = 224  # pixels, as in the weights' own training; small images gain most from being enlarged (notes/log.md)
+SPREAD_SAMPLE = 100  # images
 
 
 def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
@@ -46,13 +50,14 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
             return run
     images = open_images(folder)
     config = start_config(data, images)
-    backbone, layout = initial_backbone(config), _layout(images)  # before the folder is made: a failure leaves none
+    backbone = initial_backbone(config)  # this and the next before the folder is made: a failure leaves none
+    layout = _layout(images, backbone, config)
     run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.start_run({data!r})", overwrite=True)
     mean, std = NORMALIZATIONS[config.normalization]
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "names": [], "count": 0, "device": "cpu"}
     state |= {"data": {"images": len(images), "mean": mean, "std": std}, "batch": config.batch_size}
     tensors = {KEPT + name: tensor for name, tensor in backbone.state_dict().items()}
-    run.save_checkpoint(0, tensors | ({} if layout is None else {LAYOUT: layout}), state)
+    run.save_checkpoint(0, tensors | (layout.tensors() if layout else {}), state)
     run.write("environment.json", json.dumps(environment(torch.device("cpu")), indent=1) + "\n")
     size = f"{plural(len(images), 'image')} at {config.image_size} pixels"
     aligned = "" if layout is None else "; they are aligned, so vectors also hold their layout"
@@ -60,11 +65,21 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
     return run
 
 
-def _layout(images: Images) -> Tensor | None:
-    """The mean image of a sample, if the images are aligned."""
-    some = images.named(set(images.names[:: -(-len(images) // SAMPLE)]))
-    arrays = [torch.from_numpy(np.ascontiguousarray(batch.u8)) for batch in some.batches(SAMPLE, 2 * SIDE)]
-    return mean_layout(torch.cat(arrays)) if sum(map(len, arrays)) > 1 else None
+def _layout(images: Images, backbone: nn.Module, config: Config) -> Layout | None:
+    """The layout of the images, from a sample; None if they are not aligned."""
+    small = [torch.from_numpy(np.ascontiguousarray(batch.u8)) for batch in _sample(images, SAMPLE, 2 * SIDE)]
+    mean = mean_layout(torch.cat(small)) if sum(map(len, small)) > 1 else None
+    if mean is None:
+        return None
+    channel_mean, channel_std = map(torch.tensor, NORMALIZATIONS[config.normalization])
+    encoder = Encoder(backbone, config.image_size, channel_mean, channel_std)
+    vectors = torch.cat([encoder(batch.u8) for batch in _sample(images, SPREAD_SAMPLE, encoder.size)])
+    return Layout(mean, spread(vectors))
+
+
+def _sample(images: Images, count: int, size: int) -> Iterator[ImageBatch]:
+    """Batches of at most `count` images, evenly spaced."""
+    return images.named(set(images.names[:: -(-len(images) // count)])).batches(count, size)
 
 
 def start_config(data: str, images: Images) -> Config:

@@ -23,7 +23,6 @@ from mixnn.runs.folder import Run
 
 STUDENT = "method.student.f."  # prefix of the student's backbone in a checkpoint
 KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the student as training left it
-LAYOUT = "layout"  # name of the mean image in a checkpoint or an exported file
 NO_START = ("", "none")  # random weights
 TORCHVISION = "torchvision:"
 PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50")  # those of ARCHITECTURES that torchvision has

@@ -37,6 +37,7 @@ POINTS = (0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
 NUMBERS = {
     "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
     "kept_neighbors": f"share of an image's {NEIGHBORS} nearest neighbors that it already had at the start",
+    "spread": "root mean square distance of unit features from their mean",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
     "first_share": "share of the features' variance in its largest direction",
     "first_color": "share of that direction that the image's mean red, green and blue explain",
@@ -171,6 +172,7 @@ def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:
     shares = values.clamp(min=0) / total
     color = torch.linalg.qr(colors_M3 - colors_M3.mean(0) + 1e-12 * torch.eye(*colors_M3.shape).to(x_MF)).Q
     return {
+        "spread": (total / len(x_MF)).sqrt(),
         "feature_rank": torch.special.entr(shares).sum().exp(),
         "first_share": shares[-1],
         "first_color": (color.T @ vectors[:, -1]).square().sum(),

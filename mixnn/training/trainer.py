@@ -28,8 +28,8 @@ from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import Diverged
 from mixnn.runs.layout import SAMPLE as LAYOUT_SAMPLE
-from mixnn.runs.layout import mean_layout
-from mixnn.runs.weights import KEPT, LAYOUT, NO_START, load_weights, make_backbone
+from mixnn.runs.layout import Layout, mean_layout, read_layout
+from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, trained_share
@@ -120,7 +120,7 @@ class Trainer:
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
         self.warned_of_collapse = False
         self.judge: Judge | None = None  # see judge_from
-        self.layout: Tensor | None = None  # mean image of a folder of aligned images
+        self.layout: Layout | None = None  # of a folder of aligned images
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
@@ -159,7 +159,7 @@ class Trainer:
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
         tensors |= optimizer_tensors(self.optimizer)
         tensors |= {f"{KEPT}{name}": t for name, t in self.encoder_weights().items()}
-        tensors |= {} if self.layout is None else {LAYOUT: self.layout}
+        tensors |= self.layout.tensors() if self.layout else {}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
@@ -197,7 +197,7 @@ class Trainer:
             self.reporter.warn(
                 f"saved on {state['device']}, resumed on {self.order.device.type}: random draws differ from here on"
             )
-        self.layout = tensors.get(LAYOUT)
+        self.layout = read_layout(tensors)
         self.step.restore(state["names"], tensors["sums"], state["count"])
         self.done = state["step"]
         self.seconds = state["seconds"]
@@ -215,8 +215,9 @@ class Trainer:
         with self._timing("judgement"):
             self.judge.begin(start)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))[:LAYOUT_SAMPLE]
-        self.layout = mean_layout(self.images.images[order.to(self.images.images.device)])
-        if self.layout is not None:
+        mean = mean_layout(self.images.images[order.to(self.images.images.device)])
+        if mean is not None:
+            self.layout = Layout(mean, self.judge.start["spread"])
             self.reporter.info("the images are aligned, so vectors will also hold their layout")
         if from_weights:
             self.blend = Blend(start, trained_share(self.config, self.judge.start))
@@ -340,6 +341,8 @@ class Trainer:
             if name not in known:
                 self.reporter.warn(f"after {self.progress:.0%} of the run: {sentence}")
         kept = self.progress
+        if self.layout and not self.judge.is_worse:
+            self.layout = Layout(self.layout.mean, self.judge.points[-1]["spread"])
         if self.blend and not self.judge.is_worse:
             self.last_good = self.blend.weights(student), self.progress
         elif self.blend and self.over:

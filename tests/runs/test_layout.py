@@ -5,7 +5,17 @@ from torch import nn
 
 from mixnn.data import ImageSet
 from mixnn.runs.encoder import Encoder
-from mixnn.runs.layout import MIN_ALIGNMENT, SIDE, WEIGHT, add_layout, alignment, mean_layout, shrink
+from mixnn.runs.layout import (
+    MIN_ALIGNMENT,
+    SIDE,
+    WEIGHT,
+    Layout,
+    alignment,
+    mean_layout,
+    read_layout,
+    shrink,
+    spread,
+)
 from mixnn.training.configure import MAX_UNLIKE, mirrored_unlike
 
 
@@ -37,12 +47,31 @@ def test_brightness_as_a_whole_is_no_layout():
 def test_a_vector_is_the_unit_features_and_then_the_layout():
     images, features = aligned(4), torch.randn(4, 5)
     mean = shrink(images).mean(0)
-    vectors = add_layout(features, images, mean)
+    vectors = Layout(mean, 0.5)(features, images)
     assert vectors.shape == (4, 5 + 3 * SIDE**2)
     torch.testing.assert_close(vectors[:, :5], nn.functional.normalize(features))
-    torch.testing.assert_close(vectors[:, 5:].norm(dim=1), torch.full((4,), WEIGHT))
+    torch.testing.assert_close(vectors[:, 5:].norm(dim=1), torch.full((4,), 0.5 * WEIGHT))
     expected = (shrink(images) - mean).flatten(1)
     torch.testing.assert_close(nn.functional.cosine_similarity(vectors[:, 5:], expected), torch.ones(4))
+
+
+def test_the_spread_is_the_distance_of_unit_features_from_their_mean():
+    assert spread(torch.tensor([[1.0, 0.0], [5.0, 0.0]])) == 0  # equal but for their length
+    assert spread(torch.tensor([[1.0, 0.0], [-2.0, 0.0]])) == 1
+    features = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) + 1
+    unit = nn.functional.normalize(features)
+    expected = (unit - unit.mean(0)).square().sum(1).mean().sqrt()
+    assert abs(spread(features) - expected) < 1e-5
+    assert spread(features + 10) < 0.2 * spread(features)  # features that are more alike
+
+
+def test_a_layout_is_stored_and_read_again():
+    images, features = aligned(4), torch.randn(4, 5)
+    layout = Layout(shrink(images).mean(0), 0.3)
+    again = read_layout({"other": torch.zeros(1)} | layout.tensors())
+    assert again is not None
+    torch.testing.assert_close(again(features, images), layout(features, images), rtol=0, atol=0)
+    assert read_layout({"other": torch.zeros(1)}) is None
 
 
 class MeanColor(nn.Module):
@@ -55,7 +84,7 @@ class MeanColor(nn.Module):
 def test_an_encoder_with_a_layout_gives_longer_vectors():
     images, zero, one = aligned(3), torch.zeros(3), torch.ones(3)
     plain = Encoder(MeanColor(), 32, zero, one)
-    longer = Encoder(MeanColor(), 32, zero, one, layout=mean_layout(images))
+    longer = Encoder(MeanColor(), 32, zero, one, layout=Layout(shrink(images).mean(0), 0.5))
     assert (plain.num_features, longer.num_features) == (3, 3 + 3 * SIDE**2)
     assert longer(images).shape == (3, longer.num_features)
     torch.testing.assert_close(longer(images)[:, :3], nn.functional.normalize(plain(images)))

@@ -5,6 +5,7 @@ A saved classifier records the name of its features, so that new images are turn
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from mixnn.config import UserError
 from mixnn.data import Images
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.layout import Layout
 from mixnn.runs.weights import initial_backbone
 
 RUN = "this run"
@@ -84,7 +86,9 @@ def _start(run: Run, encoder: Encoder) -> Encoder | None:
         backbone = initial_backbone(run.config)
     except UserError:
         return None
-    layout = None if encoder.layout is None else encoder.layout.cpu()
+    layout = copy.deepcopy(encoder.layout)
+    if layout and (judged := run.judgement()):
+        layout = Layout(layout.mean, judged["start"]["spread"])
     start = Encoder(backbone, encoder.size, encoder.mean.cpu(), encoder.std.cpu(), layout=layout)
     return start.to(encoder.device)
 
