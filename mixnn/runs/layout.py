@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SIDE = 16  # pixels; 768 numbers
-WEIGHT = 0.65  # length of the layout's part of a vector, as a share of the features' spread
+WEIGHT = 0.8  # length of the layout's part of a vector, as a share of the features' spread
 MIN_ALIGNMENT = 0.4
 SAMPLE = 400  # images
 PREFIX = "layout."  # of the tensors in a checkpoint or an exported file

@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mixnn import dist
 
 MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
 WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
+MAX_SLOWDOWN = 2.0
 RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
 MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
 LOOKS = 200  # at least this many looks in a run, so that a short one ends in time as well
@@ -31,6 +32,13 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -
 def short_warmup(epochs: int) -> int:
     """Epochs of warm-up for a run of any length: a tenth, at most the paper's 5, and never all of them."""
     return min(MAX_WARMUP_EPOCHS, max(1, epochs // 10)) if epochs > 1 else 0
+
+
+class Cost(NamedTuple):
+    """What something took, and the seconds per step at that time: on a busy machine, both grow."""
+
+    seconds: float
+    pace: float = 0.0  # 0: not known yet
 
 
 @dataclass
@@ -52,7 +60,7 @@ class TimePlan:
     over: bool = False
     extended: bool = False  # the budget is not the one that `progress` was made for
     steps_left: int = 0
-    costs: dict[str, list[float]] = field(default_factory=dict)  # recent seconds of each thing that is done at the end
+    costs: dict[str, list[Cost]] = field(default_factory=dict)  # recent ones of each thing that is done at the end
     total_costs: dict[str, float] = field(default_factory=dict)
     paces: list[float] = field(default_factory=list)  # recent seconds per step
     _block: int = 1  # steps between two looks at the clock
@@ -75,12 +83,17 @@ class TimePlan:
         return self.budget - self.elapsed() - self.reserve()
 
     def cost(self, name: str) -> float:
-        return statistics.median(self.costs[name]) if name in self.costs else 0.0
+        """Seconds that something would take now: what it took before, adapted to the pace."""
+        return statistics.median([cost.seconds * self._slowdown(cost.pace) for cost in self.costs.get(name, [])] or [0])
+
+    def _slowdown(self, pace: float) -> float:
+        """How much longer things take than at another pace, within limits: not all of them depend on the processor."""
+        return min(MAX_SLOWDOWN, max(1 / MAX_SLOWDOWN, self.pace / pace)) if self.pace and pace else 1.0
 
     @property
     def pace(self) -> float:
-        """Seconds that a step takes at present."""
-        return max(1e-6, statistics.median(self.paces))
+        """Seconds that a step takes at present; 0 if none was taken yet."""
+        return max(1e-6, statistics.median(self.paces)) if self.paces else 0.0
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -89,7 +102,7 @@ class TimePlan:
         yield
         seconds = self.clock() - start
         measured = self.costs[name] if name in self.total_costs else []  # otherwise it holds an estimate
-        self.costs[name] = [*measured, seconds][-RECENT:]
+        self.costs[name] = [*measured, Cost(seconds, self.pace)][-RECENT:]
         self.total_costs[name] = self.total_costs.get(name, 0.0) + seconds
 
     def affords(self, name: str) -> bool:
@@ -99,13 +112,15 @@ class TimePlan:
     def pace_known(self, times: list[float]) -> bool:
         """Whether steps that took these seconds tell the pace, or that there is no time for more."""
         if len(times) < 2:
-            return bool(times) and self.left() < 4 * times[0]  # a first step is slower than the others
+            return bool(times) and self.left() < times[0]
         hopeless = self.left() < MIN_STEPS * min(times)
         return hopeless or (len(times) >= 4 and (len(times) >= 40 or sum(times) >= 0.01 * self.budget))
 
     def begin(self, times: list[float], num_steps: int) -> None:
         """The first plan, from the seconds of a few steps. `num_steps`: steps done before."""
-        self.paces = times[1:] or times
+        self.paces = times[1:] or times  # a first step is slower than the others
+        for name, costs in self.costs.items():
+            self.costs[name] = [Cost(cost.seconds, cost.pace or self.pace) for cost in costs]
         self._replan()
         if self.extended:  # the schedule of a run of all these steps, from here on
             self.progress, self.extended = num_steps / max(1, num_steps + self.steps_left), False
@@ -146,7 +161,7 @@ class TimePlan:
     def load(self, state: dict[str, Any]) -> None:
         """Continues a plan. With another budget, the learning rate is that of a longer run from here on."""
         self.spent, self.progress, self.warmup = state["spent"], state["progress"], state["warmup"]
-        self.costs = {name: [seconds] for name, seconds in state["costs"].items()}
+        self.costs = {name: [Cost(seconds)] for name, seconds in state["costs"].items()}
         self.extended = state["budget"] != self.budget
         self.over, self.steps_left = state["over"] and not self.extended, state["steps_left"]
         if self.extended and self.progress >= self.warmup:

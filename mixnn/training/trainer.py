@@ -34,7 +34,7 @@ from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, trained_share
 from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
-from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, TimePlan, learning_rate
+from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, learning_rate
 from mixnn.training.step import Step
 
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
@@ -212,6 +212,8 @@ class Trainer:
         start.to(self.order.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         from_weights = self.config.init_from not in NO_START
         self.judge = Judge(self.images, from_weights)
+        if self.plan:  # the first use of a network is slower, and would be taken for its usual speed
+            features(start, self.images, torch.arange(min(16, len(self.images))), bf16=False)
         with self._timing("judgement"):
             self.judge.begin(start)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))[:LAYOUT_SAMPLE]
@@ -244,7 +246,7 @@ class Trainer:
         if self.knn_sets:
             seconds = self._estimate_knn(*self.knn_sets)
             if seconds <= MAX_EVALUATION_SHARE * self.plan.budget:
-                self.plan.costs.setdefault("knn", [seconds])
+                self.plan.costs.setdefault("knn", [Cost(seconds)])
             else:
                 self.knn_sets = None
                 self.reporter.warn(

@@ -176,6 +176,19 @@ def test_the_reserve_grows_with_what_is_done_at_the_end():
     assert plan.left() == 100 - 66 - plan.reserve()
 
 
+def test_what_the_end_will_take_follows_the_pace():
+    clock = Clock()
+    plan = TimePlan(100.0, 0.0, clock)
+    with plan.timing("judgement"):
+        clock.now += 4
+    plan.begin([9.0, 1.0, 1.0], 0)
+    assert plan.cost("judgement") == 4
+    plan.paces = [1.5]
+    assert plan.cost("judgement") == 6
+    plan.paces = [50.0]
+    assert plan.cost("judgement") == 8, "not everything gets slower with the steps"
+
+
 @pytest.mark.parametrize("pace", [2.0, 40.0, 900.0])
 def test_a_budget_that_is_too_short_says_what_is_needed_and_keeps_the_first_weights(
     tmp_path: Path, monkeypatch, capsys, pace: float
