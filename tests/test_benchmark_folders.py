@@ -163,9 +163,9 @@ def folders(tmp_path):
 def test_a_whole_run(benchmark, folders, tmp_path, monkeypatch, capsys):
     calls = []
 
-    def pretrain(folder, out, budget, seed, device, threads):
-        calls.append((folder.name, budget, seed, device, threads))
-        shutil.copytree(open_run(folder).path, out)
+    def pretrain(data, out, args, seed):
+        calls.append((data.folder.name, args.budget, seed, args.device, args.threads))
+        shutil.copytree(open_run(data.folder).path, out)
         return {"command": "mixnn pretrain", "seconds": 33.0, "printed": ["kept the start"]}
 
     monkeypatch.chdir(tmp_path)
@@ -188,6 +188,14 @@ def test_a_whole_run(benchmark, folders, tmp_path, monkeypatch, capsys):
     assert [each["printed"] for each in benchmark.read_rows([Path("results.json")])] == [["another run"]]
     assert benchmark.main([*arguments, "--only", "shapes"]) == 1
     assert "has no folder shapes" in capsys.readouterr().err
+
+
+def test_a_budget_is_a_time_or_a_number_of_steps(benchmark):
+    assert benchmark.length_options("10m", 640) == ["--time-budget", "10m"]
+    assert benchmark.length_options("600 steps", 640) == ["--epochs", "60"]
+    assert (benchmark.seconds_in("1h30m"), benchmark.seconds_in("600 steps")) == (5400, 0)
+    with pytest.raises(UserError, match="write it as"):
+        benchmark.seconds_in("600 miles")
 
 
 def test_the_untrained_network_has_random_weights(benchmark, folders, tmp_path, monkeypatch):

@@ -23,6 +23,9 @@ of features: of C = 1, 10, 100 and 1000, centered or not, it was the best on ave
 start at 96 pixels, on letters, xray, flowers and steel with 1, 5 and 20 labels (4 draws). Its mean accuracy was 55.1;
 the best without centering was 53.9 (C = 100), lower for raw pixels and equal for the start.
 
+A budget is a time, or a number of steps ("600 steps") to see how runs of equal length differ by seed, on any machine.
+--options "--lr 1e-3 --batch-size 128" tries other settings.
+
 Results are saved after each run. A later call with the same --out adds to them, so that several calls or machines can
 fill one file; a folder, seed, budget and device that is already there is skipped, or replaced with --again.
 """
@@ -34,6 +37,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -69,6 +73,7 @@ C = 10.0  # of the logistic regression; chosen as described above
 KINDS = ("raw", "untrained", "start", "trained")
 SHOWN = ("nn", "labels_5")  # metrics in the table
 KEY = ("folder", "seed", "budget", "device")  # identifies a row of the results
+BATCH = 64  # images per step of the default recipe
 PRINTED_LINES = 60  # of a run's output, the last ones are kept
 
 Metrics = dict[str, dict[str, Any]]
@@ -177,10 +182,11 @@ def kept_weights(run: Run, encoder: Encoder) -> str:
 # --- runs ---
 
 
-def pretrain(folder: Path, out: Path, budget: str, seed: int, device: str, threads: int) -> dict[str, Any]:
+def pretrain(data: Labelled, out: Path, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Run `mixnn pretrain` in a process of its own; returns its command, wall time and what it printed."""
-    command = ["mixnn", "pretrain", str(folder), "--time-budget", budget, "--seed", str(seed), "--out", str(out)]
-    command += ["--device", device]
+    folder, threads = data.folder, args.threads
+    command = ["mixnn", "pretrain", str(folder), *length_options(args.budget, len(data.images))]
+    command += ["--seed", str(seed), "--out", str(out), "--device", args.device, *shlex.split(args.options)]
     source = str(Path(mixnn.__file__).parents[1])
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))}
     env |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
@@ -204,11 +210,19 @@ def pretrain(folder: Path, out: Path, budget: str, seed: int, device: str, threa
     return {"command": without_paths(" ".join(command)), "seconds": round(seconds, 1), "printed": printed}
 
 
-def run_one(data: Labelled, budget: str, seed: int, device: str, threads: int) -> dict[str, Any]:
+def length_options(budget: str, num_images: int) -> list[str]:
+    """How long to train, for the command: a time, or the epochs that make the number of steps."""
+    if steps := steps_in(budget):
+        return ["--epochs", str(max(1, round(steps * BATCH / num_images)))]
+    return ["--time-budget", budget]
+
+
+def run_one(data: Labelled, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One row of the results."""
+    device = args.device
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary).resolve() / "run"
-        ran = pretrain(data.folder, out, budget, seed, device, threads)
+        ran = pretrain(data, out, args, seed)
         run = Run.open(out)
         encoder = mixnn.load(run, device)
         features = {
@@ -219,10 +233,10 @@ def run_one(data: Labelled, budget: str, seed: int, device: str, threads: int) -
         }
         config = {name: value for name, value in asdict(run.config).items() if name not in ("data", "data_dir")}
         kept = kept_weights(run, encoder)
-    key = {"folder": data.folder.name, "seed": seed, "budget": budget, "device": device_key(device)}
+    key = {"folder": data.folder.name, "seed": seed, "budget": budget_key(args), "device": device_key(device)}
     counts = {"images": len(data.images), "classes": len(data.class_names), "start_size": data.start_size}
-    limit = seconds_in(budget)
-    spent = {"budget_seconds": limit, "over_percent": round(100 * (ran["seconds"] / limit - 1), 1)}
+    limit = seconds_in(args.budget)
+    spent = {"budget_seconds": limit, "over_percent": round(100 * (ran["seconds"] / limit - 1), 1) if limit else None}
     versions = environment(pick_device(device)) | {"numpy": np.__version__, "sklearn": sklearn.__version__}
     return key | counts | ran | spent | {"kept": kept, "features": features, "config": config, "environment": versions}
 
@@ -233,10 +247,22 @@ def device_key(device: str) -> str:
     return torch.cuda.get_device_name(picked) if picked.type == "cuda" else picked.type
 
 
+def budget_key(args: argparse.Namespace) -> str:
+    """The budget and the other settings of a run."""
+    return f"{args.budget} {args.options}".strip()
+
+
+def steps_in(budget: str) -> int:
+    """The number in "600 steps"; 0 for a time."""
+    return int(match[1]) if (match := re.fullmatch(r"(\d+) ?steps", budget)) else 0
+
+
 def seconds_in(budget: str) -> float:
-    """Seconds in 90s, 6m, 6min or 1h30m."""
+    """Seconds in 90s, 6m, 6min or 1h30m; 0 for a number of steps."""
+    if steps_in(budget):
+        return 0.0
     if not re.fullmatch(r"(?:[\d.]+(?:h|min|m|s))+", budget):
-        raise UserError(f"--budget {budget}: write it as 90s, 10m or 1h30m")
+        raise UserError(f'--budget {budget}: write it as 90s, 10m, 1h30m or "600 steps"')
     units = {"h": 3600, "m": 60, "s": 1}
     return sum(float(number) * units[unit[0]] for number, unit in re.findall(r"([\d.]+)(h|min|m|s)", budget))
 
@@ -297,7 +323,7 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
     parts = []
     for budget, device in sorted({(row["budget"], row["device"]) for row in rows}):
         here = [row for row in rows if (row["budget"], row["device"]) == (budget, device)]
-        parts.append(_format_group(here, f"`--time-budget {budget}` on {device}"))
+        parts.append(_format_group(here, f"{budget} on {device}"))
     return "\n\n".join(parts)
 
 
@@ -314,7 +340,9 @@ def _format_group(rows: Sequence[dict[str, Any]], title: str) -> str:
             cells[-1] += f" ± {mean_metric(group, 'trained', metric)[1]:.1f}"
         cells += ["yes" if holds(group) else "**no**", "yes" if adds(group) else "no"]
         cells.append(", ".join(sorted({row["kept"] for row in group})))
-        cells.append(f"{max(row['seconds'] / row['budget_seconds'] for row in group):.2f}")
+        cells.append(
+            ", ".join(f"{row['seconds'] / row['budget_seconds']:.2f}" for row in group if row["budget_seconds"])
+        )
         lines.append(f"| {' | '.join(cells)} |")
     count, total = sum(map(holds, groups.values())), len(groups)
     lines += [
@@ -331,7 +359,8 @@ def _format_group(rows: Sequence[dict[str, Any]], title: str) -> str:
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="?", type=Path, metavar="FOLDERS", help="folder with one folder per data set")
-    parser.add_argument("--budget", default="10m", help="--time-budget of each run [%(default)s]")
+    parser.add_argument("--budget", default="10m", help='length of each run: a time, or "600 steps" [%(default)s]')
+    parser.add_argument("--options", default="", help="more options for mixnn pretrain, as one word")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run for each [0]")
     parser.add_argument("--out", type=Path, default=Path("results.json"), help="results, added to [%(default)s]")
     parser.add_argument("--only", default="", metavar="NAME,NAME", help="only these folders")
@@ -363,12 +392,12 @@ def run_benchmark(args: argparse.Namespace) -> int:
     device, failed = device_key(args.device), 0
     done = {row_key(row) for row in read_rows([args.out])} if args.out.exists() and not args.again else set()
     for folder in list_folders(args.folders, args.only):
-        seeds = [seed for seed in args.seeds if (folder.name, seed, args.budget, device) not in done]
+        seeds = [seed for seed in args.seeds if (folder.name, seed, budget_key(args), device) not in done]
         data = None
         for seed in seeds:
             try:
                 data = data or Labelled(folder, args.device)
-                row = run_one(data, args.budget, seed, args.device, args.threads)
+                row = run_one(data, args, seed)
             except UserError as error:
                 failed += 1
                 print(f"{folder.name}, seed {seed}: {error}", file=sys.stderr, flush=True)
