@@ -431,8 +431,8 @@ class Config(Checked):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager, captured in a CUDA graph, or compiled as well, which takes longer to start",
-        choices=("auto", "eager", "captured", "compiled"),
+        "how a step runs: eager, recorded in a CUDA graph, captured (recorded and in part compiled, for long runs), compiled",
+        choices=("auto", "eager", "recorded", "captured", "compiled"),
     )
     resident: str = option(
         "auto",

@@ -106,7 +106,7 @@ def _config(
         image_size=image_size,
         batch_size=batch_size or (256 if cuda else 64),
         device=device,
-        mode=mode,
+        mode="captured" if mode == "auto" and cuda else mode,  # as in a long run
         knn_every=0,
         **methods.find(method).recipe,
     )

@@ -131,9 +131,11 @@ def check_device(config: Config) -> None:
     on_cpu = pick_device(config.device).type == "cpu"
     if on_cpu and config.precision == "bf16":
         raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
-    if on_cpu and config.mode == "captured":
-        raise UserError(f"mode=captured needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}")
-    if world_size() > 1 and config.mode in ("captured", "compiled"):
+    if on_cpu and config.mode in ("recorded", "captured"):
+        raise UserError(
+            f"mode={config.mode} needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}"
+        )
+    if world_size() > 1 and config.mode not in ("auto", "eager"):
         raise UserError(
             f"mode={config.mode} works with one process only: use {setting('mode', 'eager')} or leave it out"
         )

@@ -3,8 +3,9 @@
     images[index] -> views -> method.forward_batch -> backward -> SGD -> method.update_state
 
 - eager runs it operator by operator.
-- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the whole step once
-  for replay. The networks are not compiled: their time lies in convolutions and in batch norm, which has kernels of its
+- recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
+- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the
+  step too. That takes half a minute or more to start, and pays in long runs. The networks are not compiled: their time lies in convolutions and in batch norm, which has kernels of its
   own.
 - compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
   hardly faster.
@@ -35,7 +36,7 @@ from mixnn.training.prefetch import Prefetcher
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-MODES = ("eager", "compiled", "captured")
+MODES = ("eager", "recorded", "compiled", "captured")
 # Up to this many pixels per batch of views, cuDNN tries all its algorithms instead of the ten that look best. That is
 # worth 3% of a step with 256 images of 32 x 32; with larger images each trial takes longer.
 MAX_PIXELS_TO_TRY_ALL = 2**19
@@ -58,9 +59,9 @@ class Step:
     ) -> None:
         device = next(method.parameters()).device
         assert mode in MODES
-        assert mode != "captured" or device.type == "cuda"
+        assert mode not in ("captured", "recorded") or device.type == "cuda"
         if device.type == "cuda":
-            torch.backends.cudnn.benchmark = True  # shapes never change, so trying every algorithm once pays
+            torch.backends.cudnn.benchmark = not has_grouped_convolutions(method)
             small = batch_size * views[0].size ** 2 <= MAX_PIXELS_TO_TRY_ALL
             torch.backends.cudnn.benchmark_limit = 0 if small else 10
         self.method, self.images, self.views, self.optimizer, self.group = method, images, views, optimizer, group
@@ -179,6 +180,14 @@ class Step:
             self._train_step()
         self.reset()
         return graph.replay
+
+
+def has_grouped_convolutions(module: torch.nn.Module) -> bool:
+    """Some of cuDNN's algorithms for them are so slow that to try all costs half a minute, and nothing is gained.
+
+    For other networks trying pays, since shapes never change.
+    """
+    return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
 
 
 def make_views(

@@ -37,6 +37,7 @@ from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, learning_rate
 from mixnn.training.step import Step
 
+LONG_RUN_STEPS, LONG_RUN_SECONDS = 20_000, 1800.0  # from here on, compiling for half a minute pays
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
 FIRST_SAVE, SAVE_EVERY = 60.0, 600.0  # seconds to a run's first checkpoint, and between two, even within an epoch
 SAVE = 1  # what processes tell each other if a checkpoint is due; smaller than the numbers of the signals they catch
@@ -101,9 +102,8 @@ class Trainer:
         dist.set_data_parallel(self.method, self.group)
         parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[config.optimizer](parameters, config)
-        fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
-        self.mode = fastest if config.mode == "auto" else config.mode
-        if self.mode != "eager":
+        self.mode = self._fastest_mode(device) if config.mode == "auto" else config.mode
+        if self.mode in ("captured", "compiled"):
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
         self.step = Step(
@@ -123,6 +123,12 @@ class Trainer:
         self.layout: Layout | None = None  # of a folder of aligned images
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
+
+    def _fastest_mode(self, device: torch.device) -> str:
+        if device.type != "cuda" or dist.size() > 1:
+            return "eager"
+        is_long = self.plan.budget >= LONG_RUN_SECONDS if self.plan else self.total_steps >= LONG_RUN_STEPS
+        return "captured" if is_long else "recorded"
 
     def _backbones(self) -> list[torch.nn.Module]:
         parts = (self.method.student, getattr(self.method, "teacher", None))

@@ -1,4 +1,4 @@
-"""One step against the same step spelled out, and its three modes against each other."""
+"""One step against the same step spelled out, and its modes against each other."""
 
 import copy
 import functools
@@ -177,7 +177,7 @@ def test_compiled_equals_eager(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, when its compiler is first imported
-@pytest.mark.parametrize("mode", [pytest.param("captured", marks=gpu), pytest.param("compiled", marks=gpu)])
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=gpu) for mode in ("recorded", "captured", "compiled")])
 def test_modes_equal_eager_for_five_steps_on_cuda(mode, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     eager, other = (small_step(each, device="cuda") for each in ("eager", mode))
