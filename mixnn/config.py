@@ -431,7 +431,7 @@ class Config(Checked):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager, recorded in a CUDA graph, captured (recorded and in part compiled, for long runs), compiled",
+        "how a step runs: eager, recorded in a CUDA graph, captured (also compiled in part, for long runs) or compiled",
         choices=("auto", "eager", "recorded", "captured", "compiled"),
     )
     resident: str = option(

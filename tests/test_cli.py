@@ -507,7 +507,7 @@ def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch:
         ("--bn-groups 64", "and it needs two"),
         ("--limit 40", "digits has 40 images, fewer than batch_size=64: use --batch-size 40"),
         ("--set support_size=32", "use --set support_size=64 or more"),
-        ("--mode fast", "valid: auto, eager, captured, compiled"),
+        ("--mode fast", "valid: auto, eager, recorded, captured, compiled"),
         ("--backbone resnet", "did you mean 'resnet8'?"),
         ("--on-error ignore", "valid: skip, refuse"),
         ("--set views=s", "valid: s/w, s/s, w/w"),

@@ -4,9 +4,9 @@
 
 - eager runs it operator by operator.
 - recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
-- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the
-  step too. That takes half a minute or more to start, and pays in long runs. The networks are not compiled: their time lies in convolutions and in batch norm, which has kernels of its
-  own.
+- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the step too. That
+  takes half a minute or more to start, and pays in long runs. The networks are not compiled: their time lies in
+  convolutions and in batch norm, which has kernels of its own.
 - compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
   hardly faster.
 
