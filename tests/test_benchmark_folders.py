@@ -221,3 +221,10 @@ def test_sources_list_every_folder(prepare):
     text = (FOLDER / "SOURCES.md").read_text()
     assert [f for f in prepare.FOLDERS if f"| {f.repo} @ {f.commit[:12]} |" not in text] == []
     assert text.count("\n| ") == len(prepare.FOLDERS) + 2
+
+
+def test_the_page_on_folders_shows_the_table_of_the_results(benchmark):
+    rows = benchmark.read_rows([FOLDER.parents[1] / "results" / "folders" / "h200-steps.json"])
+    table = benchmark.format_table([row for row in rows if row["budget"] == "600 steps"])
+    page = (FOLDER.parents[1] / "docs" / "folders.md").read_text()
+    assert table.split("\n\n", 1)[1] in page

@@ -296,7 +296,9 @@ def save_row(path: Path, row: dict[str, Any]) -> None:
 
 def mean_metric(rows: Sequence[dict[str, Any]], kind: str, metric: str) -> tuple[float, float]:
     """Mean over the seeds of a value and of its standard error: the seeds share images and draws."""
-    results = [row["features"][kind][metric] for row in rows]
+    results = [row["features"][kind][metric] for row in rows if kind in row["features"]]
+    if not results:
+        return math.nan, math.nan
     return float(np.mean([r["value"] for r in results])), float(np.mean([r["se"] for r in results]))
 
 
@@ -336,7 +338,8 @@ def _format_group(rows: Sequence[dict[str, Any]], title: str) -> str:
     for folder, group in groups.items():
         cells = [folder, str(len(group))]
         for metric in SHOWN:
-            cells += [f"{mean_metric(group, kind, metric)[0]:.1f}" for kind in KINDS]
+            values = [mean_metric(group, kind, metric)[0] for kind in KINDS]
+            cells += ["" if math.isnan(value) else f"{value:.1f}" for value in values]
             cells[-1] += f" ± {mean_metric(group, 'trained', metric)[1]:.1f}"
         cells += ["yes" if holds(group) else "**no**", "yes" if adds(group) else "no"]
         cells.append(", ".join(sorted({row["kept"] for row in group})))
