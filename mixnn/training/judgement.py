@@ -37,7 +37,6 @@ POINTS = (0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
 NUMBERS = {
     "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
     "kept_neighbors": f"share of an image's {NEIGHBORS} nearest neighbors that it already had at the start",
-    "spread": "root mean square distance of unit features from their mean",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
     "first_share": "share of the features' variance in its largest direction",
     "first_color": "share of that direction that the image's mean red, green and blue explain",
@@ -67,7 +66,7 @@ class Judge:
 
     @torch.no_grad()
     def measure(self, backbone: nn.Module) -> Numbers:
-        """NUMBERS of an encoder."""
+        """NUMBERS of an encoder, and the spread of its features, which the layout needs (see runs/layout.py)."""
         size = min(VIEW_SIZE, *self.images.size)
         whole = View(size, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
         view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
