@@ -235,9 +235,9 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
 DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
-MovedTo = Annotated[str | Path, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
+MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
 Source = Annotated[
-    str | Path | Sequence[str | Path],
+    str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be
     Param(
         "other images, or the run's own if their folder was moved: a folder, image files or a data set "
         "[the run's data]",

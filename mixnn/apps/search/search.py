@@ -50,7 +50,7 @@ def search(
     query: Annotated[Query, Param("images to look for: files, a folder of them, or names in the source")] = "",
     *,
     source: Annotated[
-        str | Path | Sequence[str | Path],
+        str | Path | Sequence[str | Path] | Any,
         Param(
             "where to search: other images, or where the run's own are now, if their folder was moved [the run's data]",
             metavar="FOLDER",
