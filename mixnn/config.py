@@ -77,6 +77,11 @@ def spelling(how: Spelling) -> Iterator[None]:
         _spelling.reset(token)
 
 
+def on_command_line() -> bool:
+    """Whether a command is being carried out, not a function that Python called."""
+    return _spelling.get() is not in_python
+
+
 def setting(name: str, value: Any = None) -> str:
     """How the reader of a message sets a parameter: batch_size=64 in Python, --batch-size 64 on the command line."""
     return _spelling.get()(name, value, False)

@@ -105,9 +105,14 @@ class Images(ABC):
     def digest(self, i: int) -> bytes:
         """Hash of the content: of the file, or of the pixels in memory; b"" if the file cannot be read."""
 
+    @property
+    def has_cheap_signature(self) -> bool:
+        """`signature` reads no images that are not in memory."""
+        return True
+
     @abstractmethod
     def signature(self) -> list[tuple[str, int, int, int]]:
-        """Changes when the images change; cheap, so that cached embeddings can be checked on every call."""
+        """Changes when the images change, so that cached embeddings can be checked on every call."""
 
     @abstractmethod
     def _read(self, start: int, count: int, size: int) -> ImageBatch: ...

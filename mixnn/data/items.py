@@ -223,6 +223,10 @@ class ImageItems(Images):
         info = self._infos([i])[0]
         return bytes.fromhex(info.digest) if isinstance(info, FileInfo) else b""
 
+    @property
+    def has_cheap_signature(self) -> bool:
+        return False
+
     def signature(self) -> list[tuple[str, int, int, int]]:
         parts = [info.digest if isinstance(info, FileInfo) else "" for info in self._infos(range(len(self)))]
         return [(hashlib.sha256(" ".join([*self.names, *parts]).encode()).hexdigest(), len(self), 0, 0)]
