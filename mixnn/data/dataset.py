@@ -37,8 +37,8 @@ from mixnn.data.folder import (
 )
 from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
-from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, label_text, uint8_images
-from mixnn.data.labels import read_labels
+from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
+from mixnn.data.labels import from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
 from mixnn.progress import plural
@@ -474,32 +474,24 @@ def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
     if isinstance(data, ImageSet):
         names, arrays = data.names or _numbers(len(data)), data.images.cpu().numpy()
         texts = [label_text(label, data.classes) for label in data.labels.tolist()]
-        return ImageArrays(IMAGES, names, _label_of(names, texts if labels is None else labels), arrays=arrays)
+        return ImageArrays(IMAGES, names, from_values(texts if labels is None else labels, names), arrays=arrays)
     if isinstance(data, np.ndarray | torch.Tensor):
         arrays = uint8_images(data)
         names = _numbers(len(arrays))
         if not names:
             raise UserError("the data has no images")
-        return ImageArrays(IMAGES, names, {} if labels is None else _label_of(names, labels), arrays=arrays)
+        return ImageArrays(IMAGES, names, {} if labels is None else from_values(labels, names), arrays=arrays)
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         inner = " (its .dataset will do)" if hasattr(data, "dataset") else ""
         raise UserError(f"data is a {type(data).__name__}, which cannot be read by index{inner}\n{KINDS}")
     items = Items(data)
     names = _numbers(len(items))
-    known: Mapping[str, str] = ItemLabels(items, names) if labels is None else _label_of(names, labels)
+    known: Mapping[str, str] = ItemLabels(items, names) if labels is None else from_values(labels, names)
     return ImageItems(IMAGES, names, known, items=items)
 
 
 def _numbers(count: int) -> list[str]:
     return [str(i) for i in range(count)]
-
-
-def _label_of(names: Sequence[str], labels: Any) -> dict[str, str]:
-    """Name -> label, from one label per image; None and -1 stand for no label."""
-    texts = [label_text(label) for label in labels]
-    if len(texts) != len(names):
-        raise UserError(f"{len(names)} images and {len(texts)} labels: give a label for each image")
-    return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
 
 
 def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: Any) -> FileListDataset:
@@ -512,7 +504,7 @@ def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: 
     if isinstance(labels, str | Path):
         options["labels"] = _absolute(labels)
     else:
-        options["given_labels"] = _label_of(files, labels)
+        options["given_labels"] = from_values(labels, files)
     return FileListDataset(folder=folder, files=files, **options)
 
 
@@ -534,7 +526,8 @@ def open_dataset(
 
     Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
     `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
-    and test. `labels`: for a folder "folders" or a CSV file, for images in memory one label per image.
+    and test. `labels`: for a folder "folders" or a CSV file, for images in memory one per image, or a mapping of names
+    to labels.
     """
     if isinstance(data, Dataset):
         return data

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from torch import Tensor
 from mixnn.config import UserError
 from mixnn.data.decode import Decoded, FileInfo, reason, to_rgb, upright
 from mixnn.data.images import ImageBatch, Images, content_digest, to_image
+from mixnn.data.labels import label_text, scalar
 
 IMAGE_COLUMNS = ("image", "img")  # names of columns, the preferred one first
 LABEL_COLUMNS = ("label", "labels")
@@ -76,7 +76,7 @@ class Items:
         self.has_column_access = bool(features)  # source["label"] gives all labels and decodes no image
         self.classes: Sequence[str] = getattr(label, "names", None) or getattr(source, "classes", None) or ()
         second = first[1] if isinstance(first, tuple | list) and len(first) > 1 else None
-        self.has_labels = bool(self.columns[1]) if self.columns else _scalar(second) is not None
+        self.has_labels = bool(self.columns[1]) if self.columns else scalar(second) is not None
         if self.read(0).tobytes() != self.read(0).tobytes():
             raise UserError("the first image differs each time it is read: leave out random transforms")
 
@@ -138,23 +138,6 @@ def _column(what: str, columns: Sequence[str], names: Sequence[str], typed: Sequ
         several = f"the columns {', '.join(typed)} hold images" if typed else f"no column of {', '.join(columns)} does"
         raise UserError(f"one column must be called image and hold the images: {several}")
     return found[0] if found else ""
-
-
-def label_text(label: Any, classes: Sequence[str] = ()) -> str | None:
-    """The class of an image in words; None if there is none. -1 and empty text stand for a missing label."""
-    label = _scalar(label)
-    if isinstance(label, int):
-        return None if label < 0 else str(classes[label]) if label < len(classes) else str(label)
-    return label or None
-
-
-def _scalar(label: Any) -> int | str | None:
-    """A number or a text; None for what is not a class, such as boxes or a mask."""
-    if isinstance(label, Tensor | np.ndarray | np.generic):
-        label = label.item() if math.prod(label.shape) == 1 else None
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
-    return label if isinstance(label, int | str) else None
 
 
 def as_image(value: Any) -> tuple[Image.Image, str]:

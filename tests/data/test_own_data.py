@@ -311,6 +311,58 @@ def test_search_and_explore_take_images_in_memory(run: mixnn.Run, tmp_path: Path
     assert "cat" in page.read_text()
 
 
+def bright(count: int = 30) -> tuple[np.ndarray, list[str]]:
+    """Dark and bright images, which any encoder tells apart, with their labels."""
+    levels = np.where(np.arange(count) % 2, 200, 20)[:, None, None, None]
+    noise = np.random.default_rng(1).integers(0, 40, (count, 12, 12, 3))
+    return (levels + noise).astype(np.uint8), ["bright" if i % 2 else "dark" for i in range(count)]
+
+
+class Table:
+    """The part of a DataFrame that is used."""
+
+    def __init__(self, **columns) -> None:
+        self.columns, self._values = [*columns], columns
+
+    def __getitem__(self, name: str):
+        return self._values[name]
+
+
+@pytest.mark.parametrize("form", ["list", "mapping", "table", "data"])
+def test_classify_takes_labels_and_images_in_memory_and_predicts(form: str, run: mixnn.Run, tmp_path: Path):
+    images, truth = bright()
+    known = {str(i): truth[i] for i in range(12)}
+    labels = {
+        "list": [*truth[:12], *[None] * 18],
+        "mapping": known,
+        "table": Table(file=[*known], label=[*known.values()]),
+        "data": "data",
+    }[form]
+    source = Pictures(images, labels=[*truth[:12], *[""] * 18]) if form == "data" else images
+    where = {"out": tmp_path / "out", "device": "cpu", "reporter": QUIET}
+    found = mixnn.classify(run.path, labels, source=source, **where)
+    assert found["labelled"] == 12
+    assert found.classes == ("bright", "dark")
+    assert found.predict(images[12:]) == truth[12:]
+    assert found.predict(Pictures(images[12:])) == truth[12:]
+    applied = mixnn.classify(run.path, new_images=list(images[12:]), **where)
+    assert applied["applied"]["images"] == 18
+    assert applied.predict(images[:4]) == truth[:4]
+
+
+def test_labels_of_images_that_are_not_there_are_refused(run: mixnn.Run):
+    for labels, says in (
+        ({"x.png": "a"}, "there is no image 'x.png' to label; the first is called '0'"),
+        (["a", "b"], "24 images and 2 labels"),
+        (Table(a=["0"], b=["x"]), "the columns a, b: name two file and label"),
+        ("data", "comes without labels"),
+    ):
+        with pytest.raises(UserError, match=says):
+            mixnn.classify(run.path, labels, source=IMAGES, device="cpu", reporter=QUIET)
+    with pytest.raises(UserError, match="no labels were given"):
+        mixnn.classify(run, suggest=2, device="cpu", reporter=QUIET).predict(IMAGES)
+
+
 # What is refused, and what is left out
 
 
