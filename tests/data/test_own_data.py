@@ -307,6 +307,14 @@ def test_search_and_explore_take_images_in_memory(run: mixnn.Run, tmp_path: Path
     (found,) = mixnn.search(run.path, "0", source=data, topk=1, device="cpu", reporter=QUIET)["queries"]
     capsys.readouterr()
     assert found["nearest"][0]["file"] == "24"
+    for query in (IMAGES[:2], [Image.fromarray(image) for image in IMAGES[:2]], Image.fromarray(IMAGES[0])):
+        out = tmp_path / "nearest.html"
+        about = {"device": "cpu", "reporter": QUIET, "output": "html", "out": out, "overwrite": True}
+        first, *others = mixnn.search(run.path, query, source=data, topk=2, **about)["queries"]
+        assert {row["file"] for row in first["nearest"]} == {"0", "24"}
+        assert [other["nearest"][0]["file"] for other in others] == ["1"] * len(others)
+        assert "cannot be read" not in out.read_text()
+    capsys.readouterr()
     page = mixnn.explore(run.path, rows(), out=tmp_path / "map.html", layout="pca", device="cpu", reporter=QUIET)
     assert "cat" in page.read_text()
 
