@@ -176,6 +176,16 @@ def test_changed_images_are_refused(change: str, tmp_path: Path):
     assert all(torch.equal(t, before[name]) for name, t in weights(mixnn.Run.open(path)).items())
 
 
+def test_other_labels_are_refused_only_by_a_method_that_trains_with_them(tmp_path: Path):
+    settings = TINY | {"epochs": 1, "options": {}, "method": "supervised"}
+    path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "run", **settings).path
+    with pytest.raises(UserError, match=r"supervised trains with labels, and those of images-.* have changed"):
+        mixnn.pretrain(IMAGES, labels=NAMES[::-1], resume=path, epochs=2, reporter=QUIET)
+    assert mixnn.pretrain(IMAGES, labels=NAMES, resume=path, epochs=2, reporter=QUIET).metrics()[-1]["epoch"] == 2
+    path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "mnn", **TINY | {"epochs": 1}).path
+    assert mixnn.pretrain(IMAGES, resume=path, epochs=2, reporter=QUIET).metrics()[-1]["epoch"] == 2
+
+
 def test_files_that_changed_are_refused(tmp_path: Path):
     data = files(tmp_path / "x")
     path = mixnn.pretrain(data, out=tmp_path / "run", **TINY | {"epochs": 1}).path
