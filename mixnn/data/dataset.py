@@ -505,6 +505,10 @@ def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: 
         options["labels"] = _absolute(labels)
     else:
         options["given_labels"] = from_values(labels, files)
+    if options.get("holdout") and not (options.get("labels") or options.get("given_labels")):
+        raise UserError(
+            f"{setting('holdout')} needs labels: give one per file, {setting('labels', 'folders')} or a CSV"
+        )
     return FileListDataset(folder=folder, files=files, **options)
 
 

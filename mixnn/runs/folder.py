@@ -164,7 +164,11 @@ class Run:
             raise UserError(f"{self.path} was trained on {name}: {setting('data_dir')} says where that is kept")
         if is_in_memory(data):
             c, digest = self.config, self.load_checkpoint(lambda _: None)[1]["data"].get("files", "")
-            options: dict[str, Any] = {"labels": labels, "holdout": c.holdout, "on_error": c.on_error}
+            options: dict[str, Any] = {
+                "labels": labels if is_given(labels) else c.labels,
+                "holdout": c.holdout,
+                "on_error": c.on_error,
+            }
             dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options)
             dataset.normalization, dataset.expected_digest = c.normalization, digest
             return dataclasses.replace(self, data=dataset)

@@ -281,6 +281,15 @@ def test_a_share_of_labelled_images_is_held_out(tmp_path: Path):
     assert found["knn"]["protocol"]["test_images"] == 6
 
 
+def test_a_list_of_files_in_class_folders_is_held_out_and_evaluated_again(tmp_path: Path):
+    data = sorted(to_folder(IMAGES, tmp_path / "x", NUMBERS, CLASSES).rglob("*.png"))
+    run = mixnn.pretrain(data, labels="folders", holdout=0.25, out=tmp_path / "run", **TINY)
+    found = mixnn.evaluate(run.path, source=data, protocol="knn", reporter=QUIET)["knn"]["protocol"]
+    assert (found["train_images"], found["test_images"]) == (18, 6)
+    with pytest.raises(UserError, match="holdout needs labels"):
+        open_dataset(data, holdout=0.25)
+
+
 # Other commands
 
 
