@@ -481,6 +481,8 @@ def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
         if not names:
             raise UserError("the data has no images")
         return ImageArrays(IMAGES, names, {} if labels is None else from_values(labels, names), arrays=arrays)
+    if isinstance(data, tuple) and len(data) == 2 and np.ndim(data[1]) == 1:
+        raise UserError("data is a pair of images and labels: give the images alone, and labels=...")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         inner = " (its .dataset will do)" if hasattr(data, "dataset") else ""
         raise UserError(f"data is a {type(data).__name__}, which cannot be read by index{inner}\n{KINDS}")

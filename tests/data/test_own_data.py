@@ -412,6 +412,7 @@ def noisy(image: np.ndarray) -> np.ndarray:
         ([], "the data has no images"),
         (Stream(), "data is a Stream, which cannot be read by index"),
         (DataLoader(Pictures()), r"data is a DataLoader.*its \.dataset will do"),
+        ((IMAGES, NUMBERS), "a pair of images and labels: give the images alone, and labels="),
         (7, "data is a int, which cannot be read by index"),
         (Pictures(make=noisy), "differs each time it is read: leave out random transforms"),
         (Pictures(make=lambda image: to_float(image) * 4 - 2), "without normalization"),
