@@ -77,6 +77,11 @@ def spelling(how: Spelling) -> Iterator[None]:
         _spelling.reset(token)
 
 
+def on_command_line() -> bool:
+    """Whether a command is being carried out, not a function that Python called."""
+    return _spelling.get() is not in_python
+
+
 def setting(name: str, value: Any = None) -> str:
     """How the reader of a message sets a parameter: batch_size=64 in Python, --batch-size 64 on the command line."""
     return _spelling.get()(name, value, False)
@@ -235,9 +240,9 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
 DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
-MovedTo = Annotated[str | Path, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
+MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
 Source = Annotated[
-    str | Path | Sequence[str | Path],
+    str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be
     Param(
         "other images, or the run's own if their folder was moved: a folder, image files or a data set "
         "[the run's data]",

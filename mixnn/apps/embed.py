@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
-from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, on_command_line, verb
 from mixnn.data.images import Images
 from mixnn.files import check_output
 from mixnn.progress import Reporter, plural
@@ -29,7 +30,8 @@ OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
     "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
 )
-MAX_CACHED = 20_000  # images up to which `embed` computes vectors by way of the cache, which other commands then use
+MAX_CACHED = 20_000  # images up to which `embed` keeps the vectors in the cache, which other commands then use
+WRITE_BATCH = 4096  # vectors written at a time
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
 
 
@@ -44,12 +46,14 @@ def embed(
     data_dir: DataDir = "",
     overwrite: Overwrite = False,
     reporter: Reporter | None = None,
-) -> Path:
-    """Write the vectors of all images of a folder, a file, or a data set's split into one .npz, .parquet or .csv file.
+) -> Embeddings:
+    """The vectors of all images of a source, with their names: found.vectors, (M, F), and found.names.
 
-    The default source is all data the run was trained on; its `limit` is for training only. The default file is
-    embeddings.npz in the run folder. Commands share the vectors they compute; above 20,000 images, memory does not grow
-    with their number. Files that cannot be read are reported and left out.
+    A source is a folder, one image file or several, a data set's name, or images in memory (docs/data.md). The default
+    is all data the run was trained on; its `limit` is for training only. With `out`, the vectors are also written to a
+    .npz, .parquet or .csv file; on the command line, the default is embeddings.npz in the run folder. Commands share
+    the vectors they compute. Above 20,000 images, vectors stay on the disk and are mapped into memory. Files that
+    cannot be read are reported and left out.
 
     Examples:
         mixnn embed runs/photos
@@ -58,25 +62,45 @@ def embed(
     reporter = reporter or Reporter()
     run = open_run(run, reporter)
     images = run.images(source, str(data_dir), split)
-    store.check_format(Path(out or "embeddings.npz"))
-    out = check_output(out, run.path / "embeddings.npz", overwrite)
-    if len(images) <= MAX_CACHED or _cache_file(run, images).is_file():
-        known = collect(run, images, device=device, reporter=reporter)
-        num_features = known.vectors.shape[1]
-        batch = known.names, known.vectors, known.skipped
-        count, skipped = store.write(out, [batch], num_features, known.about)
-        reporter.warn_of_skipped(skipped)
+    target = None
+    if str(out) or on_command_line():
+        store.check_format(Path(out or "embeddings.npz"))
+        target = check_output(out, run.path / "embeddings.npz", overwrite)
+    is_cached = images.has_cheap_signature and _cache_file(run, images).is_file()
+    if len(images) <= MAX_CACHED or is_cached:
+        found = collect(run, images, device=device, reporter=reporter)
     else:
-        encoder = load(run, device, reporter=reporter)
-        num_features = encoder.num_features
-        count, skipped = _write(out, run, encoder, images, reporter)
-    missing = f"; {plural(len(skipped), 'file')} could not be read" if skipped else ""
-    reporter.info(f"{plural(count, 'vector')} of {num_features} numbers in {out}{missing}")
-    return out
+        found = _encode_all(run, images, target, device, reporter)
+    if target and found.path != target:
+        store.write(target, _batches(found), found.vectors.shape[1], found.about)
+    if is_cached:
+        reporter.warn_of_skipped(found.skipped)  # encoding them would have done so
+    missing = f"; {plural(len(found.skipped), 'file')} could not be read" if found.skipped else ""
+    where = f" in {target}" if target else ""
+    reporter.info(f"{plural(len(found), 'vector')} of {found.vectors.shape[1]} numbers{where}{missing}")
+    return replace(found, path=target)
+
+
+def _encode_all(run: Run, images: Images, target: Path | None, device: str, reporter: Reporter) -> Embeddings:
+    """Embeddings that stay on the disk: in the target, if that is a .npz file, otherwise in one that has no name."""
+    encoder = load(run, device, reporter=reporter)
+    if target and target.suffix == ".npz":
+        _write(target, run, encoder, images, reporter)
+        return store.read(target, mapped=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        _write(Path(scratch) / "vectors.npz", run, encoder, images, reporter)
+        return store.read(Path(scratch) / "vectors.npz", mapped=True)
+
+
+def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
+    """The vectors in parts, as `store.write` takes them."""
+    yield [], found.vectors[:0], found.skipped
+    for start in range(0, len(found), WRITE_BATCH):
+        yield found.names[start : start + WRITE_BATCH], found.vectors[start : start + WRITE_BATCH], []
 
 
 def collect(
-    run: Run, source: str | Path | Sequence[str | Path] | Images = "", *, device: str = "auto", data_dir: str = "",
+    run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
     encoder: Encoder | None = None, reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
@@ -85,7 +109,7 @@ def collect(
     already loaded.
     """
     reporter = reporter or Reporter()
-    images = source if isinstance(source, Images) else run.images(source, data_dir)
+    images = run.images(source, data_dir)
     cached = _cache_file(run, images)
     if cached.is_file():
         return store.read(cached)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
+import os
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from mixnn.files import atomic_file
 
 FORMATS = (".npz", ".parquet", ".csv")
 COPY_BUFFER = 2**24  # bytes
+LOCAL_HEADER = 30  # bytes before the name of a member in a zip file
 
 Skipped = list[tuple[str, str]]  # names and reasons
 Rows = Iterable[tuple[list[str], np.ndarray]]  # batches of names and vectors
@@ -33,6 +36,7 @@ class Embeddings:
     vectors: np.ndarray
     skipped: Skipped = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # run, checkpoint, source, image_size
+    path: Path | None = None  # the file that holds them
 
     def __len__(self) -> int:
         return len(self.names)
@@ -121,14 +125,32 @@ def check_format(path: Path) -> None:
         raise unknown("format", path.suffix or path.name, FORMATS)
 
 
-def read(path: str | Path) -> Embeddings:
-    """Embeddings from a .npz file that `embed` wrote. Earlier versions named `file` names, and `about` about.json."""
+def read(path: str | Path, mapped: bool = False) -> Embeddings:
+    """Embeddings from a .npz file that `embed` wrote. With `mapped`, the vectors stay in the file until they are used.
+
+    Earlier versions named `file` names, and `about` about.json.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             pairs = [text.rpartition("\t") for text in archive["skipped"].tolist()]
             old = "names" in archive.files
-            names, vectors = archive["names" if old else "file"].tolist(), archive["vectors"]
+            names = archive["names" if old else "file"].tolist()
+            vectors = _mapped(Path(path), "vectors.npy") if mapped else archive["vectors"]
             about = json.loads(archive["about.json"] if old else archive["about"].item())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read embeddings from {path}: {error}") from None
-    return Embeddings(names, vectors, [(name, why) for name, _, why in pairs], about)
+    return Embeddings(names, vectors, [(name, why) for name, _, why in pairs], about, Path(path))
+
+
+def _mapped(path: Path, member: str) -> np.ndarray:
+    """An array of an uncompressed .npz file, mapped into memory. Writing to it does not change the file."""
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        file.seek(archive.getinfo(member).header_offset)
+        header = file.read(LOCAL_HEADER)  # it ends with the lengths of the name and of an extra field
+        file.seek(int.from_bytes(header[-4:-2], "little") + int.from_bytes(header[-2:], "little"), os.SEEK_CUR)
+        np.lib.format.read_magic(file)
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+        if not math.prod(shape):
+            return np.empty(shape, dtype)
+        order: Literal["C", "F"] = "F" if fortran_order else "C"
+        return np.memmap(path, dtype, mode="c", offset=file.tell(), shape=shape, order=order)

@@ -1,9 +1,10 @@
-"""Images in: named data sets and folders, behind one `Dataset`.
+"""Images in: named data sets, folders, arrays and objects that give images by index, behind one `Dataset`.
 
     open_dataset("cifar10").load("train")      one split in memory, an ImageSet
     open_dataset("./photos").images()          a lazy list of files
 
-A user's own images need no code; `to_folder` writes arrays as such a folder. named.py says how to add a data set.
+docs/data.md lists what may be given as data. `to_folder` writes arrays as a folder. named.py says how to add a data
+set.
 """
 
 from mixnn.data.dataset import SPLITS, Dataset, configured_dataset, load, open_dataset, open_images

@@ -15,25 +15,18 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
 from mixnn.config import UserError
 from mixnn.data.archive import replace_folder
-from mixnn.data.decode import FileInfo, decode_into
+from mixnn.data.decode import Decoded, FileInfo, decode_into
 from mixnn.files import write_atomically
 
 VERSION = 1  # increase it when decoding changes
 CHUNK = 1024  # files between two progress reports
 IMAGES, INFOS = "images.npy", "facts.json"  # files of an entry
-
-
-class Decoded(NamedTuple):
-    """The decoded images of a list of files."""
-
-    images: np.ndarray  # uint8 (M, 3, size, size), without the files that could not be read; mapped, not loaded
-    infos: list[FileInfo | str]  # one per file; a string is the reason why the file could not be read
 
 
 def cache_root() -> Path:
@@ -44,7 +37,7 @@ def cache_root() -> Path:
 def decoded(
     folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Decoded:
-    """Decode the named files of a folder to size x size, or read them from the cache."""
+    """Decode the named files of a folder to size x size, or map them from the cache without loading them."""
     entry = cache_root() / _key(folder, names, size)
     found = _read(entry, len(names), size)
     if found is None:

@@ -2,7 +2,7 @@
 
     open_dataset("cifar10")                       a named data set
     open_dataset("./photos", labels="folders")    a folder, with or without labels
-    open_dataset(images_u8, labels=labels)        arrays in memory
+    open_dataset(images_u8, labels=labels)        arrays in memory, or any object that gives images by index
 
 All answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
 `load` gives one split in memory, for training and evaluation. `images` gives a list of images whose files are decoded
@@ -11,30 +11,49 @@ when needed, for everything else.
 
 from __future__ import annotations
 
-import hashlib
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from mixnn.config import Config, UserError, setting, unknown
-from mixnn.data.folder import Listing, hold_out, list_splits, load_folder, natural_key
-from mixnn.data.image_set import NORMALIZATIONS, ImageSet, channel_stats
-from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files, resized
-from mixnn.data.labels import read_labels
+from mixnn.data.folder import (
+    Listing,
+    held_out_names,
+    hold_out,
+    list_splits,
+    load_folder,
+    make_image_set,
+    readable_names,
+    sample_stats,
+    sorted_classes,
+)
+from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats
+from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
+from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
+from mixnn.data.labels import from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.progress import plural
 
 # All images for self-supervised training; the labelled training images for probes; the held-out test images.
 SPLITS = ("pretrain", "train", "test")
 FOLDER_SIZE = 64  # side of a folder's images if none is given
 ON_ERROR = ("skip", "refuse")
-ARRAYS = "arrays"
+IMAGES, FILES = "images", "files"  # what images in memory and a list of files are called, with DIGITS of their digest
+DIGITS = 8
+TEST_PARTS = ("test", "validation", "val")  # the first of these in a mapping holds the test images
+KINDS = (
+    f"give a data set's name, a folder, a list of files, images {LAYOUTS}, or an object with __len__ and __getitem__ "
+    "that gives images"
+)
 
 
 @dataclass
@@ -51,6 +70,7 @@ class Dataset(ABC):
     train_size: int = field(default=0, init=False)  # side of the training crops; 0: choose it from the images
     stored_size: int = field(default=0, init=False)  # side of the stored images; 0: they differ
     description: str = field(default="", init=False)  # a few words about a named data set; "" for a folder
+    expected_digest: str = field(default="", init=False)  # if set, training images with another one are refused
 
     @property
     @abstractmethod
@@ -61,6 +81,11 @@ class Dataset(ABC):
     @abstractmethod
     def title(self) -> str:
         """Short name for people, without a path."""
+
+    @property
+    def is_stored(self) -> bool:
+        """The images lie where `name` says, so that a run folder need not ask for them again."""
+        return True
 
     @abstractmethod
     def check(self) -> None:
@@ -108,12 +133,26 @@ class Dataset(ABC):
         key = split, size, self.normalization
         if key not in self._loaded:
             images = self._load(split, size)
+            if self.expected_digest and images.summary and split != "test":
+                self._check_digest(images.summary)
             images = images if self.mirror else replace(images, mirror=False)
             if self.normalization != "data":
                 mean, std = NORMALIZATIONS[self.normalization]
                 images = replace(images, mean=mean, std=std)
             self._loaded[key] = images.limit(self.limit) if self.limit else images
         return self._loaded[key]
+
+    def emptied(self) -> Self:
+        """The same data set without the images that it has read. It refuses others than those."""
+        return replace(self, _loaded={})
+
+    def _check_digest(self, summary: FolderSummary) -> None:
+        if summary.digest != self.expected_digest:
+            raise UserError(
+                f"these are not the images that the run was trained on: {plural(summary.num_images, 'image')} with "
+                f"digest {summary.digest[:DIGITS]}, not {self.expected_digest[:DIGITS]}\n"
+                "give the same images in the same order"
+            )
 
     @abstractmethod
     def _load(self, split: str, size: int) -> ImageSet: ...
@@ -185,19 +224,73 @@ class NamedDataset(Dataset):
         loaded = self.load(split)
         names = loaded.names or [f"{self.name}/{split}/{i}" for i in range(len(loaded))]
         labels = {n: loaded.classes[y] for n, y in zip(names, loaded.labels.tolist(), strict=True) if y >= 0}
-        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images.numpy())
+        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images.numpy(), is_named=True)
 
 
 @dataclass
-class FolderDataset(Dataset):
+class OwnDataset(Dataset):
+    """The user's own images. A split is decoded once per size, also if only its labelled images are used later."""
+
+    on_error: str = "skip"
+    _decoded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
+
+    @property
+    @abstractmethod
+    def is_labelled(self) -> bool:
+        """Some images may have labels."""
+
+    @abstractmethod
+    def _decode(self, split: str, size: int) -> ImageSet:
+        """All images of "train" or "test"."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.name, self.limit, self.on_error
+
+    @property
+    def pretrain_is_train(self) -> bool:
+        return not self.is_labelled  # probes leave out images without labels
+
+    @property
+    def has_unlabelled(self) -> bool:
+        return False
+
+    def _load(self, split: str, size: int) -> ImageSet:
+        images = self._decoded_split("test" if split == "test" else "train", size)
+        # Probes use labelled images only. If there are none, all are kept, and the caller refuses them.
+        if split == "pretrain" or not self.is_labelled or images.num_labelled in (0, len(images)):
+            return images
+        return images.subset((images.labels >= 0).nonzero()[:, 0])
+
+    def _decoded_split(self, split: str, size: int) -> ImageSet:
+        if (split, size) not in self._decoded:
+            self._decoded[split, size] = self._decode(split, size)
+        return self._decoded[split, size]
+
+    def emptied(self) -> Self:
+        other = replace(self, _loaded={}, _decoded={})
+        other.expected_digest = self._digest or self.expected_digest
+        return other
+
+    def _name_with_digest(self, kind: str) -> str:
+        """The kind, and the start of the training images' digest as soon as they have been read."""
+        return f"{kind}-{self._digest[:DIGITS]}" if self._digest else kind
+
+    @property
+    def _digest(self) -> str:
+        """Of the training images; "" if they have not been read."""
+        summaries = [images.summary for (split, _), images in self._decoded.items() if split == "train"]
+        return summaries[0].digest if summaries and summaries[0] else ""
+
+
+@dataclass
+class FolderDataset(OwnDataset):
     """A folder of the user's own images."""
 
     folder: Path = field(kw_only=True)
     labels: str = ""  # "folders", a CSV file, or "" for none
     holdout: float = 0.0  # share of the labelled images that become test images
-    on_error: str = "skip"
     _files: dict[str, ImageFiles] = field(default_factory=dict, repr=False)
-    _decoded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -209,11 +302,11 @@ class FolderDataset(Dataset):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.name, self.limit, self.labels, self.holdout, self.on_error
+        return *super().key, self.labels, self.holdout
 
     @property
-    def pretrain_is_train(self) -> bool:
-        return not self.labels  # probes leave out images without labels
+    def is_labelled(self) -> bool:
+        return bool(self.labels)
 
     @property
     def has_test(self) -> bool:
@@ -221,32 +314,33 @@ class FolderDataset(Dataset):
 
     @property
     def has_labelled_test(self) -> bool:
-        return bool(self.labels) and self.has_test
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return False
+        return self.is_labelled and self.has_test
 
     @cached_property
     def listing(self) -> Listing:
-        listing = list_splits(self.folder)
-        if not (self.holdout and listing.training):
-            return listing
-        return hold_out(listing, read_labels(self.labels, listing.training), self.holdout)
+        listing = self._all_files
+        return hold_out(listing, self.label_of, self.holdout) if self.holdout and listing.training else listing
+
+    @cached_property
+    def _all_files(self) -> Listing:
+        return list_splits(self.folder)
+
+    @cached_property
+    def label_of(self) -> dict[str, str]:
+        """Name -> label, for the images that have one."""
+        return self._read_labels() if self.is_labelled else {}
+
+    def _read_labels(self) -> dict[str, str]:
+        listing = self._all_files
+        names = listing.training + listing.testing
+        return read_labels(self.labels, names, bool(listing.test), {name: self.folder / name for name in names})
 
     def check(self) -> None:
         if not self.folder.is_dir():
             raise UserError(f"there is no folder {self.folder}")
 
-    def _load(self, split: str, size: int) -> ImageSet:
-        kind = "test" if split == "test" else "train"
-        if (kind, size) not in self._decoded:
-            self._decoded[kind, size] = load_folder(self.listing, kind, size, self.labels, self.on_error, mirror=True)
-        images = self._decoded[kind, size]
-        # Probes use labelled images only. If there are none, all are kept, and the caller refuses them.
-        if split == "pretrain" or not self.labels or images.num_labelled in (0, len(images)):
-            return images
-        return images.subset((images.labels >= 0).nonzero()[:, 0])
+    def _decode(self, split: str, size: int) -> ImageSet:
+        return load_folder(self.listing, split, size, self.label_of, self.on_error)
 
     def images(self, split: str = "all") -> ImageFiles:
         if split not in self._files:
@@ -259,82 +353,170 @@ class FolderDataset(Dataset):
 
 
 @dataclass
-class ArrayDataset(Dataset):
-    """Images in memory, all for training. They are not stored, so a run on them cannot be resumed or evaluated."""
+class FileListDataset(FolderDataset):
+    """A list of image files, in the order given. `folder` is one that holds all of them."""
 
-    arrays: np.ndarray = field(kw_only=True)  # uint8 [M,3,H,W]
-    classes: list[str] = field(default_factory=list)
-    numbers: np.ndarray = field(kw_only=True)  # int64 [M], the class of each image; -1 without a label
+    files: list[str] = field(kw_only=True)  # names relative to the folder
+    given_labels: dict[str, str] = field(default_factory=dict)  # name -> label
 
     @property
     def name(self) -> str:
-        return f"{ARRAYS}-{hashlib.sha256(self.arrays.tobytes()).hexdigest()[:8]}"
+        return self._name_with_digest(FILES)
 
     @property
     def title(self) -> str:
-        return ARRAYS
+        return FILES
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        return self.name, self.limit
+    def is_stored(self) -> bool:
+        return False
 
     @property
-    def pretrain_is_train(self) -> bool:
-        return True
+    def is_labelled(self) -> bool:
+        return bool(self.labels or self.given_labels)
+
+    @cached_property
+    def _all_files(self) -> Listing:
+        return Listing(self.folder, "", self.files, [], self.files, [])
+
+    def _read_labels(self) -> dict[str, str]:
+        return self.given_labels or super()._read_labels()
+
+
+@dataclass
+class MemoryDataset(OwnDataset):
+    """Images in memory, or in an object that gives them by index. A run folder stores only what identifies them."""
+
+    training: ImageArrays | ImageItems = field(kw_only=True)
+    testing: ImageArrays | ImageItems | None = None
+    stats: tuple[Triple, Triple] | None = None  # mean and std, if they are known
+    may_mirror: bool = True
+
+    @property
+    def name(self) -> str:
+        return self._name_with_digest(IMAGES)
+
+    @property
+    def title(self) -> str:
+        return IMAGES
+
+    @property
+    def is_stored(self) -> bool:
+        return False
+
+    @property
+    def is_labelled(self) -> bool:
+        return self.training.has_labels
 
     @property
     def has_test(self) -> bool:
-        return False
+        return self.testing is not None
 
     @property
     def has_labelled_test(self) -> bool:
-        return False
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return bool((self.numbers < 0).any())
+        return self.testing is not None and self.testing.has_labels
 
     def num_images(self, split: str) -> int | None:
-        return None if split == "test" else len(self.arrays)
+        images = self.testing if split == "test" else self.training
+        return None if images is None else min(len(images), self.limit or len(images))
 
     def check(self) -> None:
-        """They are in memory."""
+        """The images are at hand."""
 
-    def _load(self, split: str, size: int) -> ImageSet:
+    def _decode(self, split: str, size: int) -> ImageSet:
+        images = self.images(split)
+        found = images.decoded(size)
         if split == "test":
-            raise UserError("arrays have no test images")
-        images = torch.from_numpy(resized(self.arrays, size))
-        mean, std = channel_stats(images)
-        return ImageSet(images, torch.from_numpy(self.numbers), None, self.classes, mean, std, mirror=True)
+            train = self._decoded_split("train", size)
+            stats = train.mean, train.std
+        else:
+            sampled = sample_stats(images.names, readable_names(images.names, found), found.images)
+            stats = self.stats or sampled or NORMALIZATIONS["torchvision"]  # the last: no image can be read
+        classes = sorted_classes(self.training.labels, self.testing.labels if self.testing else {})
+        made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
+        return replace(made, mirror=self.may_mirror)
 
-    def images(self, split: str = "all") -> ImageArrays:
-        if split == "test":
-            raise UserError("arrays have no test images")
-        names = [f"{self.name}/{i}" for i in range(len(self.arrays))]
-        labels = {name: self.classes[y] for name, y in zip(names, self.numbers.tolist(), strict=True) if y >= 0}
-        return ImageArrays(self.title, names, labels, arrays=self.arrays)
+    def images(self, split: str = "all") -> ImageArrays | ImageItems:
+        if split == "test" and self.testing is None:
+            raise UserError(
+                f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
+            )
+        return self.testing if split == "test" and self.testing else self.training
 
 
-def array_dataset(images: Any, labels: Any = None, **options: Any) -> ArrayDataset:
-    """Images (M, H, W, 3), (M, 3, H, W) or gray (M, H, W), uint8, with a label each or none; square images only."""
-    try:
-        array = np.asarray(images)
-    except ValueError:  # images of different sizes, or something else altogether
-        array = np.empty(0)
-    if array.ndim == 3:
-        array = np.repeat(array[:, None], 3, axis=1)
-    elif array.ndim == 4 and array.shape[1] != 3 and array.shape[3] == 3:
-        array = array.transpose(0, 3, 1, 2)
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1] != 3 or array.shape[2] != array.shape[3]:
+def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **options: Any) -> MemoryDataset:
+    """Images in memory, an ImageSet, an object that gives images by index, or a mapping of these for train and test."""
+    testing = None
+    if isinstance(data, Mapping):
+        splits, data = data, data.get("train")
+        if data is None:
+            raise UserError(f"the data has the parts {', '.join(map(repr, splits))}: one must be called 'train'")
+        test = next((name for name in TEST_PARTS if name in splits), None)
+        testing = _as_images(splits[test]) if test else None
+        if labels is not None:
+            raise UserError("labels of data with several parts must come with the images, as in (image, label)")
+    training = _as_images(data, labels)
+    if holdout:
+        if testing is not None:
+            raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
+        held = held_out_names(training.labels, holdout)
+        if not held:
+            raise UserError(f"{setting('holdout')} needs labels: give images with labels")
+        testing = training.named(held)
+        training = training.named({*training.names} - held)
+    if isinstance(data, ImageSet):
+        options |= {"stats": (data.mean, data.std), "may_mirror": data.mirror}
+    return MemoryDataset(training=training, testing=testing, **options)
+
+
+def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
+    """Data in memory as a list of images; a name is a number, unless the data has names."""
+    if isinstance(data, ImageSet):
+        names, arrays = data.names or _numbers(len(data)), data.images.cpu().numpy()
+        texts = [label_text(label, data.classes) for label in data.labels.tolist()]
+        return ImageArrays(IMAGES, names, from_values(texts if labels is None else labels, names), arrays=arrays)
+    if isinstance(data, np.ndarray | torch.Tensor):
+        arrays = uint8_images(data)
+        names = _numbers(len(arrays))
+        if not names:
+            raise UserError("the data has no images")
+        return ImageArrays(IMAGES, names, {} if labels is None else from_values(labels, names), arrays=arrays)
+    if isinstance(data, tuple) and len(data) == 2 and np.ndim(data[1]) == 1:
+        raise UserError("data is a pair of images and labels: give the images alone, and labels=...")
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        inner = " (its .dataset will do)" if hasattr(data, "dataset") else ""
+        raise UserError(f"data is a {type(data).__name__}, which cannot be read by index{inner}\n{KINDS}")
+    items = Items(data)
+    names = _numbers(len(items))
+    known: Mapping[str, str] = ItemLabels(items, names) if labels is None else from_values(labels, names)
+    return ImageItems(IMAGES, names, known, items=items)
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(i) for i in range(count)]
+
+
+def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: Any) -> FileListDataset:
+    """The images in these files. `labels`: one per file, or as for a folder."""
+    found = [path.absolute() for path in _existing([Path(path).expanduser() for path in paths])]
+    folder = Path(os.path.commonpath([path.parent for path in found]))
+    files = [path.relative_to(folder).as_posix() for path in found]
+    if len(set(files)) < len(files):
+        raise UserError(f"{next(name for name in files if files.count(name) > 1)} is listed twice: list each file once")
+    if isinstance(labels, str | Path):
+        options["labels"] = _absolute(labels)
+    else:
+        options["given_labels"] = from_values(labels, files)
+    if options.get("holdout") and not (options.get("labels") or options.get("given_labels")):
         raise UserError(
-            "data must be a data set's name, a folder, or square uint8 images: (M, H, W, 3), (M, 3, H, W) or (M, H, W)"
+            f"{setting('holdout')} needs labels: give one per file, {setting('labels', 'folders')} or a CSV"
         )
-    given = [None] * len(array) if labels is None else list(labels)
-    if len(given) != len(array):
-        raise UserError(f"{len(array)} images and {len(given)} labels: give a label for each image")
-    classes = sorted({str(label) for label in given if label is not None}, key=natural_key)
-    numbers = np.array([-1 if label is None else classes.index(str(label)) for label in given], np.int64)
-    return ArrayDataset(arrays=np.ascontiguousarray(array), classes=classes, numbers=numbers, **options)
+    return FileListDataset(folder=folder, files=files, **options)
+
+
+def is_given(value: Any) -> bool:
+    """An argument was given: it is not an empty text."""
+    return not (isinstance(value, str | Path) and not str(value))
 
 
 def open_dataset(
@@ -346,24 +528,36 @@ def open_dataset(
     on_error: str = "skip",
     **options: Any,
 ) -> Dataset:
-    """The data set of this name (below `root`), this folder, or these arrays; UserError if it is none of them."""
+    """The data set of this name (below `root`), of this folder, or of images in memory; UserError if it is none.
+
+    Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
+    `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
+    and test. `labels`: for a folder "folders" or a CSV file, for images in memory one per image, or a mapping of names
+    to labels.
+    """
+    if isinstance(data, Dataset):
+        return data
     if on_error not in ON_ERROR:
         raise unknown("on_error", on_error, ON_ERROR)
+    options["on_error"] = on_error
+    if isinstance(data, list | tuple) and data and all(isinstance(path, str | Path) for path in data):
+        return file_list_dataset(data, labels, holdout=holdout, **options)
     if not isinstance(data, str | Path):
-        if holdout:
-            raise UserError(f"{setting('holdout')} is for folders of images")
-        return array_dataset(data, None if isinstance(labels, str) else labels, **options)
+        if is_given(labels) and isinstance(labels, str | Path):
+            raise UserError(f"{setting('labels', str(labels))} is for folders of images: give one label per image")
+        return memory_dataset(data, labels if is_given(labels) else None, holdout, **options)
+    if not isinstance(labels, str | Path):
+        raise UserError(f"labels of {data} are 'folders' (subfolders are classes) or a CSV file, not a list")
     folder = Path(data).expanduser()
     if str(data) in DATASETS:
-        if str(labels) or holdout or on_error != "skip":
+        if str(labels) or holdout or options.pop("on_error") != "skip":
             flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
             raise UserError(f"{flags} are for folders of images: {data} has its own labels")
         return named_dataset(str(data), root, **options)
     if folder.is_dir():
         if holdout and not str(labels):
             raise UserError(f"{setting('holdout')} needs labels: add {setting('labels', 'folders')} or a CSV file")
-        options |= {"labels": _absolute(labels), "holdout": holdout, "on_error": on_error}
-        return FolderDataset(folder=folder.absolute(), **options)
+        return FolderDataset(folder=folder.absolute(), labels=_absolute(labels), holdout=holdout, **options)
     if folder.exists():
         raise UserError(f"{folder} is a file\ngive the folder that holds the images, or one of: {', '.join(DATASETS)}")
     if folder.name != str(data):  # a path: data set names have no slash
@@ -386,36 +580,46 @@ def configured_dataset(config: Config) -> Dataset:
     return FolderDataset(folder=Path(config.data), **options)
 
 
-def open_images(source: str | Path | Sequence[str | Path], data_dir: str | Path = "", split: str = "train") -> Images:
-    """The images of a folder (all of them), of single files, or of one split of a named data set."""
+def open_images(source: Any, data_dir: str | Path = "", split: str = "train") -> Images:
+    """The images of a folder (all of them), of files, of one split of a named data set, or of data in memory."""
+    if isinstance(source, Images):
+        return source
+    if isinstance(source, list | tuple) and all(isinstance(path, str | Path) for path in source):
+        return list_files(_existing([Path(path).expanduser() for path in source]))
     if not isinstance(source, str | Path):
-        return _files([Path(path).expanduser() for path in source])
+        return open_dataset(source).images(split)
     path = Path(source).expanduser()
     if str(source) in DATASETS:
         return named_dataset(str(source), data_dir).images(split)
     if path.is_file():
-        return _files([path])
+        return list_files([path])
     if not path.is_dir():
         raise UserError(f"{source} is not a folder, an image file or a data set (`mixnn data` lists the data sets)")
     return FolderDataset(folder=path.absolute()).images()
 
 
-def _files(paths: list[Path]) -> ImageFiles:
+def _existing(paths: list[Path]) -> list[Path]:
+    """The paths; UserError unless all are files."""
     for path in paths:
         if not path.is_file():
             several = ": give one folder, or several image files" if path.is_dir() else ""
             raise UserError(f"{path} is {'a folder' if path.is_dir() else 'not a file'}{several}")
-    return list_files(paths)
+    return paths
+
+
+def is_in_memory(data: str) -> bool:
+    """A run's `config.data` stands for images in memory or a list of files, which must be given again to be used."""
+    return re.fullmatch(rf"({IMAGES}|{FILES}|arrays)-[0-9a-f]{{{DIGITS}}}", data) is not None
 
 
 def _absolute(labels: str | Path) -> str:
     return str(labels) if str(labels) in ("", "folders") else str(Path(labels).expanduser().absolute())
 
 
-def load(data: str | Path, split: str, root: Path | None = None, *, size: int = 0, **options: Any) -> ImageSet:
-    """One split of a data set or folder in memory: load("digits", "train"), load("./photos", "pretrain", size=32)."""
+def load(data: Any, split: str, root: Path | None = None, *, size: int = 0, **options: Any) -> ImageSet:
+    """One split of any data in memory: load("digits", "train"), load("./photos", "pretrain", size=32)."""
     if size < 0:
         raise UserError(f"size={size}: size must be at least 1")
-    if size and str(data) in DATASETS:
+    if size and isinstance(data, str | Path) and str(data) in DATASETS:
         raise UserError(f"size is for folders of images: {data} has its own")
     return open_dataset(data, root or "", **options).load(split, size)

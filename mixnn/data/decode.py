@@ -30,12 +30,19 @@ UPRIGHT = {  # EXIF orientation -> the operation that undoes it
 
 
 class FileInfo(NamedTuple):
-    """Properties of an image file before it is cropped and resized."""
+    """Properties of an image before it is cropped and resized."""
 
     width: int
     height: int
     mode: str
-    digest: str  # SHA-1 of the file's bytes
+    digest: str  # SHA-1 of the file's bytes, or of the pixels if there is no file
+
+
+class Decoded(NamedTuple):
+    """The decoded images of a list."""
+
+    images: np.ndarray  # uint8 (M, 3, size, size), without those that could not be read
+    infos: list[FileInfo | str]  # one per image of the list; a string is the reason why it could not be read
 
 
 def decode(path: Path, size: int) -> np.ndarray:
@@ -106,7 +113,7 @@ def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[FileInf
         try:
             images[i], info = decode_with_info(files[i], images.shape[-1])
         except Exception as error:  # a decoder can raise nearly anything for a damaged file
-            return _reason(error)
+            return reason(error)
         return info
 
     # Pillow warns about odd metadata and large images. The filter is set here because all threads share it.
@@ -115,7 +122,7 @@ def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[FileInf
         return list(pool.map(fill, range(len(files))))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Why a file could not be read, in one line and without the path that Pillow and the system add."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image that Pillow can read"

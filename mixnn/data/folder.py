@@ -17,9 +17,8 @@ import torch
 
 from mixnn.config import UserError, setting
 from mixnn.data.cache import decoded
-from mixnn.data.decode import FileInfo
+from mixnn.data.decode import Decoded, FileInfo
 from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
-from mixnn.data.labels import read_labels
 from mixnn.progress import NAMED, plural
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
@@ -65,22 +64,25 @@ def list_splits(folder: Path) -> Listing:
 
 
 def hold_out(listing: Listing, label_of: Mapping[str, str], share: float) -> Listing:
-    """Moves a share of the labelled images of every class from training to testing: at least one, and never all.
-
-    Which ones depends only on their names.
-    """
+    """Moves a share of the labelled images of every class from training to testing."""
     if listing.test:
         raise UserError(
             f"{listing.folder} has test images of its own, in {listing.test}/: leave out {setting('holdout')}"
         )
+    held = held_out_names(label_of, share)
+    training = [name for name in listing.training if name not in held]
+    return replace(listing, training=training, testing=[name for name in listing.training if name in held])
+
+
+def held_out_names(label_of: Mapping[str, str], share: float) -> set[str]:
+    """A share of the labelled images of every class: at least one, and never all. It depends only on their names."""
     classes: dict[str, list[str]] = {}
     for name in sorted(label_of, key=lambda name: hashlib.sha256(name.encode()).digest()):
         classes.setdefault(label_of[name], []).append(name)
     held: set[str] = set()
     for names in classes.values():
         held |= set(names[: min(len(names) - 1, max(1, round(share * len(names))))])
-    training = [name for name in listing.training if name not in held]
-    return replace(listing, training=training, testing=[name for name in listing.training if name in held])
+    return held
 
 
 def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
@@ -129,25 +131,49 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def load_folder(listing: Listing, split: str, size: int, labels: str, on_error: str, mirror: bool) -> ImageSet:
-    """One split of a folder, decoded to size x size; `names` are relative to the folder."""
+def load_folder(listing: Listing, split: str, size: int, label_of: Mapping[str, str], on_error: str) -> ImageSet:
+    """One split of a folder, decoded to size x size; `names` are relative to the folder.
+
+    `label_of` has the labels of both splits, so that train and test number their classes alike.
+    """
     chosen = listing.names(split)
-    # Labels of both splits, so that train and test number their classes alike.
-    every = listing.training + listing.testing
-    paths = {name: listing.folder / name for name in every}
-    label_of = read_labels(labels, every, has_splits=bool(listing.test), paths=paths) if labels else {}
-    images, infos = decoded(listing.folder, chosen, size)
-    readable = {name: info for name, info in zip(chosen, infos, strict=True) if isinstance(info, FileInfo)}
-    names = list(readable)
-    skipped = listing.skipped + [(n, why) for n, why in zip(chosen, infos, strict=True) if isinstance(why, str)]
+    found = decoded(listing.folder, chosen, size)
+    stats = _stats(listing, readable_names(chosen, found), found.images)
+    classes = sorted_classes(label_of)
+    return make_image_set(chosen, found, stats, label_of, classes, listing.skipped, on_error, str(listing.folder))
+
+
+def make_image_set(
+    chosen: Sequence[str],
+    found: Decoded,
+    stats: tuple[Triple, Triple],
+    label_of: Mapping[str, str],
+    classes: list[str],
+    skipped: list[tuple[str, str]],
+    on_error: str,
+    place: str,
+) -> ImageSet:
+    """The images of `chosen` that could be decoded; UserError if none could, or if `on_error` refuses the others.
+
+    `skipped`: images that are known to be unreadable already. `place`: where they all come from, for messages.
+    """
+    names = readable_names(chosen, found)
+    skipped = skipped + [(n, why) for n, why in zip(chosen, found.infos, strict=True) if isinstance(why, str)]
     if not names or (skipped and on_error == "refuse"):
-        raise _unreadable(listing.folder, skipped, every=not names)
-    classes = sorted(set(label_of.values()), key=natural_key)
+        raise _unreadable(place, skipped, every=not names)
     number = {label: i for i, label in enumerate(classes)}
     targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELLED for name in names])
-    mean, std = _stats(listing, names, images)
-    summary = summarize(names, list(readable.values()), len(skipped))
-    return ImageSet(_as_tensor(images), targets, names, classes, mean, std, mirror, skipped, summary)
+    summary = summarize(names, [info for info in found.infos if isinstance(info, FileInfo)], len(skipped))
+    return ImageSet(_as_tensor(found.images), targets, names, classes, *stats, True, skipped, summary)
+
+
+def readable_names(chosen: Sequence[str], found: Decoded) -> list[str]:
+    return [name for name, info in zip(chosen, found.infos, strict=True) if isinstance(info, FileInfo)]
+
+
+def sorted_classes(*label_of: Mapping[str, str]) -> list[str]:
+    """All labels in natural order, each once."""
+    return sorted({label for labels in label_of for label in labels.values()}, key=natural_key)
 
 
 def _as_tensor(images: np.ndarray) -> torch.Tensor:
@@ -159,25 +185,28 @@ def _as_tensor(images: np.ndarray) -> torch.Tensor:
 
 def _stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Triple, Triple]:
     """Mean and std of the training images, which also normalize the test images."""
-    step = -(-len(listing.training) // STATS_SAMPLE) or 1
-    sample = set(listing.training[::step])
+    found = sample_stats(listing.training, names, images)
+    if found is None:  # test images
+        training = decoded(listing.folder, listing.training, images.shape[-1])  # cached by the training itself
+        found = sample_stats(listing.training, readable_names(listing.training, training), training.images)
+    return found or channel_stats(torch.from_numpy(np.array(images)))
+
+
+def sample_stats(training: Sequence[str], names: Sequence[str], images: np.ndarray) -> tuple[Triple, Triple] | None:
+    """Mean and std of an even sample of the training images; None if none of it is among the named images."""
+    sample = set(training[:: -(-len(training) // STATS_SAMPLE) or 1])
     rows = [i for i, name in enumerate(names) if name in sample]
-    if rows:
-        return channel_stats(torch.from_numpy(images[rows]))
-    training, infos = decoded(listing.folder, listing.training, images.shape[-1])  # cached by the training itself
-    readable = [name for name, info in zip(listing.training, infos, strict=True) if isinstance(info, FileInfo)]
-    rows = [i for i, name in enumerate(readable) if name in sample]
-    return channel_stats(torch.from_numpy(training[rows] if rows else np.array(images)))
+    return channel_stats(torch.from_numpy(images[rows])) if rows else None
 
 
-def _unreadable(folder: Path, skipped: list[tuple[str, str]], every: bool) -> UserError:
+def _unreadable(place: str, skipped: list[tuple[str, str]], every: bool) -> UserError:
     lines = [f"  {name}: {reason}" for name, reason in skipped[:NAMED]]
     if len(skipped) > NAMED:
         lines.append(f"  and {len(skipped) - NAMED} more")
     if every:
-        return UserError("\n".join([f"none of the images in {folder} can be read:", *lines]))
+        return UserError("\n".join([f"none of the images in {place} can be read:", *lines]))
     hint = f"repair or remove them, or leave them out with {setting('on_error', 'skip')}"
-    return UserError("\n".join([f"{plural(len(skipped), 'file')} in {folder} cannot be read:", *lines, hint]))
+    return UserError("\n".join([f"{plural(len(skipped), 'file')} in {place} cannot be read:", *lines, hint]))
 
 
 def summarize(names: Sequence[str], infos: Sequence[FileInfo], num_skipped: int) -> FolderSummary:

@@ -5,6 +5,7 @@ M images, 3 channels, H x W pixels.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,14 +31,14 @@ MIN_STD = 1 / 255  # images of one single color must not lead to a division by z
 
 @dataclass(frozen=True)
 class FolderSummary:
-    """The readable images of a folder in a few numbers."""
+    """The readable images of a folder, or of images in memory, in a few numbers."""
 
     num_images: int
     sides: tuple[int, int, int]  # shorter side: smallest, median, largest
     modes: dict[str, int]
     duplicates: list[list[str]]  # names of files with the same bytes
     num_skipped: int
-    digest: str  # of all files' bytes
+    digest: str  # of all files' bytes, or of all pixels of images in memory
 
     def lines(self) -> list[str]:
         """A sentence or two for the user."""
@@ -58,7 +59,7 @@ class FolderSummary:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images with what is known about them; `names` and `skipped` are filled for image folders only."""
+    """Images with what is known about them; named data sets have no `names`, `skipped` and `summary`."""
 
     images: Tensor  # uint8 [M,3,H,W]
     labels: Tensor  # int64 [M], -1 = unlabelled
@@ -115,9 +116,10 @@ class ImageSet:
         return self.to(device) if self.fits(device) else self
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint stores, so that a resumed run can tell whether it has the same images."""
-        files = {"files": self.summary.digest} if self.summary else {}
-        return {"images": len(self), "mean": list(self.mean), "std": list(self.std)} | files
+        """What a checkpoint stores, so that a resumed run can tell whether it has the same images and labels."""
+        found: dict[str, Any] = {"images": len(self), "mean": list(self.mean), "std": list(self.std)}
+        found["labels"] = hashlib.sha256(self.labels.cpu().numpy().tobytes()).hexdigest()[:32]
+        return found | ({"files": self.summary.digest, "sides": list(self.summary.sides)} if self.summary else {})
 
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from mixnn.data.decode import MAX_PIXELS, decode, decode_all, to_rgb, upright
+from mixnn.data.decode import MAX_PIXELS, Decoded, FileInfo, decode, decode_all, to_rgb, upright
 
 HEADERS = 500  # files whose headers are read to estimate how large the images are
 
@@ -38,7 +38,7 @@ class Images(ABC):
 
     title: str  # where they come from
     names: list[str]
-    labels: dict[str, str] = field(default_factory=dict)  # name -> class, if the data set has classes of its own
+    labels: Mapping[str, str] = field(default_factory=dict)  # name -> class, if the data comes with labels
     skipped: list[tuple[str, str]] = field(default_factory=list)  # files found unreadable while listing, with reasons
     has_splits: bool = False  # the names begin with train/ and test/ (or val/)
     paths: list[Path] = field(default_factory=list)  # the files; empty for images in memory
@@ -105,9 +105,14 @@ class Images(ABC):
     def digest(self, i: int) -> bytes:
         """Hash of the content: of the file, or of the pixels in memory; b"" if the file cannot be read."""
 
+    @property
+    def has_cheap_signature(self) -> bool:
+        """`signature` reads no images that are not in memory."""
+        return True
+
     @abstractmethod
     def signature(self) -> list[tuple[str, int, int, int]]:
-        """Changes when the images change; cheap, so that cached embeddings can be checked on every call."""
+        """Changes when the images change, so that cached embeddings can be checked on every call."""
 
     @abstractmethod
     def _read(self, start: int, count: int, size: int) -> ImageBatch: ...
@@ -166,6 +171,11 @@ class ImageArrays(Images):
     """Images in memory, all of one size."""
 
     arrays: np.ndarray = field(default_factory=lambda: np.empty((0, 3, 1, 1), np.uint8))  # [M,3,H,W]
+    is_named: bool = False  # the title alone says which images they are
+
+    @property
+    def has_labels(self) -> bool:
+        return bool(self.labels)
 
     def rows(self, index: Sequence[int]) -> Self:
         return replace(self, names=[self.names[i] for i in index], arrays=self.arrays[list(index)])
@@ -181,10 +191,22 @@ class ImageArrays(Images):
         return [min(self.arrays.shape[2:])]
 
     def digest(self, i: int) -> bytes:
-        return hashlib.sha256(self.arrays[i].tobytes()).digest()
+        return bytes.fromhex(content_digest(self.arrays[i]))
 
     def signature(self) -> list[tuple[str, int, int, int]]:
-        return [(self.title, len(self), 0, 0)]
+        return [(self.title if self.is_named else self._content, len(self), 0, 0)]
+
+    @cached_property
+    def _content(self) -> str:
+        digest = hashlib.sha256(f"{self.names}".encode())
+        digest.update(np.ascontiguousarray(self.arrays).data)
+        return digest.hexdigest()
+
+    def decoded(self, size: int) -> Decoded:
+        """All images, with the properties of each."""
+        height, width = self.arrays.shape[2:]
+        infos: list[FileInfo | str] = [FileInfo(width, height, "RGB", content_digest(image)) for image in self.arrays]
+        return Decoded(resized(self.arrays, size), infos)
 
     def _read(self, start: int, count: int, size: int) -> ImageBatch:
         return ImageBatch(self.names[start : start + count], resized(self.arrays[start : start + count], size), [])
@@ -205,12 +227,22 @@ def _size_and_times(path: Path) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
+def content_digest(image_u8: np.ndarray) -> str:
+    """SHA-1 of the size and the pixels of an image [3,H,W]: the same whatever the image came in."""
+    digest = hashlib.sha1(f"{image_u8.shape}".encode(), usedforsecurity=False)
+    digest.update(np.ascontiguousarray(image_u8).data)
+    return digest.hexdigest()
+
+
 def resized(images_u8: np.ndarray, size: int) -> np.ndarray:
-    """Square images (n, 3, H, H) at another size, as files with these pixels would be decoded."""
+    """Images (n, 3, H, W) as squares of another size, as files with these pixels would be decoded."""
     if images_u8.shape[2:] == (size, size):
         return images_u8
-    images = [to_image(u8).resize((size, size), Image.Resampling.BILINEAR) for u8 in images_u8]
-    return np.stack([np.asarray(image).transpose(2, 0, 1) for image in images])
+    squares = np.empty((len(images_u8), 3, size, size), np.uint8)
+    for i, image_u8 in enumerate(images_u8):
+        image = ImageOps.fit(to_image(image_u8), (size, size), Image.Resampling.BILINEAR)
+        squares[i] = np.asarray(image).transpose(2, 0, 1)
+    return squares
 
 
 def to_image(image_u8: np.ndarray) -> Image.Image:

@@ -1,15 +1,19 @@
-"""Labels of an image folder: from the class subfolders, or from a CSV with a column of files and one of labels."""
+"""Labels of images: class subfolders, a CSV or table with columns of files and labels, or one label per image."""
 
 from __future__ import annotations
 
 import csv
 import functools
 import io
+import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
 
 from mixnn.config import UserError
 
@@ -69,6 +73,55 @@ def from_csv(path: Path, names: Iterable[str], paths: Mapping[str, Path] | None 
     if not found:
         raise UserError(f"{path} contains no labels\nwrite one line per labelled image: file,label")
     return found
+
+
+# --- labels in memory ---
+
+
+def from_values(labels: Any, names: Sequence[str]) -> dict[str, str]:
+    """Name -> label, from a mapping, a table with the columns file and label, or one label per image.
+
+    None, -1 and empty text stand for a missing label.
+    """
+    if hasattr(labels, "columns"):  # a DataFrame
+        headers = {_plain(str(column)): column for column in labels.columns}
+        file, label = (
+            next((headers[h] for h in known if h in headers), None) for known in (FILE_HEADERS, LABEL_HEADERS)
+        )
+        if file is None or label is None:
+            raise UserError(
+                f"the labels have the columns {', '.join(map(str, labels.columns))}: name two file and label"
+            )
+        labels = dict(zip(map(str, labels[file]), labels[label], strict=True))
+    if isinstance(labels, Mapping):
+        known = set(names)
+        for name in labels:
+            if str(name) not in known:
+                raise UserError(f"there is no image {name!r} to label; the first is called {names[0]!r}")
+        pairs = {str(name): label_text(label) for name, label in labels.items()}
+    else:
+        texts = [label_text(label) for label in labels]
+        if len(texts) != len(names):
+            raise UserError(f"{len(names)} images and {len(texts)} labels: give a label for each image")
+        pairs = dict(zip(names, texts, strict=True))
+    return {name: text for name, text in pairs.items() if text is not None}
+
+
+def label_text(label: Any, classes: Sequence[str] = ()) -> str | None:
+    """The class of an image in words; None if there is none. -1 and empty text stand for a missing label."""
+    label = scalar(label)
+    if isinstance(label, int):
+        return None if label < 0 else str(classes[label]) if label < len(classes) else str(label)
+    return label or None
+
+
+def scalar(label: Any) -> int | str | None:
+    """A number or a text; None for what is not a class, such as boxes or a mask."""
+    if isinstance(label, Tensor | np.ndarray | np.generic):
+        label = label.item() if math.prod(label.shape) == 1 else None
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    return label if isinstance(label, int | str) else None
 
 
 # --- which image a cell means ---

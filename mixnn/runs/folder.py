@@ -21,7 +21,7 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from torch import Tensor
 
 import mixnn
 from mixnn.config import Config, UserError, in_python, make, setting, spelling
-from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_images
-from mixnn.data.dataset import ARRAYS
+from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
+from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
 from mixnn.processes import is_main_process
 from mixnn.runs import checkpoint
@@ -58,10 +58,11 @@ class Diverged(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder that exists."""
+    """A run folder that exists. `data`: the images it was trained on, if they are in memory and were handed in."""
 
     path: Path
     config: Config
+    data: Dataset | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
@@ -149,13 +150,30 @@ class Run:
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
 
-    def moved(self, source: str | Path) -> Run:
-        """The run with its images in the folder `source`; with an empty `source`, the run as it is."""
-        if not str(source):
+    def moved(self, source: Any, labels: Any = "") -> Run:
+        """The run with its images as `source` gives them; with an empty `source`, the run as it is.
+
+        `source` is the folder where the images are now or, if they were in memory, the same images; images with another
+        digest are refused when they are read. `labels`: one for each image in memory.
+        """
+        if not is_given(source):
             return self
-        if self.config.data in DATASETS:
-            name = f"the data set {self.config.data}"
+        data = self.config.data
+        if data in DATASETS:
+            name = f"the data set {data}"
             raise UserError(f"{self.path} was trained on {name}: {setting('data_dir')} says where that is kept")
+        if is_in_memory(data):
+            c, digest = self.config, self.load_checkpoint(lambda _: None)[1]["data"].get("files", "")
+            options: dict[str, Any] = {
+                "labels": labels if is_given(labels) else c.labels,
+                "holdout": c.holdout,
+                "on_error": c.on_error,
+            }
+            dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options)
+            dataset.normalization, dataset.expected_digest = c.normalization, digest
+            return dataclasses.replace(self, data=dataset)
+        if not isinstance(source, str | Path):
+            raise UserError(f"{self.path} was trained on the folder {data}: give the folder where its images are now")
         folder = Path(source).expanduser().absolute()
         if not folder.is_dir():
             raise UserError(f"there is no folder {source}")
@@ -185,31 +203,34 @@ class Run:
 
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""
+        if self.data is not None:
+            return self.data
         return configured_dataset(dataclasses.replace(self.config, data_dir=str(data_dir) or self.config.data_dir))
 
     def check_data(self, hint: str = "") -> None:
-        """UserError if the folder the run was trained on is gone; `hint` says what to do."""
+        """UserError if the images the run was trained on are gone or must be given again; `hint` says what to do."""
         data = self.config.data
-        if data in DATASETS or Path(data).expanduser().is_dir():
+        if self.data is not None or data in DATASETS or Path(data).expanduser().is_dir():
             return
-        if data.startswith(f"{ARRAYS}-"):
+        if is_in_memory(data):
+            again = "source=images" if hint else f"mixnn.pretrain(images, resume={str(self.path)!r})"
             raise UserError(
-                f"{self.path} was trained on arrays, which a run folder does not store\n"
-                "write them as a folder with mixnn.data.to_folder, and train on that"
+                f"{self.path} was trained on {data}, images in memory that a run folder does not store\n"
+                f"give the same images again, in Python: {again}"
             )
         if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
         hint = hint or f"put it back, or link it: `ln -s NEW_PLACE {shlex.quote(data)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
-    def images(
-        self, source: str | Path | Sequence[str | Path] = "", data_dir: str = "", split: str = "train", hint: str = ""
-    ) -> Images:
+    def images(self, source: Any = "", data_dir: str = "", split: str = "train", hint: str = "") -> Images:
         """The images of a source; without one, those the run was trained on. `hint`: what to do if these are gone."""
-        if isinstance(source, str | Path) and not str(source):
+        if not is_given(source):
             self.check_data(hint or f"use {setting('source', 'FOLDER')}")
+            if self.data is not None:
+                return self.data.images(split)
             source = self.config.data
-        elif not source:
+        elif isinstance(source, list | tuple) and not source:
             raise UserError("the list of files is empty")
         return open_images(source, data_dir or self.config.data_dir, split)
 

@@ -25,13 +25,13 @@ from mixnn.training.folder_settings import OPTIONS, Choice, choose
 from mixnn.training.optimizers import check_optimizer
 
 
-def open_data(data: Any, settings: Mapping[str, Any]) -> Dataset:
-    """The data set of a run that is to be configured with these settings."""
+def open_data(data: Any, settings: Mapping[str, Any], labels: Any = "") -> Dataset:
+    """The data set of a run that is to be configured with these settings. `labels`: one for each image in memory."""
     if isinstance(data, Dataset):
         return data
     given = checked(Config, "setting", {k: v for k, v in settings.items() if k in DATA_SETTINGS})
     options = {"limit": given.get("limit", 0), "mirror": given.get("mirror", "yes") == "yes"}
-    options |= {name: given[name] for name in ("labels", "holdout", "on_error") if name in given}
+    options |= {"labels": labels} | {name: given[name] for name in ("labels", "holdout", "on_error") if name in given}
     return open_dataset(data, given.get("data_dir", ""), **options)
 
 
@@ -39,9 +39,7 @@ MAX_UNLIKE, MIRROR_SAMPLE = 0.8, 500  # share of images that mirroring may make 
 DATA_SETTINGS = ("data_dir", "labels", "holdout", "on_error", "limit", "mirror")
 
 
-def configure(
-    data: str | Path | Dataset, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0
-) -> Config:
+def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0) -> Config:
     """Defaults, then the recipes of the data set and the method, then what the user gave. Decodes no image.
 
     `num_images`: number of readable images in a folder, once that is known.
@@ -98,7 +96,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))
-        if "mirror" not in settings and mirrored_unlike(images) > MAX_UNLIKE:
+        if "mirror" not in settings and (not images.mirror or mirrored_unlike(images) > MAX_UNLIKE):
             dataset.mirror, images, config = False, replace(images, mirror=False), replace(config, mirror="no")
     config = replace(config, image_size=config.image_size or dataset.train_size or images.size[0])
     check_images(config, images)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from mixnn import dist, methods
 from mixnn.config import Config, Param, UserError, duration_text, parse_duration, setting, verb
 from mixnn.data import Dataset, ImageSet
+from mixnn.data.dataset import is_given
 from mixnn.files import LOCK, lock_run
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, duration, plural
@@ -33,7 +34,7 @@ EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
 @verb
 def pretrain(
-    data: Annotated[str | Path, Param("a data set (`mixnn data` lists them), or a folder of images")] = "",
+    data: Annotated[Any, Param("a data set (`mixnn data` lists them), or a folder of images")] = "",
     *,
     options: Annotated[
         dict[str, Any] | None,
@@ -43,7 +44,7 @@ def pretrain(
         str | Path, Param("run folder to create [runs/DATA-METHOD; -2, -3, ... if that exists]", metavar="FOLDER")
     ] = "",
     overwrite: Annotated[bool, Param("with --out: replace the run in that folder; other files there stay")] = False,
-    resume: Annotated[str | Path, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
+    resume: Annotated[str | Path | Run, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
     command: str = "mixnn.pretrain(...)",
     started: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -51,6 +52,10 @@ def pretrain(
     **settings: Annotated[Any, Config],
 ) -> Run:
     """Train an encoder without labels; returns the run folder.
+
+    `data` is a data set's name, a folder, or images in memory: an array, a list of files, a torch or Hugging Face
+    Dataset, ... (docs/data.md). `labels` may then be a list with one label per image; training does not use it, unless
+    the method says so. A run on images in memory is resumed with the same images: pretrain(images, resume="runs/x").
 
     `settings` are Config's fields, `options` the method's own: pretrain("cifar10", epochs=100, options={"topk": 1}).
     Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. With `time_budget`
@@ -65,6 +70,9 @@ def pretrain(
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
     given = sorted({*settings, *(options or {})})  # what the user chose; the report tells it from the rest
+    labels = settings.get("labels", "")
+    if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
+        del settings["labels"]
     start = clock() if started is None else started
     timing: dict[str, Any] = {"started": start, "clock": clock, "ending": EXIT_SHARE * (clock() - start)}
     if isinstance(settings.get("time_budget"), int | float):
@@ -72,19 +80,21 @@ def pretrain(
     if settings.get("time_budget") and "epochs" in settings:
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     if resume:
-        others = options or out or overwrite
-        if str(data) or others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
+        others = options or out or overwrite or (isinstance(data, str | Path) and str(data))
+        if others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
                 f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )
-        run = Run.open(resume)
+        held = resume.data if isinstance(resume, Run) else None
+        run = replace(Run.open(resume.path if isinstance(resume, Run) else resume), data=held)
         with _lock(run.path):
+            run = run.moved(data, labels)
             return _resume(run, settings, timing, reporter)
-    if isinstance(data, str) and not data:
+    if not is_given(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
-    dataset = open_data(data, settings)
+    dataset = open_data(data, settings, labels)
     folder = Path(out).expanduser() if str(out) else None
     if folder:
         _check_data_outside(folder, dataset, settings)
@@ -115,6 +125,8 @@ def pretrain(
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
         about |= {"processes": dist.size(), "startup_s": startup, "given": given}
         run = _write_run(path, config, command, about)
+        if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
+            run = replace(run, data=dataset.emptied())
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
         reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
@@ -149,7 +161,7 @@ def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | N
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
     """UserError if images or labels lie inside the run folder: they would look like part of the run."""
     place = out.resolve()
-    folder = dataset.name if dataset.recipe is None else ""
+    folder = dataset.name if dataset.recipe is None and dataset.is_stored else ""
     for given in (folder, str(settings.get("labels", "")), str(settings.get("data_dir", ""))):
         if given not in ("", "folders") and Path(given).expanduser().resolve().is_relative_to(place):
             raise UserError(
@@ -190,7 +202,7 @@ def _configure(
         how = "mirrored images look like the others" if images.mirror else "most mirrored images look unlike the others"
         other = setting("mirror", "no" if images.mirror else "yes")
         reporter.info(f"mirror {config.mirror}: {how}; use {other} to change that")
-    if config.labels:
+    if dataset.recipe is None and (config.labels or images.num_labelled):
         reporter.info(_about_labels(images, config.batch_size))
     if config.holdout:
         reporter.info(f"{plural(len(dataset.images('test')), 'labelled image')} held out of training, as test images")
@@ -256,6 +268,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     dataset = run.dataset()
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
+    run = replace(run, data=run.data and run.data.emptied())
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:
         _judge_again(trainer, run)

@@ -172,11 +172,17 @@ class Trainer:
         return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if state["data"] != {k: v for k, v in self.images.identity().items() if k in state["data"]}:
+        changed = {k for k, v in self.images.identity().items() if k in state["data"] and state["data"][k] != v}
+        if changed - {"labels"}:
             raise UserError(
                 f"{self.config.data} has changed since the checkpoint was made: it has "
                 f"{plural(len(self.images), 'image')} now, {state['data']['images']} then, or other ones\n"
                 f"restore the images, or start a new run with {setting('init_from')}"
+            )
+        if changed and methods.uses_labels(self.config.method, self.config.options):
+            raise UserError(
+                f"{self.config.method} trains with labels, and those of {self.config.data} have changed since the "
+                f"checkpoint was made\ngive the same labels, or start a new run with {setting('init_from')}"
             )
         if state.get("batch", self.config.batch_size) != self.config.batch_size:
             was = f"batch_size was {state['batch']} and is {self.config.batch_size} now"

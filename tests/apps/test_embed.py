@@ -16,7 +16,7 @@ import mixnn
 from mixnn.apps import embed as embedding
 from mixnn.apps import embeddings as store
 from mixnn.apps.embed import collect
-from mixnn.cli import command
+from mixnn.cli import command, main
 from mixnn.data import open_images
 from mixnn.data.decode import decode
 from mixnn.data.images import to_image
@@ -79,7 +79,7 @@ def test_the_encoder_is_the_students_backbone_with_its_normalization(run):
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
     monkeypatch.setattr(encoder, "BATCH", batch)
-    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
+    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET).path
     with np.load(path, allow_pickle=False) as archive:
         assert archive.files == ["vectors", "file", "skipped", "about"]
         assert all(isinstance(archive[key], np.ndarray) for key in archive.files)
@@ -90,6 +90,35 @@ def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
     assert dict(back.skipped) == {"5.png": "empty file", "broken.jpg": "not an image that Pillow can read"}
     assert back.about["run"] == "run"
     np.testing.assert_allclose(np.linalg.norm(back.unit(), axis=1), 1, atol=1e-6)
+
+
+def test_nothing_is_written_without_a_path_and_the_command_writes_into_the_run_folder(
+    run, folder, expected, tmp_path, capsys
+):
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    found = mixnn.embed(copy, folder, device="cpu", reporter=QUIET)
+    same(found.names, found.vectors, expected)
+    assert found.path is None
+    assert not (copy.path / "embeddings.npz").exists()
+    assert main(["embed", str(copy.path), str(folder), "--device", "cpu", "--quiet"]) == 0
+    assert capsys.readouterr().out == f"{copy.path / 'embeddings.npz'}\n"
+    same(store.read(copy.path / "embeddings.npz").names, found.vectors, expected)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.csv", ""])
+def test_many_vectors_stay_on_the_disk_and_are_the_same(run, folder, expected, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(embedding, "MAX_CACHED", 3)
+    monkeypatch.setattr(embedding, "WRITE_BATCH", 5)
+    copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
+    shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
+    out = tmp_path / name if name else ""
+    found = mixnn.embed(copy, folder, out, device="cpu", reporter=QUIET)
+    assert isinstance(found.vectors, np.memmap)
+    same(found.names, found.vectors, expected)
+    assert not (copy.path / "embeddings").exists()
+    if name == "x.csv":
+        with open(out, newline="", encoding="utf-8") as file:
+            assert [row[0] for row in csv.reader(file)][1:] == found.names
 
 
 def test_files_of_earlier_versions_are_read(tmp_path):
@@ -121,7 +150,7 @@ def test_the_help_explains_the_columns():
 
 
 def test_csv(run, folder, expected, tmp_path):
-    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", reporter=QUIET)
+    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", reporter=QUIET).path
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0][:2] == ["file", "f0"]
@@ -130,7 +159,7 @@ def test_csv(run, folder, expected, tmp_path):
 
 def test_parquet(run, folder, expected, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET).path
     table = parquet.read_table(path).to_pydict()
     same(table["file"], np.array(table["embedding"], np.float32), expected)
 
@@ -158,10 +187,10 @@ def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(ru
     assert "\x1b[31m" not in said
 
 
-def test_single_files_and_data_sets_are_sources_too(run, folder, expected, tmp_path):
-    one = store.read(mixnn.embed(run, folder / "3.png", tmp_path / "one.npz", device="cpu", reporter=QUIET))
+def test_single_files_and_data_sets_are_sources_too(run, folder, expected):
+    one = mixnn.embed(run, folder / "3.png", device="cpu", reporter=QUIET)
     np.testing.assert_allclose(one.vectors[0], expected["3.png"], atol=1e-5)
-    digits = store.read(mixnn.embed(run, "digits", tmp_path / "d.npz", split="test", device="cpu", reporter=QUIET))
+    digits = mixnn.embed(run, "digits", split="test", device="cpu", reporter=QUIET)
     assert len(digits) == 500
     assert digits.names[7] == "digits/test/7"
 
@@ -181,7 +210,7 @@ def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expec
     with monkeypatch.context() as patch:
         patch.setattr(embedding, "load", lambda *_: pytest.fail("encoded again"))
         again = collect(run, folder, device="cpu", reporter=QUIET)
-        written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", reporter=QUIET))
+        written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", reporter=QUIET).path)
     assert np.array_equal(again.vectors, first.vectors)
     assert again.skipped == first.skipped
     same(written["file"].tolist(), written["vectors"], expected)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import mixnn
 from mixnn.config import UserError
 from mixnn.data import open_dataset, to_folder
-from mixnn.progress import Reporter
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
@@ -26,7 +24,7 @@ def test_arrays_of_either_layout_are_the_images_of_a_folder_of_them(tmp_path: Pa
     assert torch.equal(ours.images[order], theirs.images)
     assert torch.equal(ours.labels[order], theirs.labels)
     assert ours.mean == pytest.approx(theirs.mean)
-    assert arrays.images().labels[f"{arrays.name}/1"] == "dog"
+    assert arrays.images().labels["1"] == "dog"
     assert (arrays.recipe, arrays.has_test, arrays.images("train").typical_side) == (None, False, 8)
 
 
@@ -39,18 +37,3 @@ def test_loaded_splits_are_kept_and_pretraining_shares_the_training_images(tmp_p
 def test_labels_and_images_must_be_as_many():
     with pytest.raises(UserError, match="24 images and 3 labels"):
         open_dataset(IMAGES, labels=["a", "b", "c"])
-
-
-def test_a_run_on_arrays_trains_and_says_that_they_are_not_stored(tmp_path: Path):
-    settings = {"epochs": 1, "batch_size": 8, "options": {"support_size": 8, "hidden": 8, "dim": 4}}
-    settings |= {"init_from": "none"}
-    run = mixnn.pretrain(IMAGES, out=tmp_path / "run", reporter=Reporter(quiet=True), **settings)
-    same = mixnn.pretrain(open_dataset(IMAGES), out=tmp_path / "same", reporter=Reporter(quiet=True), **settings)
-    (ours, _), (theirs, _) = run.load_checkpoint(pytest.fail), same.load_checkpoint(pytest.fail)
-    assert all(torch.equal(t, theirs[name]) for name, t in ours.items())
-    assert mixnn.load(run)(torch.from_numpy(IMAGES.transpose(0, 3, 1, 2))).isfinite().all()
-    for use in (mixnn.evaluate, mixnn.diagnose):
-        with pytest.raises(UserError, match="trained on arrays"):
-            use(run)
-    with pytest.raises(UserError, match="trained on arrays"):
-        mixnn.pretrain(resume=run.path)

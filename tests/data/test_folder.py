@@ -245,6 +245,6 @@ def test_a_holdout_needs_labels_and_a_folder_without_test_images(tmp_path: Path)
         open_dataset(photos, holdout=0.2)
     with pytest.raises(UserError, match="has test images of its own, in test/"):
         open_dataset(photos, labels="folders", holdout=0.2).load("train", 8)
-    for data in ("digits", np.zeros((4, 8, 8), np.uint8)):
-        with pytest.raises(UserError, match="for folders of images"):
+    for data, says in (("digits", "for folders of images"), (np.zeros((4, 8, 8), np.uint8), "needs labels")):
+        with pytest.raises(UserError, match=says):
             open_dataset(data, holdout=0.2)

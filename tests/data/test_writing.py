@@ -56,12 +56,6 @@ def test_what_cannot_be_written_is_refused_and_nothing_made(tmp_path: Path, monk
     assert not Path("new").exists()
 
 
-@pytest.mark.parametrize("data", [X.astype(float), (X, Y), 3, mixnn.data.load("digits", "test"), X[:, :5]])
-def test_what_is_neither_a_name_a_folder_nor_images_is_refused(data: object):
-    with pytest.raises(mixnn.UserError, match="square uint8 images"):
-        mixnn.pretrain(data)  # type: ignore[arg-type]
-
-
 def test_a_run_on_arrays(tmp_path: Path):
     folder = mixnn.data.to_folder(X, tmp_path / "mine", Y)
     small = {

@@ -184,13 +184,11 @@ def test_weights_that_are_missing_are_counted_and_not_all_listed():
 
 def test_a_folder_is_embedded_and_searched_without_training(place):
     photos(place / "photos", num=8)
-    out = mixnn.embed("photos", device="cpu", reporter=quiet())
-    assert out == Path("runs/photos-imagenet/embeddings.npz")
-    stored = np.load(out)
-    files = stored["file"].tolist()
+    stored = mixnn.embed("photos", device="cpu", reporter=quiet())
+    files = stored.names
     assert sorted(files) == sorted(f"{('red', 'green')[i % 2]}/{i}.png" for i in range(8))
     vectors = mixnn.load("runs/photos-imagenet", "cpu").files([place / "photos" / file for file in files])
-    np.testing.assert_allclose(stored["vectors"], vectors, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(stored.vectors, vectors, rtol=1e-4, atol=1e-4)
     found = mixnn.search("photos", "red/0.png", topk=2, device="cpu", reporter=quiet())
     assert found["run"] == "photos-imagenet"
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

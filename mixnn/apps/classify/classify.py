@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from mixnn.apps.classify import files, page
 from mixnn.apps.classify.advice import advise, training_gain
 from mixnn.apps.classify.classifiers import (
     CONFIDENT,
     MODELS,
+    Classifier,
     TrainingResult,
     summarize_predictions,
     train_classifier,
@@ -20,32 +23,63 @@ from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings, load
 from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
-from mixnn.data import Images
+from mixnn.data import Images, open_images
+from mixnn.data.dataset import is_given
 from mixnn.files import check_free, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
 from mixnn.runs.start import open_run
 
-__all__ = ["classify", "show_classify"]
+__all__ = ["Classification", "classify", "show_classify"]
 
 MAX_CLASSES_SHOWN = 25  # if there are more, those with the lowest accuracy are shown
 SMALL_GAIN = 1.0  # percent; if the curve's last gain is surely smaller, more labels may help little
+
+
+class Classification(dict[str, Any]):
+    """What `classify` found, as plain values. With labels it also holds the fitted classifier: `predict`."""
+
+    fitted: tuple[Classifier, Features] | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels, in the order of the columns of `predict_proba`."""
+        return self._fitted()[0].classes
+
+    def predict(self, images: Any) -> list[str]:
+        """The label of each image of a folder, of files, or of images in memory (docs/data.md)."""
+        return [self.classes[i] for i in self.predict_proba(images).argmax(1)]
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """The probability of each class, (M, Y); UserError if an image cannot be read."""
+        classifier, features = self._fitted()
+        found = open_images(images)
+        embeddings = features.embed(found)
+        if len(embeddings) < len(found):
+            unread = next(name for name in found.names if name not in {*embeddings.names})
+            raise UserError(f"{unread} in {found.title} cannot be read: leave it out")
+        return classifier.predict_proba(embeddings.vectors)
+
+    def _fitted(self) -> tuple[Classifier, Features]:
+        if self.fitted is None:
+            raise UserError("there is no classifier, since no labels were given")
+        return self.fitted
 
 
 @verb
 def classify(
     run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     labels: Annotated[
-        str | Path,
+        Any,
         Param(
-            "a CSV with the columns file (relative to the images' folder or to here, or absolute) and label, "
-            "or the word folders if each subfolder is a class"
+            "a CSV with the columns file (relative to the images' folder or to here, or absolute) and label; "
+            "the word folders if each subfolder is a class; or the word data for labels that a data set comes with"
         ),
     ] = "",
     *,
-    source: Annotated[str | Path, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
+    source: Annotated[Any, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
     new_images: Annotated[
-        str | Path,
+        Any,
         Param("new images to label; without LABELS, by the classifier saved before", flag="--apply", metavar="FOLDER"),
     ] = "",
     suggest: Annotated[
@@ -71,13 +105,17 @@ def classify(
     data_dir: DataDir = "",
     overwrite: Annotated[bool, Param("replace the files in the output folder")] = False,
     reporter: Reporter | None = None,
-) -> dict[str, Any]:
+) -> Classification:
     """Label all images from a few labels, and estimate the accuracy (in percent).
 
     `labels`: a CSV, or "folders" where subfolders are classes; files are named relative to `source` (by default what
-    the run was trained on) or to the current directory, or by absolute paths. `new_images`: a folder for the classifier
-    just made, or made earlier. `suggest`: how many images to suggest for labelling, with or without labels. All files
-    go to `out`, by default RUN/classifier.
+    the run was trained on) or to the current directory, or by absolute paths. In Python also a mapping of names to
+    labels, a DataFrame with the columns file and label, one label per image (None: no label), or "data" for the labels
+    that come with the images. `new_images`: a folder for the classifier just made, or made earlier. `source` and
+    `new_images` may be images in memory (docs/data.md). `suggest`: how many images to suggest for labelling, with or
+    without labels. All files go to `out`, by default RUN/classifier.
+
+    Returns the results as a dictionary; its method `predict` labels other images.
 
     If raw pixels or the network before training are clearly better on these labels, they are used instead of the run.
 
@@ -96,11 +134,11 @@ def classify(
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
-    images = run.images(source, str(data_dir)) if str(labels) or suggest else None
-    others = run.images(new_images, str(data_dir)) if str(new_images) else None
-    listed = files.read_labels(labels, images) if images is not None and str(labels) else {}
+    images = run.images(source, str(data_dir)) if is_given(labels) or suggest else None
+    others = run.images(new_images, str(data_dir)) if is_given(new_images) else None
+    listed = files.read_labels(labels, images) if images is not None and is_given(labels) else {}
     features = all_features(run, load(run, device, reporter=reporter), reporter)
-    results: dict[str, Any] = {"run": str(run.path), "seed": seed, "files": {}}
+    results = Classification({"run": str(run.path), "seed": seed, "files": {}})
     if images is not None:
         embeddings, trained = features[RUN_FEATURES].embed(images), None
         given = files.readable_labels(labels, listed, embeddings, reporter) if listed else {}
@@ -111,16 +149,19 @@ def classify(
             embeddings, trained, found = _train(features, images, embeddings, given, options, reporter)
             results |= found
             results["advice"] = advise(results, run_data.read_files(run).verdict.state, run.config.data)
+            results.fitted = trained.classifier, features[results["features"]]
             results["files"] |= _save(folder, features[results["features"]], embeddings, given, trained)
         if suggest:
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
-            template = files.write_suggestions(folder, results["suggested"], given, labels, suggested_before)
+            written = labels if isinstance(labels, str | Path) else ""
+            template = files.write_suggestions(folder, results["suggested"], given, written, suggested_before)
             command = f"{run.command_line('classify')} {template.name}"
             html = page.render(images, results["suggested"], given, template.name, command)
             write_atomically(template.with_suffix(".html"), html)
             results["files"] |= {"suggestions": str(template), "page": str(template.with_suffix(".html"))}
     if others is not None:
         classifier, used = files.load_classifier(files.find_classifier(folder, run), features)
+        results.fitted = classifier, used
         embeddings = used.embed(others)
         probabilities = classifier.predict_proba(embeddings.vectors)
         path = folder / files.predictions_name(new_images)
@@ -156,30 +197,30 @@ def _train(
 
 def _check_arguments(
     run: Run,
-    labels: str | Path,
-    source: str | Path,
-    new_images: str | Path,
+    labels: Any,
+    source: Any,
+    new_images: Any,
     suggest: int,
     folder: Path,
 ) -> None:
     """UserError for what is wrong before any work is done."""
-    if not (str(labels) or str(new_images) or suggest):
+    if not (is_given(labels) or is_given(new_images) or suggest):
         raise UserError(
             f"nothing to do: give labels (a CSV of file,label), {setting('suggest', 'COUNT')} (images to label), "
             f"or {setting('new_images', 'FOLDER')} (new images, for a classifier made before)"
         )
-    if str(new_images) and str(source) and not (str(labels) or suggest):
+    if is_given(new_images) and is_given(source) and not (is_given(labels) or suggest):
         alone = f"for new images, use {setting('new_images')} alone"
         raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
-    if str(labels) and Path(labels).expanduser().resolve() == (folder / files.PREDICTIONS).resolve():
+    if isinstance(labels, str | Path) and Path(labels).expanduser().resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
-    if str(new_images) and not str(labels):
+    if is_given(new_images) and not is_given(labels):
         files.find_classifier(folder, run)
 
 
-def _check_outputs(folder: Path, labels: str | Path, new_images: str | Path, overwrite: bool) -> None:
-    names = [files.CLASSIFIER, files.PREDICTIONS] if str(labels) else []
-    names += [files.predictions_name(new_images)] if str(new_images) else []
+def _check_outputs(folder: Path, labels: Any, new_images: Any, overwrite: bool) -> None:
+    names = [files.CLASSIFIER, files.PREDICTIONS] if is_given(labels) else []
+    names += [files.predictions_name(new_images)] if is_given(new_images) else []
     for name in names:
         check_free(folder / name, overwrite)
 

@@ -29,6 +29,7 @@ from mixnn.files import write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
+OWN_LABELS = "data"  # instead of a CSV file: the labels that come with the images
 CLASSIFIER = "classifier.npz"
 PREDICTIONS = "predictions.csv"
 SUGGESTIONS = "suggestions.csv"
@@ -49,15 +50,19 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{place} is not writable: use {setting('out', 'FOLDER')} for another folder")
 
 
-def read_labels(labels: str | Path, images: Images) -> dict[str, str]:
-    """File -> label, also for files that turn out to be unreadable."""
+def read_labels(labels: Any, images: Images) -> dict[str, str]:
+    """Name -> label, also for files that turn out to be unreadable."""
+    if isinstance(labels, str) and labels == OWN_LABELS:
+        if not images.labels:
+            raise UserError(f"{images.title} comes without labels: give a CSV of file,label")
+        return dict(images.labels)
+    if not isinstance(labels, str | Path):
+        return data_labels.from_values(labels, images.names)
     names = [*images.names, *(name for name, _ in images.skipped)]
     return data_labels.read_labels(labels, names, images.has_splits, images.path_of)
 
 
-def readable_labels(
-    labels: str | Path, given: dict[str, str], embeddings: Embeddings, reporter: Reporter
-) -> dict[str, str]:
+def readable_labels(labels: Any, given: dict[str, str], embeddings: Embeddings, reporter: Reporter) -> dict[str, str]:
     """The labels of images that have an embedding, with a warning for each of the others; there are two classes."""
     readable = {name: given[name] for name in embeddings.names if name in given}
     for name in sorted(given.keys() - readable.keys()):
@@ -65,7 +70,8 @@ def readable_labels(
     classes = sorted(set(readable.values()))
     if len(classes) < 2:
         problem = f"every label is {classes[0]!r}" if classes else "none of the labelled images can be read"
-        raise UserError(f"{labels}: {problem}, but a classifier needs two classes\nlabel images of another class too")
+        place = f"{labels}: " if isinstance(labels, str | Path) else ""
+        raise UserError(f"{place}{problem}, but a classifier needs two classes\nlabel images of another class too")
     return readable
 
 
@@ -86,8 +92,10 @@ def write_predictions(
     _write_csv(path, rows)
 
 
-def predictions_name(new_images: str | Path) -> str:
+def predictions_name(new_images: Any) -> str:
     """File name of the predictions for new images."""
+    if not isinstance(new_images, str | Path):
+        return "predictions-images.csv"
     path = Path(new_images).expanduser().resolve()
     return f"predictions-{path.stem if path.is_file() else path.name}.csv"
 

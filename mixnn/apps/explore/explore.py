@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import warnings
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from mixnn.apps.explore.server import SERVED_SIDE, Server
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, Source, UserError, setting, verb
 from mixnn.data import DATASETS
+from mixnn.data.dataset import is_given
 from mixnn.data.folder import natural_key
 from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
@@ -117,25 +118,27 @@ def _check_options(out: Path | None, serve: bool, thumb: int) -> None:
         raise UserError(f"{setting('thumb', thumb)}: use {side}")
 
 
-def _labels(run: Run, source: str | Path | Sequence[str | Path], labels: str | Path, images: Images) -> dict[str, str]:
+def _labels(run: Run, source: Any, labels: str | Path, images: Images) -> dict[str, str]:
     """Name -> label, for the images that have one."""
-    data = source or run.config.data
+    data = source if is_given(source) else run.config.data
     labels = str(labels) or (run.config.labels if _is_training_data(run, source) else "")
     if labels == "none":
         return {}
     if not labels:
-        return images.labels
+        return dict(images.labels)
     if labels == FOLDERS and images.labels:
-        raise UserError(f"{data} has its own labels: leave out {setting('labels')}, or give a CSV of file,label")
+        raise UserError(
+            f"{images.title} has its own labels: leave out {setting('labels')}, or give a CSV of file,label"
+        )
     if labels == FOLDERS and (not isinstance(data, str | Path) or not Path(data).expanduser().is_dir()):
         raise UserError(f"{setting('labels', 'folders')} needs a folder of images: give a CSV of file,label instead")
     return read_labels(labels, images.names, images.has_splits, images.path_of)
 
 
-def _is_training_data(run: Run, source: str | Path | Sequence[str | Path]) -> bool:
+def _is_training_data(run: Run, source: Any) -> bool:
     """Whether a source is what the run was trained on. If that folder is gone, the source is where it was moved to."""
-    if not source or not isinstance(source, str | Path):
-        return not source
+    if not is_given(source) or not isinstance(source, str | Path):
+        return not is_given(source)
     given, own = (Path(path).expanduser().absolute() for path in (source, run.config.data))
     return given == own or (given.is_dir() and run.config.data not in DATASETS and not own.exists())
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from mixnn.apps.thumbnails import Encoded, preview
 from mixnn.apps.webpage import head
 from mixnn.data.folder import printable
-from mixnn.data.images import Images, list_files
+from mixnn.data.images import Images
 from mixnn.progress import plural, shown
 
 SCALE = {  # by whether the vectors are centered
@@ -115,8 +114,8 @@ def _duplicate_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def page(result: dict[str, Any], images: Images, query_paths: list[Path | None]) -> str:
-    """The HTML page. A query without a path is an image of the source."""
+def page(result: dict[str, Any], images: Images, queries: list[Images | None]) -> str:
+    """The HTML page. A query without a picture of its own is an image of the source."""
     title = {"nearest": "Nearest images", "duplicates": "Near-duplicates", "outliers": "Outliers"}[result["kind"]]
     where = f"Run {result['run']}, images of {printable(images.short_title)}."
     if result["skipped"]:
@@ -125,13 +124,13 @@ def page(result: dict[str, Any], images: Images, query_paths: list[Path | None])
         [
             head(title, STYLE),
             f"<h1>{title}</h1>\n{_paragraphs([*summary(result), where])}",
-            *_sections(result, images, query_paths),
+            *_sections(result, images, queries),
             "</html>",
         ]
     )
 
 
-def _sections(result: dict[str, Any], images: Images, query_paths: list[Path | None]) -> Iterable[str]:
+def _sections(result: dict[str, Any], images: Images, queries: list[Images | None]) -> Iterable[str]:
     kind, left = result["kind"], MAX_TILES
     if kind == "outliers":
         rows = result["outliers"]
@@ -145,7 +144,7 @@ def _sections(result: dict[str, Any], images: Images, query_paths: list[Path | N
             yield _more(len(parts) - number, "queries" if kind == "nearest" else "groups")
             return
         if kind == "nearest":
-            heading, tiles = f"Nearest to {_name(part['query'])}", _hits(part, query_paths[number], images, left)
+            heading, tiles = f"Nearest to {_name(part['query'])}", _hits(part, queries[number], images, left)
         else:
             heading, tiles = titles[number].capitalize(), _copies(part[:MAX_IN_GROUP], images)
         left -= len(tiles)
@@ -153,8 +152,8 @@ def _sections(result: dict[str, Any], images: Images, query_paths: list[Path | N
         yield _more(len(part) - MAX_IN_GROUP, "images of this group") if kind == "duplicates" else ""
 
 
-def _hits(row: dict[str, Any], path: Path | None, images: Images, left: int) -> list[str]:
-    query = thumbnail(images, row["query"]) if path is None else thumbnail(list_files([path]), str(path))
+def _hits(row: dict[str, Any], picture: Images | None, images: Images, left: int) -> list[str]:
+    query = thumbnail(images, row["query"]) if picture is None else thumbnail(picture, picture.names[0])
     return [
         _tile(query, "<b>query</b>", "main"),
         *(_image(hit, "similarity", images) for hit in row["nearest"][:left]),

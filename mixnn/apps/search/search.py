@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from PIL import Image
 
 from mixnn.apps.embed import collect, load
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
+from mixnn.data import open_images
+from mixnn.data.dataset import is_given
 from mixnn.data.folder import EXTENSIONS, list_images, printable
-from mixnn.data.images import ImageFiles, Images
+from mixnn.data.images import ImageFiles, Images, list_files
 from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -26,7 +29,7 @@ from mixnn.runs.start import open_run
 
 __all__ = ["search"]
 
-Query = str | Path | Sequence[str | Path]
+Query = str | Path | Sequence[str | Path] | Any
 
 FORMATS = ("terminal", "json", "html")
 TOPK = 10
@@ -39,7 +42,7 @@ class QueryImage:
     """One image to search for."""
 
     name: str  # as the user gave it
-    path: Path | None  # None for an image of a named data set
+    picture: Images | None  # this image alone; None for an image of the source that is not a file
     rows: list[int]  # its own positions among the vectors searched; empty if it is not there
     from_folder: bool = False  # found in a folder that was given, so it may be left out if it cannot be read
 
@@ -50,7 +53,7 @@ def search(
     query: Annotated[Query, Param("images to look for: files, a folder of them, or names in the source")] = "",
     *,
     source: Annotated[
-        str | Path | Sequence[str | Path],
+        str | Path | Sequence[str | Path] | Any,
         Param(
             "where to search: other images, or where the run's own are now, if their folder was moved [the run's data]",
             metavar="FOLDER",
@@ -88,9 +91,10 @@ def search(
     of their vectors, less the mean vector of the source; for fewer than 20 images, the plain cosine.)
 
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
-    image itself. Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more, and
-    `outliers` the `topk` images least similar to their neighbors. Prints the result as text or JSON, or writes it to
-    `out`; a web page goes to the run folder by default. Returns the result as plain values.
+    image itself. In Python, query and source may also be images in memory (docs/data.md). Instead of a query,
+    `duplicates` finds groups of images whose similarity is `threshold` or more, and `outliers` the `topk` images least
+    similar to their neighbors. Prints the result as text or JSON, or writes it to `out`; a web page goes to the run
+    folder by default. Returns the result as plain values.
 
     Examples:
         mixnn search runs/photos cat.jpg
@@ -103,7 +107,8 @@ def search(
     reporter = reporter or Reporter()
     run = open_run(run, reporter)
     images = run.images(source, str(data_dir))
-    if kind == "nearest":
+    query = [query] if isinstance(query, Image.Image) else query
+    if kind == "nearest" and _is_paths(query):
         check_query(query, images.position)  # find a typo before an hour of embedding
     to_file = str(out) or output == "html"
     target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
@@ -125,7 +130,7 @@ def search(
     about["centered"] = bool(mean.any())
     result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
     if output == "html":
-        text = render.page(result, images, [query.path for query in queries])
+        text = render.page(result, images, [query.picture for query in queries])
     else:
         text = json.dumps(result, indent=1) if output == "json" else render.terminal(result)
     if target:
@@ -135,7 +140,7 @@ def search(
 
 
 def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
-    has_query = isinstance(query, Path) or len(query) > 0
+    has_query = is_given(query) and not (isinstance(query, list | tuple) and not query)
     kinds = [k for k, on in (("nearest", has_query), ("duplicates", duplicates), ("outliers", outliers)) if on]
     if len(kinds) != 1:
         others = f"{setting('duplicates', True)}, {setting('outliers', True)}"
@@ -155,6 +160,12 @@ def _check_options(kind: str, threshold: float | None, method: str, topk: int | 
         raise UserError(f"{all_groups}: leave out {setting('topk')}, or raise {setting('threshold')} for fewer")
 
 
+def _is_paths(query: Query) -> bool:
+    """The query is given by files, folders or names, not by images in memory."""
+    several = query if isinstance(query, list | tuple) else [query]
+    return all(isinstance(part, str | Path) for part in several)
+
+
 def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
     """The parts of a query; UserError unless each is a file, a folder, or one of the names."""
     parts = [query] if isinstance(query, str | Path) else list(query)
@@ -172,6 +183,9 @@ def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
 
 def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryImage]:
     """All images that a query means. `names` are those of the vectors searched, in order."""
+    if not _is_paths(query):
+        given = open_images(query)
+        return [QueryImage(f"query {name}", given.rows([i]), []) for i, name in enumerate(given.names)]
     row_of = {name: i for i, name in enumerate(names)}
     path_of = dict(zip(images.names, images.paths, strict=False))  # empty for a named data set
     rows_of = defaultdict(list)
@@ -187,11 +201,15 @@ def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryIm
                 raise UserError(
                     f"no images in {path}\ngive a folder with files that end in {' '.join(sorted(EXTENSIONS))}"
                 )
-            found += [QueryImage(printable(str(f)), f, rows_of.get(_file_id(f), []), from_folder=True) for f in inside]
+            found += [
+                QueryImage(printable(str(f)), list_files([f]), rows_of.get(_file_id(f), []), from_folder=True)
+                for f in inside
+            ]
         elif path.exists():
-            found.append(QueryImage(printable(str(part)), path, rows_of.get(_file_id(path), [])))
+            found.append(QueryImage(printable(str(part)), list_files([path]), rows_of.get(_file_id(path), [])))
         else:
-            found.append(QueryImage(str(part), path_of.get(str(part)), [row_of[str(part)]]))
+            file = path_of.get(str(part))
+            found.append(QueryImage(str(part), list_files([file]) if file else None, [row_of[str(part)]]))
     return found
 
 
@@ -210,12 +228,17 @@ def encode_queries(
     A file that cannot be read is an error if the user gave it, and skipped with a warning if it was in a folder.
     """
     vectors = {i: bank_MF[query.rows[0]] for i, query in enumerate(queries) if query.rows}
-    paths = {i: query.path for i, query in enumerate(queries) if query.path and not query.rows}
-    if paths:
-        files = ImageFiles("", [str(i) for i in paths], paths=list(paths.values()))
-        for numbers, found, skipped in load(run, device, reporter=reporter).encode(files):
-            vectors |= zip(map(int, numbers), center_rows(normalize_rows(found), mean_F), strict=True)
-            for query, why in ((queries[int(i)], why) for i, why in skipped):
+    new = {i: query.picture for i, query in enumerate(queries) if query.picture and not query.rows}
+    files = {i: picture.paths[0] for i, picture in new.items() if picture.paths}
+    groups: list[tuple[list[int], Images]] = [([i], picture) for i, picture in new.items() if i not in files]
+    groups += [([*files], ImageFiles("", [str(i) for i in files], paths=[*files.values()]))] if files else []
+    encoder = load(run, device, reporter=reporter) if groups else None
+    for numbers, group in groups:
+        assert encoder is not None
+        number = dict(zip(group.names, numbers, strict=True))
+        for names, found, skipped in encoder.encode(group):
+            vectors |= zip((number[n] for n in names), center_rows(normalize_rows(found), mean_F), strict=True)
+            for query, why in ((queries[number[name]], why) for name, why in skipped):
                 if not query.from_folder:
                     raise UserError(f"cannot read {query.name}: {why}")
                 reporter.warn(f"skipped {query.name}: {why}")
