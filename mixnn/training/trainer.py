@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.augment import VIEWS, View
 from mixnn.config import Config, Interrupted, UserError, parse_duration, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
+from mixnn.nn.backbone import Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.processes import is_main_process
@@ -33,9 +33,10 @@ from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, trained_share
-from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
+from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, TimePlan, learning_rate
 from mixnn.training.step import Step
+from mixnn.training.views import configured_views
 
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
 FIRST_SAVE, SAVE_EVERY = 60.0, 600.0  # seconds to a run's first checkpoint, and between two, even within an epoch
@@ -48,7 +49,8 @@ class Trainer:
     """Builds the parts of a run and trains them.
 
     All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. A time budget counts
-    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take.
+    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network` is a
+    backbone that the user handed in.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Trainer:
         started: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         ending: float = 0.0,
+        network: Network | None = None,
     ) -> None:
         self.config, self.reporter, self.clock = config, reporter, clock
         self.plan: TimePlan | None = None
@@ -90,7 +93,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
-            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()))
+            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()), network)
             self.method = methods.build(config.method, backbone, config.options, **facts)
         if config.batch_norm == "frozen":
             for backbone in self._backbones():
@@ -99,10 +102,16 @@ class Trainer:
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         dist.set_data_parallel(self.method, self.group)
-        parameters = [p for p in self.method.parameters() if p.requires_grad]
-        self.optimizer = OPTIMIZERS[config.optimizer](parameters, config)
-        fastest = "captured" if device.type == "cuda" and dist.size() == 1 else "eager"
+        self.optimizer = make_optimizer(self.method.named_parameters(), config)
+        self.optimizer_state = OptimizerState(self.optimizer)
+        may_capture = device.type == "cuda" and can_be_captured(self.optimizer)
+        fastest = "captured" if may_capture and dist.size() == 1 else "eager"
         self.mode = fastest if config.mode == "auto" else config.mode
+        if self.mode != "eager" and device.type == "cuda" and not may_capture:
+            raise UserError(
+                f"a step with the optimizer {config.optimizer} cannot be captured, because it has state or a learning "
+                f"rate outside tensors: use {setting('mode', 'eager')}"
+            )
         if self.mode != "eager":
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
@@ -157,12 +166,14 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
-        tensors |= optimizer_tensors(self.optimizer)
+        optimizer_tensors, optimizer_values = self.optimizer_state.save()
+        tensors |= optimizer_tensors
         tensors |= {f"{KEPT}{name}": t for name, t in self.encoder_weights().items()}
         tensors |= self.layout.tensors() if self.layout else {}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
+        state["optimizer"] = optimizer_values
         return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -186,8 +197,7 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
-        for name, tensor in optimizer_tensors(self.optimizer).items():
-            tensor.copy_(tensors[name])
+        self.optimizer_state.load(tensors, state.get("optimizer"))
         self.order = tensors["order"].to(self.order.device)
         self.image_order = self.order.to(self.images.images.device)
         if state["device"] == self.order.device.type:
@@ -473,12 +483,6 @@ class Trainer:
             return self.done / self.steps_per_epoch, _progress_note(values)
         seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())
         return seconds, f"s  epoch {self.epoch:g}  {_progress_note(values)}"
-
-
-def configured_views(config: Config, mirror: bool, kinds: tuple[str, ...]) -> list[View]:
-    """The augmentation of each view. Nothing is flipped if a mirrored image would mean something else."""
-    area, flips = (config.crop_area, 1.0), {"weak": config.weak_flip}
-    return [VIEWS[kind](config.image_size, area=area, flip=flips.get(kind, 0.5) * mirror) for kind in kinds]
 
 
 def _progress_note(values: dict[str, Any]) -> str:

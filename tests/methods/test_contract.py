@@ -557,7 +557,7 @@ def test_defaults_are_the_authors(name):
         ("mnn", {"topk": 2.5}, ["topk=2.5", "a whole number"]),
         ("mnn", {"topk": "five"}, ["topk='five'", "topk takes"]),
         ("mnn", {"topk": -1}, ["at least 0"]),
-        ("mnn", {"topk": 9, "support_size": 8}, ["topk=9 exceeds support_size=8", "options={'topk': 8}"]),
+        ("mnn", {"topk": 9, "support_size": 8}, ["topk=9 exceeds support_size=8", "use topk=8 or less"]),
         ("msf", {"topk": 5000}, ["topk=5000 exceeds support_size=4096"]),
         ("byol", {"momentum": 1.01}, ["momentum=1.01", "from 0 to 1"]),
         ("byol", {"symmetric": "maybe"}, ["symmetric takes true or false"]),
