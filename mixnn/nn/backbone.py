@@ -90,7 +90,8 @@ def name_backbone(backbone: Any) -> tuple[str, Network | None]:
         module = getattr(backbone, "__module__", "__main__")
         if module == "__main__" or getattr(sys.modules.get(module), place, None) is not backbone:  # cannot be imported
             return f"{OBJECT}{place}", backbone
-        BACKBONES.add(f"{module}:{place}", backbone, origin_of(module, getattr(sys.modules[module], "__file__", None)))
+        factory: Any = backbone
+        BACKBONES.add(f"{module}:{place}", factory, origin_of(module, getattr(sys.modules[module], "__file__", None)))
         return f"{module}:{place}", None
     if not isinstance(backbone, str | Path):
         got = type(backbone).__name__
