@@ -231,6 +231,21 @@ def test_a_network_that_cannot_become_a_program_is_refused_with_another_format(t
         mixnn.export(run, output="pt2", reporter=QUIET)
 
 
+def test_a_network_whose_step_cannot_be_captured_is_refused_with_another_mode(tmp_path: Path, monkeypatch):
+    """On a GPU, a network that reads a tensor on the host cannot be captured; here the step itself refuses."""
+
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr("mixnn.training.trainer.Step", refuse)
+    given = {"out": tmp_path / "run", "reporter": QUIET, "mode": "compiled", **SMALL}
+    with pytest.raises(mixnn.UserError, match=r"object:Net cannot be compiled: operation .*\nuse mode='eager'"):
+        mixnn.pretrain("digits", backbone=Net(), **given)
+    with pytest.raises(RuntimeError, match="operation not permitted") as caught:
+        mixnn.pretrain("digits", **given)
+    assert not isinstance(caught.value, mixnn.UserError)
+
+
 # Code of the user on the command line
 
 

@@ -20,7 +20,7 @@ from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
-from mixnn.nn.backbone import Network
+from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.processes import is_main_process
@@ -115,9 +115,18 @@ class Trainer:
         if self.mode != "eager":
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
-        self.step = Step(
-            self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
-        )
+        try:
+            self.step = Step(
+                self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
+            )
+        except RuntimeError as error:
+            if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"a step with the backbone {config.backbone} cannot be {self.mode}: {reason}\n"
+                f"use {setting('mode', 'eager')}, or take what depends on values of tensors out of the network"
+            ) from error
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS_SEED)
         self.order = torch.arange(len(images), device=device)
         self.image_order = self.order  # the same on the device of the images, which may be the host

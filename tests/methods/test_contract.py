@@ -636,7 +636,7 @@ def losses_of_steps(name, num_steps=20, **options):
     flips = (0.5, 0.9, 0.9)[: len(method.views)]
     views = [View(SIZE, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=flip) for flip in flips]
     parameters = [p for p in method.parameters() if p.requires_grad]
-    step = Step(method, images, views, B, sgd(parameters, momentum=0.9, weight_decay=5e-4))
+    step = Step(method, images, views, B, sgd([{"params": parameters, "weight_decay": 5e-4}], momentum=0.9))
     step.mean, step.std = step.mean.double(), step.std.double()  # and so the views
     losses = []
     for i in range(num_steps):
