@@ -182,7 +182,12 @@ def _failure(error: Exception) -> str:
 
 
 def origin_of(module: str, file: str | None) -> str:
-    """What `import_code` takes to import a module again: the file of a module of its own, else the dotted name."""
+    """What `import_code` takes to import a module again: the file of a module of its own, else the dotted name.
+
+    "" for code that was typed into an interpreter or a notebook.
+    """
+    if module == "__main__" and not file:
+        return ""
     if file and "." not in module and Path(file).name != "__init__.py":
         return str(Path(file).absolute())
     return module

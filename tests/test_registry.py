@@ -167,7 +167,8 @@ def test_a_run_with_a_module_needs_it_again_and_says_how(tmp_path: Path):
     assert torch.equal(mixnn.load(Run.open(run.path, backbone=Net()))(IMAGES), want)
 
 
-def test_a_run_with_a_module_resumes_exactly(tmp_path: Path):
+@pytest.mark.parametrize("again", [Net(), Net, lambda: Net()], ids=["module", "class", "function"])
+def test_a_run_with_a_module_resumes_exactly(tmp_path: Path, again):
     network = Net()
     whole, broken = (
         mixnn.pretrain("digits", backbone=network, out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
@@ -175,7 +176,9 @@ def test_a_run_with_a_module_resumes_exactly(tmp_path: Path):
     max((broken.path / "checkpoints").iterdir()).unlink()
     with pytest.raises(mixnn.UserError, match="pass it again"):
         mixnn.pretrain(resume=broken.path, reporter=QUIET)
-    mixnn.pretrain(resume=broken.path, backbone=Net(), reporter=QUIET)
+    with pytest.raises(mixnn.UserError, match="takes its settings from the run folder"):
+        mixnn.pretrain(resume=broken.path, backbone="resnet8", reporter=QUIET)
+    mixnn.pretrain(resume=broken.path, backbone=again, reporter=QUIET)
     want, got = whole.load_checkpoint(pytest.fail)[0], broken.load_checkpoint(pytest.fail)[0]
     assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
 
@@ -396,7 +399,7 @@ def test_registering_again_replaces_what_the_same_file_registered(monkeypatch: p
         ("__main__", "/a/train.py", "/a/train.py"),
         ("package.module", "/a/package/module.py", "package.module"),
         ("package", "/a/package/__init__.py", "package"),
-        ("__main__", None, "__main__"),
+        ("__main__", None, ""),
     ],
 )
 def test_the_origin_of_a_module_is_what_can_be_imported_again(module, file, origin):

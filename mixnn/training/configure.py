@@ -75,7 +75,7 @@ def configure(
 def split_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the run and options of its method, which a caller in Python gives side by side."""
     method = str(settings.get("method", "mnn"))
-    known, own = {f.name for f in fields(methods.find(method).Options)}, {f.name for f in fields(Config)}
+    known, own = {f.name for f in fields(methods.find(method).Options)}, set(fields_of(Config))
     for name in settings:
         if name not in own | known:
             raise unknown(f"setting or option of {method}", name, [*sorted(known), *fields_of(Config)])

@@ -83,9 +83,9 @@ def pretrain(
         mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
-    network = None
-    if "backbone" in settings:
-        settings["backbone"], network = name_backbone(settings["backbone"])
+    network, handed_in = None, settings.get("backbone")
+    if handed_in is not None:
+        settings["backbone"], network = name_backbone(handed_in)
     start = clock() if started is None else started
     timing: dict[str, Any] = {"started": start, "clock": clock, "ending": EXIT_SHARE * (clock() - start)}
     if isinstance(settings.get("time_budget"), int | float):
@@ -94,6 +94,8 @@ def pretrain(
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     if resume:
         run = resume if isinstance(resume, Run) else Run.open(resume)
+        if handed_in is not None and not isinstance(handed_in, str | Path):
+            network = handed_in  # whatever its name is here
         if network is not None or settings.get("backbone") == run.config.backbone:
             settings.pop("backbone", None)  # given once more, so that it can be built again
         others = options or views or out or overwrite
@@ -103,7 +105,7 @@ def pretrain(
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
                 f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )
-        run = Run.open(run.path, network or run.network)
+        run = Run.open(run.path, run.network if network is None else network)
         with _lock(run.path), run.naming_imports():
             return _resume(run, settings, timing, reporter)
     settings, options = split_options(settings, options or {})
@@ -113,7 +115,8 @@ def pretrain(
         settings["augmentation"], size = view_changes(views)
         if size and int(settings.setdefault("image_size", size)) != size:
             raise UserError(f"the views have {size} pixels: leave out {setting('image_size', settings['image_size'])}")
-    given = sorted({*settings, *options})  # what the user chose; the report tells it from the rest
+    given = {*settings, *options} - {"augmentation"}  # what the user chose; the report tells it from the rest
+    given |= {f"{view}.{part}" for view, parts in settings.get("augmentation", {}).items() for part in parts}
     if isinstance(data, str) and not data:
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings)
@@ -148,7 +151,7 @@ def pretrain(
     with _lock(path):
         startup = round(clock() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
-        about |= {"processes": dist.size(), "startup_s": startup, "given": given}
+        about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
         run = replace(_write_run(path, config, command, about), network=network)
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"

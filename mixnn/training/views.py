@@ -69,6 +69,7 @@ def configured_views(config: Config, mirror: bool, kinds: Sequence[str]) -> list
     for name in config.augmentation:
         if name not in valid:
             raise unknown("view of the method", name, valid)
+    view_changes(config.augmentation)  # checks them: config.yaml may have been edited
     views = [_configured_view(config, kind, str(i)) for i, kind in enumerate(kinds, 1)]
     return views if mirror else [replace(view, flip=0.0) for view in views]
 

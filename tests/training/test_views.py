@@ -82,6 +82,13 @@ def test_a_wrong_view_is_refused_with_what_is_valid(given, message):
         views_of(given)
 
 
+def test_an_edited_run_folder_is_refused(tmp_path: Path):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    run.update_config(augmentation={"strong": {"blur": 3}})
+    with pytest.raises(UserError, match=r"blur=3\.0 is a probability"):
+        mixnn.pretrain(resume=run.path, epochs=1, reporter=QUIET)
+
+
 def test_too_few_views_are_refused_before_a_folder_is_made(tmp_path: Path):
     with pytest.raises(UserError, match=r"mnn has 2 views \(strong, weak\), not 1"):
         mixnn.pretrain("digits", views=["strong"], out=tmp_path / "run", reporter=QUIET, **SMALL)
@@ -102,6 +109,7 @@ def test_views_are_stored_used_and_resumed_exactly(tmp_path: Path, monkeypatch: 
     assert Run.open(whole.path).config.augmentation["1"]["hue"] == 0.3
     max((broken.path / "checkpoints").iterdir()).unlink()
     mixnn.pretrain(resume=broken.path, reporter=QUIET)
+    assert {"1.hue", "2.kind", "epochs"} <= set(whole.environment()["given"])
     assert used[0] == used[1] == used[2]
     assert used[2][0] == replace(own, flip=0.0)  # digits are not mirrored
     assert used[2][1].size == 10
