@@ -1,8 +1,9 @@
 """mixnn: self-supervised learning of images from nearest neighbors.
 
 Every command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Its parts are modules for
-training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn and mixnn.data. Names are looked up
-when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
+training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn and mixnn.data. The registries, to
+which code of yours can add, are METHODS, BACKBONES, DATASETS, VIEWS, PROTOCOLS and OPTIMIZERS. Names are looked up when
+first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
 from __future__ import annotations
@@ -20,22 +21,36 @@ if TYPE_CHECKING:
     from mixnn.apps.export import export as export
     from mixnn.apps.report.report import report as report
     from mixnn.apps.search.search import search as search
+    from mixnn.augment import VIEWS as VIEWS
+    from mixnn.augment import View as View
     from mixnn.config import Config as Config
     from mixnn.config import UserError as UserError
+    from mixnn.data import DATASETS as DATASETS
+    from mixnn.evaluation.evaluate import PROTOCOLS as PROTOCOLS
     from mixnn.evaluation.evaluate import evaluate as evaluate
+    from mixnn.methods import METHODS as METHODS
+    from mixnn.nn.backbone import BACKBONES as BACKBONES
     from mixnn.paper.bench import bench as bench
     from mixnn.paper.figures import figures as figures
     from mixnn.paper.reproduce import reproduce as reproduce
     from mixnn.runs import Run as Run
     from mixnn.runs.encoder import load as load
     from mixnn.training.diagnose import diagnose as diagnose
+    from mixnn.training.optimizers import OPTIMIZERS as OPTIMIZERS
     from mixnn.training.pretrain import pretrain as pretrain
 
 _OTHERS = {
     "Config": "mixnn.config:Config",
     "UserError": "mixnn.config:UserError",
     "Run": "mixnn.runs:Run",
+    "View": "mixnn.augment:View",
     "load": "mixnn.runs.encoder:load",
+    "BACKBONES": "mixnn.nn.backbone:BACKBONES",
+    "DATASETS": "mixnn.data:DATASETS",
+    "METHODS": "mixnn.methods:METHODS",
+    "OPTIMIZERS": "mixnn.training.optimizers:OPTIMIZERS",
+    "PROTOCOLS": "mixnn.evaluation.evaluate:PROTOCOLS",
+    "VIEWS": "mixnn.augment:VIEWS",
 }
 _MODULES = ("augment", "data", "functional", "methods", "nn")  # data and methods are commands too, which list them
 

@@ -23,6 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mixnn.config import UserError
+from mixnn.registry import Registry
+
 NUM_ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often, then takes the centre
 Planes = tuple[Tensor, ...]  # red, green, blue, each (B, H, W)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the color jitter's operations
@@ -33,6 +36,10 @@ class View:
     """How to make a view of size x size pixels.
 
     `flip`, `jitter`, `gray` and `blur` are probabilities; a stage with probability 0 costs nothing, not even draws.
+    The strengths of color jitter are `brightness`, `contrast`, `saturation` and `hue`, that of blur is `sigma`, in
+    pixels. `area` is the share of the image that a crop covers, `ratio` its width by its height.
+
+    Example: View(size=32, area=(0.2, 1), jitter=0.8, hue=0.2)
     """
 
     size: int
@@ -50,16 +57,16 @@ class View:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"size={self.size} must be at least 1")
+            raise UserError(f"size={self.size} must be at least 1")
         for name in ("flip", "jitter", "gray", "blur"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is a probability: give a number from 0 to 1")
+                raise UserError(f"{name}={getattr(self, name)} is a probability: give a number from 0 to 1")
         for name, high in (("area", 1.0), ("ratio", 100.0), ("sigma", 100.0)):
             a, b = getattr(self, name)
             if not 0 < a <= b <= high:
-                raise ValueError(f"{name}={(a, b)} must be (low, high) with 0 < low <= high <= {high:g}")
+                raise UserError(f"{name}={(a, b)} must be (low, high) with 0 < low <= high <= {high:g}")
         if min(self.brightness, self.contrast, self.saturation) < 0 or not 0 <= self.hue <= 0.5:
-            raise ValueError("brightness, contrast and saturation must not be negative, hue must lie between 0 and 0.5")
+            raise UserError("brightness, contrast and saturation must not be negative, hue must lie between 0 and 0.5")
 
     @property
     def draws(self) -> tuple[int, int, int, int, int]:
@@ -82,8 +89,13 @@ def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)
     return View(size, area=area, flip=flip)
 
 
-# Registry: name -> factory(size, area=, flip=). A method names its views; methods/contract.py has the usual pairs.
-VIEWS: dict[str, Callable[..., View]] = {"strong": strong, "weak": weak, "plain": partial(weak, flip=0.5)}
+VIEWS: Registry[View | Callable[..., View]] = Registry(
+    "view", "views", {"strong": strong, "weak": weak, "plain": partial(weak, flip=0.5)}
+)
+"""Registry: name -> View, or function of its size. A method names its views, and a run can change or replace each.
+
+A function also gets area= and flip= from the settings of the run, if it has such parameters.
+"""
 
 
 def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:

@@ -56,11 +56,9 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
 Spelling = Callable[[str, Any, bool], str]  # (name, value or None, whether it is an option of the method)
 
 
-def in_python(name: str, value: Any, of_method: bool) -> str:
-    """batch_size=64; options={'topk': 5}; the name alone where there is no value."""
+def in_python(name: str, value: Any, of_method: bool = False) -> str:  # noqa: ARG001
+    """batch_size=64 or topk=5; the name alone if there is no value. Options of a method are arguments like others."""
     text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
-    if of_method:
-        return f"options={{{name!r}: {'...' if value is None else text}}}"
     return name if value is None else f"{name}={text}"
 
 
@@ -88,7 +86,7 @@ def setting(name: str, value: Any = None) -> str:
 
 
 def method_option(name: str, value: Any = None) -> str:
-    """The same for an option of the method: options={'topk': 5} in Python, --set topk=5 on the command line."""
+    """The same for an option of the method: topk=5 in Python, --set topk=5 on the command line."""
     return _spelling.get()(name, value, True)
 
 
@@ -293,7 +291,7 @@ class Checked:
     @staticmethod
     def spell(name: str, value: Any) -> str:
         """How messages name a field and its value."""
-        return in_python(name, value, False)
+        return in_python(name, value)
 
     def __post_init__(self) -> None:
         for name, field in fields_of(type(self)).items():  # type: ignore[arg-type]
@@ -369,11 +367,19 @@ class Config(Checked):
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
     weight_decay: float = option(
-        5e-4, "weight decay of all parameters, batch norm included", "paper, table of parameters", low=0
+        5e-4, "weight decay, of all parameters by default, batch norm included", "paper, table of parameters", low=0
     )
-    optimizer: str = option("sgd", "optimizer of the student: sgd or adamw", "paper, 4.1")
+    decayed: str = option(
+        "all",
+        "which parameters have weight decay: all, or weights, without biases and norms (always so with lars)",
+        "authors' code",
+        choices=("all", "weights"),
+    )
+    optimizer: str = option("sgd", "optimizer of the student: sgd, adamw or lars", "paper, 4.1")
     backbone: str = option(
-        "resnet18", "encoder f: resnet18, resnet34, resnet50, resnet8 or efficientnet_lite0 (for CPUs), or timm:NAME"
+        "resnet18",
+        "encoder f: resnet18, resnet34, resnet50, resnet8 or efficientnet_lite0 (for CPUs), timm:NAME, or your own: "
+        "MODULE:FUNCTION",
     )
     init_from: str = option(
         "",
@@ -451,8 +457,16 @@ class Config(Checked):
     )
     data_dir: str = option("", "where data sets are kept [$MIXNN_DATA or ~/.cache/mixnn/data]")
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # View (its kind, or its number from 1) -> what differs in it: {"strong": {"blur": 0.2}}, {"1": {"kind": "mild"}}.
+    augmentation: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    # Files and modules that the user imported and this run depends on. A record: nothing is imported because of it.
+    imports: list[str] = dataclasses.field(default_factory=list)
 
     def check(self) -> None:
+        if not (isinstance(self.augmentation, dict) and all(isinstance(v, dict) for v in self.augmentation.values())):
+            raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
+        if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):
+            raise UserError("imports is a list of files and modules")
         if self.time_budget:
             parse_duration(self.time_budget)
         if self.batch_size % self.bn_groups:

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from mixnn.methods import METHODS
 
-CODE, LINE = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "methods.md").read_text(), re.DOTALL
-)[:2]
+TEXT = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+CODE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0]
+NAME = "softmsf"
 
 
 def register() -> tuple[str, type]:
-    """The page's file as a module of its own, and the entry its line makes."""
-    place = Path(tempfile.mkdtemp()) / "softmsf.py"
+    """Runs the page's file, whose decorator registers the method; returns its name and class."""
+    place = Path(tempfile.mkdtemp()) / f"{NAME}.py"
     place.write_text(CODE)
-    spec = importlib.util.spec_from_file_location("mixnn.methods.softmsf", place)
+    spec = importlib.util.spec_from_file_location(NAME, place)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    METHODS.pop(NAME, None)
     spec.loader.exec_module(module)
-    ((name, cls),) = re.findall(r'"(\w+)": (\w+),', LINE)
-    return name, getattr(module, cls)
+    return NAME, METHODS[NAME]
 
 
 if "pytest" in sys.modules and "tests.own_method" in sys.argv:
-    METHODS.__setitem__(*register())
+    register()

@@ -13,6 +13,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, set
 from mixnn.data import configured_dataset
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.files import check_writable, write_atomically
-from mixnn.nn.backbone import TIMM
+from mixnn.nn.backbone import BUILT_IN, TIMM, Network
 from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter
@@ -45,7 +46,7 @@ BATCHES = (1, 3)  # batch sizes that a program is tested with; it is traced with
 # Settings on the card. A card is published, so each is listed here: none may reveal a folder of the user's machine.
 SETTINGS = (
     *("batch_size", "lr", "warmup_epochs", "sgd_momentum", "weight_decay", "bn_groups", "crop_area", "weak_flip"),
-    *("mirror", "precision", "seed"),
+    *("augmentation", "mirror", "precision", "seed"),
 )
 MAX_STARTS = 9  # runs on the card that started from each other
 PROGRAM = {
@@ -92,7 +93,16 @@ def export(
     tensors, state = run.load_checkpoint(reporter.warn)
     encoder = encoder_from_checkpoint(run, tensors, state)
     card = json.dumps(make_card(run, state, output, licence, reporter), indent=1)
-    content = WRITERS[output](encoder, card, opset, reporter)
+    try:
+        content = WRITERS[output](encoder, card, opset, reporter)
+    except UserError:
+        raise
+    except Exception as error:  # torch's exporters raise many kinds, for networks that they cannot trace
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{run.config.backbone} cannot be written as {output}: {reason}\n"
+            f"use {setting('output', 'safetensors')}, which holds the weights of any network"
+        ) from error
     write_atomically(out, content)
     write_atomically(card_file, (card + "\n").encode())
     reporter.info(
@@ -129,14 +139,12 @@ def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> byte
     import onnx
 
     sides = {0: "batch"} if encoder.layout is not None else {0: "batch", 2: "height", 3: "width"}
-    buffer: Any = io.BytesIO()  # accepted, though the annotations do not say so
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this exporter is the older one
-        torch.onnx.export(
-            encoder, (_noise(encoder, 2),), buffer, dynamo=False, opset_version=opset,
-            input_names=["images"], output_names=["features"], dynamic_axes={"images": sides, "features": {0: "batch"}},
-        )  # fmt: skip
-    model = onnx.load_from_string(buffer.getvalue())
+    try:
+        traced = _trace_onnx(encoder, opset, sides)
+    except torch.onnx.errors.OnnxExporterError:  # such as adaptive pooling to more than one pixel
+        traced = _trace_onnx(encoder, opset, {0: "batch"})
+        reporter.warn(f"the ONNX file takes images of {encoder.size} x {encoder.size} pixels only")
+    model = onnx.load_from_string(traced)
     onnx.helper.set_model_props(model, {CARD: card})
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
@@ -150,6 +158,17 @@ def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> byte
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     _compare(encoder, lambda u8: torch.from_numpy(session.run(None, {"images": u8.numpy()})[0]), "ONNX file", reporter)
     return content
+
+
+def _trace_onnx(encoder: Encoder, opset: int, sides: dict[int, str]) -> bytes:
+    buffer: Any = io.BytesIO()  # accepted, though the annotations do not say so
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # if it fails, it prints the graph
+        warnings.simplefilter("ignore")  # that this exporter is the older one
+        torch.onnx.export(
+            encoder, (_noise(encoder, 2),), buffer, dynamo=False, opset_version=opset,
+            input_names=["images"], output_names=["features"], dynamic_axes={"images": sides, "features": {0: "batch"}},
+        )  # fmt: skip
+    return buffer.getvalue()
 
 
 def to_pt2(encoder: Encoder, card: str, _opset: int, reporter: Reporter) -> bytes:
@@ -198,11 +217,12 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     trained_with = json.loads(environment_file.read_text()) if environment_file.exists() else {}
     here = environment(torch.device("cpu"))
     steps_per_epoch = max(1, state["data"]["images"] // c.batch_size)
-    method = {"name": c.method, "options": c.options, "paper": methods.find(c.method).about.paper}
+    known = methods.METHODS.get(c.method)  # one of the user's own may not be imported, and is not needed here
+    method = {"name": c.method, "options": c.options, "paper": known.about.paper if known else None}
     return {
         "card_version": CARD_VERSION,
         "file": {"form": form, **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM)},
-        "architecture": _architecture(c),
+        "architecture": _architecture(c, run.network),
         "preprocessing": _preprocessing(c, state["data"]),
         "start": _start(read_files(run), step),
         "method": method if step else None,
@@ -266,16 +286,16 @@ def _names(c: Config) -> str:
     return "torchvision's ResNet, without fc" if c.backbone in ARCHITECTURES else f"mixnn's {c.backbone}"
 
 
-def _architecture(c: Config) -> dict[str, Any]:
-    with torch.device("meta"):  # counts parameters without memory for them
-        backbone = make_backbone(c)
+def _architecture(c: Config, network: Network | None) -> dict[str, Any]:
+    with torch.device("meta") if c.backbone in BUILT_IN else nullcontext():  # no memory for weights that are not used
+        backbone = make_backbone(c, network)
     features = {"features": backbone.num_features, "parameters": sum(p.numel() for p in backbone.parameters())}
     if isinstance(backbone, EfficientNetLite0):
         fields = ("channels", "blocks", "kernel", "stride", "expansion")
         stages = [dict(zip(fields, stage, strict=True)) for stage in STAGES]
         return {"name": c.backbone, "stages": stages, "activation": "ReLU6", "batch_norm_eps": EPS, **features}
     if not isinstance(backbone, ResNet):
-        return {"name": c.backbone, **features}
+        return {"name": c.backbone, "image_size": c.image_size, **features}  # some networks are made for one size
     block, widths, depths = ARCHITECTURES[c.backbone]
     stem, pooled = backbone.conv1, isinstance(backbone.maxpool, torch.nn.MaxPool2d)
     return {

@@ -22,6 +22,7 @@ from typing import Any
 from mixnn.cli.parser import Command
 from mixnn.config import Interrupted, UserError, spelling, unknown
 from mixnn.processes import is_main_process, world_size
+from mixnn.registry import import_code
 
 atexit.register(gc.freeze)  # without it, Python looks through all objects of torch before it exits: half a second
 
@@ -82,6 +83,25 @@ def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return words[0], {} if words[0] in OPTIONS else command(words[0]).parse(words[1:])
 
 
+def take_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without --import and its values, and these values: that code runs before anything is looked up."""
+    rest: list[str] = []
+    imports: list[str] = []
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*rest, word, *words], imports
+        flag, equals, value = word.partition("=")
+        if flag != "--import":
+            rest.append(word)
+        elif equals or words:
+            imports.append(value if equals else words.pop(0))
+        else:
+            raise UserError("--import needs a file or a module, as in --import my_code.py")
+    return rest, imports
+
+
 def version() -> str:
     from mixnn import __version__
     from mixnn.files import code_digest
@@ -93,6 +113,8 @@ def run(words: Sequence[str]) -> None:
     """Carry out one command."""
     started = time.perf_counter()  # before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences torch's profiler; read when torch is imported
+    typed = shlex.join(["mixnn", *words])
+    words, imports = take_imports(words)
     if not words or words[0] in ("-h", *OPTIONS):
         print(version() if "--version" in words else help_text())
         return
@@ -105,11 +127,13 @@ def run(words: Sequence[str]) -> None:
         raise UserError(
             f"only pretrain runs on several processes: run mixnn {words[0]} without torchrun, or unset WORLD_SIZE"
         )
+    for code in imports:
+        import_code(code)
     verb = command(words[0])
     with spelling(verb.spell):
         given = verb.parse(words[1:])
         as_json, quiet = given.pop("json", False), given.pop("quiet", False)
-        result = verb(given, quiet, shlex.join(["mixnn", *words]), started)
+        result = verb(given, quiet, typed, started)
     if as_json:
         print(json.dumps(result, indent=1))
     elif verb.show:

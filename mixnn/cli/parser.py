@@ -14,6 +14,12 @@ from typing import Any
 from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown_name
 
 QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
+IMPORT = Parameter(
+    "import",
+    list[str],
+    Param("a file or module of yours that registers methods, backbones and so on (docs/extending.md)", metavar="CODE"),
+    None,
+)
 JSON = Parameter("json", bool, Param("print the results as JSON"), False)
 
 
@@ -33,7 +39,7 @@ class Command:
         self.name, self.function, self.show = name, getattr(home, function), getattr(home, f"show_{function}", None)
         self.known = parameters(self.function)
         self.supplied = inspect.signature(self.function).parameters.keys() - self.known.keys()
-        extra = [JSON] * bool(self.show) + [QUIET] * ("reporter" in self.supplied)
+        extra = [JSON] * bool(self.show) + [QUIET] * ("reporter" in self.supplied) + [IMPORT]
         self.parameters = [*self.known.values(), *extra]
         self.parser = Parser(
             prog=f"mixnn {name}",
@@ -104,10 +110,12 @@ class Command:
     def spell(self, name: str, value: Any, of_method: bool) -> str:
         """How messages name a setting to those who typed this command."""
         text = "..." if value is None else shlex.quote(str(value))
+        if name == IMPORT.name:
+            return f"{flag_of(IMPORT)} {text}"
         if of_method or name not in self.known:
             flag = "--set" if of_method else "--setting"
             takes = flag in self.flags() and (of_method or name in fields_of(Config))
-            return f"{flag} {name}={text}" if takes else in_python(name, value, False)
+            return f"{flag} {name}={text}" if takes else in_python(name, value)
         if not (flags := _flags_of(self.known[name])):
             return name.upper() if value is None else text
         flag = flags[0]
@@ -176,7 +184,7 @@ def _is_repeated(parameter: Parameter) -> bool:
 def _pair(text: str, flag: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        example = {"--set": "topk=5"}.get(flag, "epochs=20")
+        example = {"--set": "topk=5", "--view": "strong.blur=0.2"}.get(flag, "epochs=20")
         raise UserError(f"{flag} {text}: write it as NAME=VALUE, as in {flag} {example}")
     return name, value
 

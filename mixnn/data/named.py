@@ -1,14 +1,21 @@
-"""The named data sets. To add one: a reader that returns arrays, and one row here."""
+"""The named data sets: a reader that returns arrays, and one row, for each.
+
+A data set of your own is a reader with the decorator `DATASETS.register(NAME, ...)`, in a file of yours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mixnn.data import cifar, digits, npm, stl10, tiny_imagenet
 from mixnn.data.archive import Archive
+from mixnn.data.image_set import Arrays
 from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.registry import Registry
 
 LARGER_IMAGES = {"options": {"support_size": 16384, "momentum": 0.996}}  # the paper's settings for STL-10 and Tiny
 
@@ -106,7 +113,15 @@ _SPECS = (
         },
     ),
 )
-DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _SPECS}
+
+
+def _make(name: str, read: Callable[[Path, str], Arrays], *, size: int, **about: Any) -> DatasetSpec:
+    """The row of a reader that is registered: the other fields of `DatasetSpec` have defaults."""
+    defaults = {"title": name, "train_size": size, "mean": None, "std": None}
+    return DatasetSpec(**{"name": name, "read": read, "size": size, **defaults, **about})
+
+
+DATASETS: Registry[DatasetSpec] = Registry("data set", "datasets", {spec.name: spec for spec in _SPECS}, _make)
 
 
 @dataclass(frozen=True)

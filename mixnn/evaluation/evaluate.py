@@ -14,14 +14,17 @@ from mixnn.config import RUN, DataDir, Device, MovedTo, Overwrite, Param, UserEr
 from mixnn.device import pick_device
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
-from mixnn.evaluation.protocol import Protocol, Subject
+from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_folder_writable, check_writable, write_atomically
 from mixnn.progress import Reporter, plural
+from mixnn.registry import Registry
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import trained_backbone
 
-PROTOCOLS: dict[str, Protocol] = {protocol.name: protocol for protocol in (KNN, LINEAR)}
+PROTOCOLS: Registry[Protocol] = Registry(
+    "protocol", "protocols", {protocol.name: protocol for protocol in (KNN, LINEAR)}, make_protocol
+)
 
 
 @verb
@@ -108,7 +111,8 @@ def show_evaluate(results: dict[str, Any]) -> None:
     """Prints the accuracies, one line per protocol."""
     for name, protocol in PROTOCOLS.items():
         if name in results:
-            print(f"{protocol.label:6}  {results[name][protocol.headline]:.2f}  ({protocol.summary(results[name])})")
+            summary = protocol.summary(results[name])
+            print(f"{protocol.label:6}  {results[name][protocol.headline]:.2f}" + f"  ({summary})" * bool(summary))
 
 
 def save_summary(run: str | Path, file: str | Path) -> None:

@@ -1,4 +1,7 @@
-"""What an evaluation protocol is. To add one: a file with a `Protocol`, and its row in `evaluate.PROTOCOLS`."""
+"""What an evaluation protocol is.
+
+One of your own is a function with the decorator `PROTOCOLS.register(NAME, ...)`, in a file of yours.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +49,17 @@ class Protocol:
     def accuracy(self, results: Mapping[str, Any]) -> float | None:
         """The headline number out of a results.json; None if it is missing."""
         return results.get(self.name, {}).get(self.headline)
+
+
+def make_protocol(
+    name: str,
+    run: Callable[[Subject], tuple[dict[str, Any], dict[str, Any]]],
+    *,
+    headline: str = "accuracy",
+    label: str = "",
+    numbers: Mapping[str, str] | None = None,
+    summary: Callable[[Mapping[str, Any]], str] = lambda _: "",
+    **about: Any,
+) -> Protocol:
+    """The protocol of a function that is registered. By default it reports one number, `accuracy`."""
+    return Protocol(name, label or name, headline, numbers or {headline: label or name}, run, summary, **about)

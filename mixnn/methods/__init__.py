@@ -1,4 +1,4 @@
-"""Registry of the methods. To add one, write its file and add a line to METHODS.
+"""Registry of the methods. One of your own is a class with the decorator `METHODS.register(NAME)`, in a file of yours.
 
 For a training loop of your own, make one from its class: `MNN(backbone, topk=5)`; see `Method`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from mixnn.config import make, unknown
+from mixnn.config import make
 from mixnn.methods.byol import BYOL
 from mixnn.methods.cmsf import CMSF
 from mixnn.methods.contract import Aux, Batch, Method
@@ -30,6 +30,7 @@ from mixnn.methods.simclr import SimCLR
 from mixnn.methods.snclr import SNCLR
 from mixnn.methods.supervised import Supervised
 from mixnn.methods.unmix import UnMix
+from mixnn.registry import Registry
 
 __all__ = [
     "BYOL",
@@ -61,27 +62,29 @@ __all__ = [
     "uses_labels",
 ]
 
-METHODS: dict[str, type[Method]] = {
-    "mnn": MNN,
-    "msf": MSF,
-    "cmsf": CMSF,
-    "byol": BYOL,
-    "unmix": UnMix,
-    "snclr": SNCLR,
-    "nnclr": NNCLR,
-    "simclr": SimCLR,
-    "moco": MoCo,
-    "sce": SCE,
-    "ressl": ReSSL,
-    "supervised": Supervised,
-}
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    "methods",
+    {
+        "mnn": MNN,
+        "msf": MSF,
+        "cmsf": CMSF,
+        "byol": BYOL,
+        "unmix": UnMix,
+        "snclr": SNCLR,
+        "nnclr": NNCLR,
+        "simclr": SimCLR,
+        "moco": MoCo,
+        "sce": SCE,
+        "ressl": ReSSL,
+        "supervised": Supervised,
+    },
+)
 
 
 def find(name: str) -> type[Method]:
     """The class of a method."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name]
+    return METHODS.find(name)
 
 
 def resolve_options(name: str, recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

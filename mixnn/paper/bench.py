@@ -24,7 +24,7 @@ from mixnn.config import Config, Device, Overwrite, Param, fields_of, verb
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
-from mixnn.nn.backbone import check_backbone
+from mixnn.nn.backbone import check_backbone, name_backbone
 from mixnn.paper.baseline import time_baseline
 from mixnn.progress import Reporter, plural, print_table
 from mixnn.runs.folder import environment
@@ -74,6 +74,7 @@ def bench(
     """
     reporter, where = reporter or Reporter(), pick_device(device)
     names = methods.METHODS if method == "all" else [method]
+    backbone = name_backbone(backbone)[0] if backbone else ""
     configs = {name: _config(name, options or {}, backbone, image_size, batch_size, device, mode) for name in names}
     if method == "all":
         configs |= _doubled(configs)

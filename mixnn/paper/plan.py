@@ -37,6 +37,7 @@ NOT_IN_FINGERPRINT = (
     "on_error",
     "seed",
     "options",
+    "imports",
 )
 
 
@@ -91,7 +92,7 @@ class PlannedRun:
 
 def fingerprint(config: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits that identify a configuration (given as a dict), its seed aside."""
-    known = {f.name: f.default for f in dataclasses.fields(Config)}
+    known = dataclasses.asdict(Config())
     values = {k: v for k, v in config.items() if k in known and k not in NOT_IN_FINGERPRINT and v != known[k]}
     data = config["data"]
     if data in DATASETS and values.get("image_size") == DATASETS[data].train_size:

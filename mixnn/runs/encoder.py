@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
-from mixnn.nn.backbone import BACKBONES, build_backbone
+from mixnn.nn.backbone import Network, build_backbone
 from mixnn.progress import Reporter
+from mixnn.registry import UnknownName
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
 from mixnn.runs.layout import PREFIX, Layout, read_layout
@@ -111,17 +113,31 @@ class Encoder(nn.Module):
         return self.mean.device
 
 
-def load(run: str | Path | Run, device: str = "auto", *, reporter: Reporter | None = None) -> Encoder:
+def load(
+    run: str | Path | Run,
+    device: str = "auto",
+    *,
+    backbone: Network | None = None,
+    reporter: Reporter | None = None,
+) -> Encoder:
     """The encoder of a run folder, of an exported .safetensors file, or of a name in STARTS: imagenet.
+
+    `backbone`: for a network of your own that was handed to pretrain, that module or the function that makes it. Its
+    weights are replaced, in a copy, by those of the run.
 
     Example: vectors = mixnn.load("runs/x")(images)
     """
+    if backbone is not None and not callable(backbone):  # modules are callable too
+        raise UserError(
+            "backbone= takes the network that was trained: a torch.nn.Module, or the function that makes it"
+        )
     if str(run) in STARTS and not (Path(str(run)) / "config.yaml").is_file():  # any other folder may have that name
         encoder = read_start(str(run))
     elif not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
-        encoder = read_export(Path(run))
+        encoder = read_export(Path(run), backbone)
     else:
         run = run if isinstance(run, Run) else Run.open(run)
+        run = run if backbone is None else replace(run, network=backbone)
         encoder = encoder_from_checkpoint(run, *run.load_checkpoint((reporter or Reporter()).warn))
     return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -141,8 +157,11 @@ def read_start(name: str) -> Encoder:
     return Encoder(read_backbone(name, config), start.image_size, mean, std, name)
 
 
-def read_export(path: Path) -> Encoder:
-    """The encoder in a .safetensors file that `export` wrote, on the CPU. The header alone describes it."""
+def read_export(path: Path, network: Network | None = None) -> Encoder:
+    """The encoder in a .safetensors file that `export` wrote, on the CPU. The header describes it.
+
+    `network`: the one it was trained with, if that is the user's own. No code is imported because the header names it.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -151,15 +170,22 @@ def read_export(path: Path) -> Encoder:
         raise UserError(f"cannot read {path}: {error}") from None
     try:
         card = json.loads(header[CARD])
-        name, version, inputs = card["architecture"]["name"], card["card_version"], card["preprocessing"]
+        network_card, version, inputs = card["architecture"], card["card_version"], card["preprocessing"]
+        name, trained_size = network_card["name"], int(network_card.get("image_size", inputs["size"]))
         size, (mean, std) = int(inputs["size"]), (torch.tensor(inputs[k], dtype=torch.float32) for k in ("mean", "std"))
     except (KeyError, TypeError, ValueError):
         raise UserError(
             f"{path} was not written by `mixnn export`: give a run folder or an exported file\n"
             "to start training from other weights, use mixnn pretrain --init-from"
         ) from None
-    if version != CARD_VERSION or name not in BACKBONES or not mean.shape == std.shape == (3,):
+    if version != CARD_VERSION or not isinstance(name, str) or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
-    backbone, layout = build_backbone(name, size, bn_groups=1), read_layout(weights)
+    try:
+        backbone, layout = build_backbone(name, trained_size, 1, network=network), read_layout(weights)
+    except UnknownName:
+        raise UserError(
+            f"{path} holds a {name}, which is neither part of this version of mixnn nor imported\n"
+            "import the code that has it, or use mixnn.load(file, backbone=network)"
+        ) from None
     load_weights(backbone, {k: t for k, t in weights.items() if not k.startswith(PREFIX)}, str(path))
     return Encoder(backbone, size, mean, std, path.name, layout)

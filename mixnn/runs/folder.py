@@ -35,7 +35,9 @@ from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
+from mixnn.nn.backbone import Network
 from mixnn.processes import is_main_process
+from mixnn.registry import UnknownName, how_to_import
 from mixnn.runs import checkpoint
 
 JUDGEMENT = "judgement.json"
@@ -63,6 +65,7 @@ class Run:
     path: Path
     config: Config
     data: Dataset | None = dataclasses.field(default=None, repr=False, compare=False)
+    network: Network | None = dataclasses.field(default=None, compare=False)  # of a user, who handed it in
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
@@ -132,7 +135,8 @@ class Run:
         return run
 
     @staticmethod
-    def open(path: str | Path) -> Run:
+    def open(path: str | Path, backbone: Network | None = None) -> Run:
+        """The run of a folder. `backbone`: the network it was trained with, if that was handed to pretrain."""
         path = Path(path).expanduser()
         if not path.exists():
             runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
@@ -144,11 +148,26 @@ class Run:
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
             with spelling(in_python):  # the mistake is in the file
-                return Run(path, make(Config, "setting", values))
+                return Run(path, make(Config, "setting", values), network=backbone)
         except UserError:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
             raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
+
+    @contextmanager
+    def naming_imports(self) -> Iterator[None]:
+        """Within, an unknown name becomes an error that says what to import. It is never imported unasked."""
+        try:
+            yield
+        except UnknownName as error:
+            if not self.config.imports:
+                raise
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"{self.path} was trained with code from {', '.join(self.config.imports)}: {reason}\n"
+                "mixnn runs no code because a run folder names it; if you trust this code, "
+                f"{how_to_import(self.config.imports)}"
+            ) from None
 
     def moved(self, source: Any, labels: Any = "") -> Run:
         """The run with its images as `source` gives them; with an empty `source`, the run as it is.

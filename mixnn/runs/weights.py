@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
-from mixnn.nn.backbone import TIMM, build_backbone
+from mixnn.nn.backbone import TIMM, Network, build_backbone
 from mixnn.nn.efficientnet import rename_published
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
@@ -82,25 +82,31 @@ STARTS = {
 """Named weights to start from, without a download."""
 
 
-def make_backbone(config: Config) -> nn.Module:
-    """A new backbone, initialized at random."""
-    return build_backbone(config.backbone, config.image_size, config.bn_groups)
+def make_backbone(config: Config, network: Network | None = None) -> nn.Module:
+    """A new backbone, initialized at random; or a copy of `network`, if that is a module."""
+    return build_backbone(config.backbone, config.image_size, config.bn_groups, network=network)
 
 
-def initial_backbone(config: Config, warn: Callable[[str], None] = lambda _: None) -> nn.Module:
-    """The backbone before the first training step, in eval mode: with the weights of `init_from`, or random ones."""
+def initial_backbone(
+    config: Config, warn: Callable[[str], None] = lambda _: None, network: Network | None = None
+) -> nn.Module:
+    """The backbone before the first training step, in eval mode.
+
+    It has the weights of `init_from`, or random ones; if a module is handed in, the weights of that.
+    """
     source = config.init_from
     if source in NO_START:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            return make_backbone(config).eval()
+            return make_backbone(config, network).eval()
     if source.startswith(TIMM):
         _check_same(source, source, config)
         return build_backbone(source, config.image_size, config.bn_groups, pretrained=True).eval()
     if source.startswith(TORCHVISION) or source in STARTS or Path(source).expanduser().is_file():
         return read_backbone(source, config).eval()
-    run, backbone = _open_start(source), make_backbone(config)
+    run = _open_start(source)
     _check_same(str(run.path), run.config.backbone, config)
+    run, backbone = replace(run, network=network), make_backbone(config, network)
     load_weights(backbone, load_backbone(run, warn)[0].state_dict(), source)
     return backbone.eval()
 
@@ -154,7 +160,8 @@ def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tup
 
 def trained_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
     """The run's encoder in eval mode, from the tensors of a checkpoint: the one kept, else the student's backbone."""
-    backbone = make_backbone(run.config)
+    with run.naming_imports():
+        backbone = make_backbone(run.config, run.network)
     prefix = KEPT if any(name.startswith(KEPT) for name in tensors) else STUDENT
     weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     load_weights(backbone, weights, str(run.path))

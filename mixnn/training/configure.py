@@ -12,17 +12,18 @@ from typing import Any
 import torch
 
 from mixnn import dist, methods
-from mixnn.config import Config, UserError, checked, make, method_option, setting
-from mixnn.data import Dataset, ImageSet, open_dataset
+from mixnn.augment import VIEWS
+from mixnn.config import Config, UserError, checked, fields_of, make, method_option, setting, unknown
+from mixnn.data import DATASETS, Dataset, ImageSet, open_dataset
 from mixnn.device import pick_device
-from mixnn.nn.backbone import check_backbone
+from mixnn.nn.backbone import backbone_origin, check_backbone
 from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.weights import NO_START, STARTS, start_defaults
 from mixnn.training.folder_settings import OPTIONS, Choice, choose
-from mixnn.training.optimizers import check_optimizer
+from mixnn.training.optimizers import OPTIMIZERS
 
 
 def open_data(data: Any, settings: Mapping[str, Any], labels: Any = "") -> Dataset:
@@ -60,18 +61,40 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
         recipe |= {name: start[name] for name in ("backbone", "normalization") if name in start}
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
+    config = replace(config, imports=imports_of(config))
     if isinstance(config.trained_share, float) and (dataset.recipe is not None or config.init_from in NO_START):
         raise UserError(f"{setting('trained_share')} is for a folder of images and weights to start from: leave it out")
     check_device(config)
     check_backbone(config.backbone)
-    check_optimizer(config.optimizer)
+    OPTIMIZERS.find(config.optimizer)
     return config
+
+
+def split_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the run and options of its method, which a caller in Python gives side by side."""
+    method = str(settings.get("method", "mnn"))
+    known, own = {f.name for f in fields(methods.find(method).Options)}, set(fields_of(Config))
+    for name in settings:
+        if name not in own | known:
+            raise unknown(f"setting or option of {method}", name, [*sorted(known), *fields_of(Config)])
+    given = {name: value for name, value in settings.items() if name in known - own}
+    for name in given.keys() & options.keys():
+        raise UserError(f"{name} is given twice, also in options: give it once")
+    return {name: value for name, value in settings.items() if name not in given}, {**options, **given}
 
 
 def check_setting(name: str, method: str) -> None:
     """Refuses an option of the method where a setting of the run is meant."""
     if method in methods.METHODS and name in {f.name for f in fields(methods.find(method).Options)}:
         raise UserError(f"{name} is an option of the method: use {method_option(name)}")
+
+
+def imports_of(config: Config) -> list[str]:
+    """Files and modules of the user that hold what this configuration names."""
+    kinds = [config.augmentation.get(name, {}).get("kind", "") for name in config.augmentation]
+    found = [methods.METHODS.origin(config.method), OPTIMIZERS.origin(config.optimizer), DATASETS.origin(config.data)]
+    found += [backbone_origin(config.backbone), *map(VIEWS.origin, kinds), *config.imports]
+    return sorted({origin for origin in found if origin})
 
 
 def choices(

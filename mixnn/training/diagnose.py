@@ -57,8 +57,9 @@ def diagnose(
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
     tensors, state = run.load_training(reporter.warn)
-    images = run.dataset(data_dir).load(methods.find(config.method).split, config.reading_size)
-    trainer = Trainer(config, images, reporter)
+    with run.naming_imports():
+        images = run.dataset(data_dir).load(methods.find(config.method).split, config.reading_size)
+        trainer = Trainer(config, images, reporter, network=run.network)
     trainer.load(tensors, state)
     health = feature_health(trainer)  # first: batch norm's running statistics move when batches are observed
     means = {name: value for name, value in _observe(trainer, batches, reporter).items() if name != "loss"}

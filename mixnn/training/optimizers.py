@@ -1,57 +1,247 @@
-"""Optimizers by name. To add one: a factory and its row in OPTIMIZERS.
+"""Optimizers by name: SGD, AdamW, LARS, and those of your own.
 
-A captured step cannot create tensors between replays. So an optimizer keeps its learning rate in a tensor, and its
-state exists before the first step.
+One of your own is a function of parameter groups and a `Config`, with the decorator `OPTIMIZERS.register(NAME)`. The
+trainer sets the learning rate of each group before each step, to that of the schedule times the group's lr_scale if it
+has one. Whatever an optimizer keeps as state is saved and resumed: tensors, numbers, text, lists, tuples and dicts.
+
+A step that is captured in a CUDA graph cannot create tensors between replays. It needs a learning rate in a tensor, and
+state that exists before the first step. Steps of other optimizers are not captured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mixnn.config import Config, unknown
+from mixnn.config import Config, UserError
+from mixnn.registry import Registry
 
+Group = dict[str, Any]  # params, names, weight_decay; as torch's optimizers take it
+TRUST = 1e-3  # LARS: length of an update, in lengths of the weights it changes
 CHECKPOINT_NAMES = {"momentum_buffer": "momentum"}  # state of an optimizer -> its name in a checkpoint, if another
 
 
-def sgd(parameters: list[Parameter], momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """SGD whose learning rate is a tensor (no host read, no recompilation) and whose momentum exists from the start."""
-    lr = torch.zeros((), device=parameters[0].device)
-    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-    for p in parameters:  # zeros here equal torch's own first step, and can be saved, loaded and captured
+def parameter_groups(named: Iterable[tuple[str, Parameter]], config: Config) -> list[Group]:
+    """One group with weight decay; with decayed=weights a second, without it, for biases and parameters of norms."""
+    named = list(named)
+    if config.decayed == "all" and config.optimizer != "lars":
+        return [_group(named, config.weight_decay)]
+    weights, others = ([one for one in named if (one[1].ndim > 1) == is_weight] for is_weight in (True, False))
+    groups = [_group(weights, config.weight_decay), _group(others, 0.0)]
+    return [group for group in groups if group["params"]]
+
+
+def _group(named: Sequence[tuple[str, Parameter]], weight_decay: float) -> Group:
+    return {"params": [p for _, p in named], "names": [name for name, _ in named], "weight_decay": weight_decay}
+
+
+def _with_tensor_lr(groups: list[Group]) -> list[Group]:
+    """Learning rates in tensors: no host read, no recompilation."""
+    return [group | {"lr": torch.zeros((), device=group["params"][0].device)} for group in groups]
+
+
+def sgd(groups: list[Group], momentum: float) -> torch.optim.SGD:
+    """SGD whose learning rate is a tensor and whose momentum exists from the start."""
+    optimizer = torch.optim.SGD(_with_tensor_lr(groups), momentum=momentum, fused=True)
+    for p in _parameters(optimizer):  # zeros here equal torch's own first step, and can be saved, loaded and captured
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     return optimizer
 
 
-def adamw(parameters: list[Parameter], weight_decay: float) -> torch.optim.AdamW:
+def adamw(groups: list[Group]) -> torch.optim.AdamW:
     """AdamW with a learning rate in a tensor and moments that exist from the start, as for SGD above."""
-    lr = torch.zeros((), device=parameters[0].device)
-    on_cuda = parameters[0].is_cuda
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True, capturable=on_cuda)
-    for p in parameters:
+    on_cuda = groups[0]["params"][0].is_cuda
+    optimizer = torch.optim.AdamW(_with_tensor_lr(groups), fused=True, capturable=on_cuda)
+    for p in _parameters(optimizer):
         optimizer.state[p] = {"step": torch.zeros((), device=p.device)}
         optimizer.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
     return optimizer
 
 
-OPTIMIZERS: dict[str, Callable[[list[Parameter], Config], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, config: sgd(parameters, config.sgd_momentum, config.weight_decay),
-    "adamw": lambda parameters, config: adamw(parameters, config.weight_decay),
-}
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rates (arXiv 1708.03888): each weight's update has a length in proportion to that weight.
+
+    u = g + weight_decay w;  b <- momentum b + trust |w| / |u| u;  w <- w - lr b
+
+    Biases and parameters of norms are updated as by SGD, u = g. Written here because the LARS of other packages
+    (pytorch-optimizer, timm, lightly) read the learning rate on the host, or make state in the first step, and a step
+    with them cannot be captured.
+    """
+
+    def __init__(self, params: Any, lr: float | Tensor = 0.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for p in _parameters(self):
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                update, momentum = p.grad, self.state[p]["momentum_buffer"]
+                if p.ndim > 1:
+                    update = update.add(p, alpha=group["weight_decay"])
+                    ratio = TRUST * p.norm() / update.norm()
+                    update = update * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+                momentum.mul_(group["momentum"]).add_(update)
+                p.sub_(momentum * group["lr"])
 
 
-def check_optimizer(name: str) -> None:
-    if name not in OPTIMIZERS:
-        raise unknown("optimizer", name, OPTIMIZERS)
+OPTIMIZERS: Registry[Callable[[list[Group], Config], torch.optim.Optimizer]] = Registry(
+    "optimizer",
+    "optimizers",
+    {
+        "sgd": lambda groups, config: sgd(groups, config.sgd_momentum),
+        "adamw": lambda groups, config: adamw(groups),  # noqa: ARG005
+        "lars": lambda groups, config: LARS(_with_tensor_lr(groups), momentum=config.sgd_momentum),
+    },
+)
+"""Registry: name -> function of parameter groups and a Config that returns a torch.optim.Optimizer."""
+
+
+def make_optimizer(named: Iterable[tuple[str, Parameter]], config: Config) -> torch.optim.Optimizer:
+    """The configured optimizer of these parameters; those that need no gradient are left out."""
+    groups = parameter_groups(((name, p) for name, p in named if p.requires_grad), config)
+    optimizer = OPTIMIZERS.find(config.optimizer)(groups, config)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        got = type(optimizer).__name__
+        raise UserError(f"the optimizer {config.optimizer} must be a torch.optim.Optimizer, not a {got}")
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups, each times its lr_scale."""
+    for group in optimizer.param_groups:
+        own = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own
+
+
+def can_be_captured(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether learning rates and state are tensors that exist before the first step."""
+    states = [optimizer.state.get(p, {}) for p in _parameters(optimizer)]
+    has_state = all(states) and all(isinstance(value, Tensor) for state in states for value in state.values())
+    return has_state and all(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+# State in checkpoints
+
+
+class OptimizerState:
+    """Saves and restores all that an optimizer remembers, as tensors by name and values that JSON can hold.
+
+    That is `optimizer.state`, and what has changed in its parameter groups. An optimizer with a state_dict of its own
+    is saved and restored by that and its load_state_dict.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.has_own_format = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        self._first_groups = self._groups({})
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, named momentum.0, momentum.1 and so on by the number of the parameter, and all other values."""
+        tensors: dict[str, Tensor] = {}
+        if self.has_own_format:
+            return tensors, {"state_dict": _pack(self.optimizer.state_dict(), "optimizer", tensors)}
+        numbers, state = {id(p): i for i, p in enumerate(_parameters(self.optimizer))}, []
+        for key, values in self.optimizer.state.items():
+            place = numbers.get(id(key), key)
+            if not isinstance(values, dict):
+                state.append([place, _pack(values, f"optimizer.{place}", tensors)])
+                continue
+            names = {name: f"{CHECKPOINT_NAMES.get(name, name)}.{place}" for name in values}
+            state.append([place, {"dict": [[k, _pack(v, names[k], tensors)] for k, v in values.items()]}])
+        groups = self._groups(tensors)
+        changed = [
+            [[k, v] for k, v in group.items() if _has_tensor(v) or k not in first or v != first[k]]
+            for group, first in zip(groups, self._first_groups, strict=True)
+        ]
+        return tensors, {"state": state, "groups": changed}
+
+    def load(self, tensors: dict[str, Tensor], saved: dict[str, Any] | None) -> None:
+        """Continue from what `save` returned. `saved` is None in old checkpoints, which had tensors only."""
+        parameters = _parameters(self.optimizer)
+        if saved is None:
+            for name, tensor in optimizer_tensors(self.optimizer).items():
+                tensor.copy_(tensors[name])
+        elif "state_dict" in saved:
+            self.optimizer.load_state_dict(_unpack(saved["state_dict"], tensors, parameters[0], None))
+        else:
+            before, state = dict(self.optimizer.state), {}
+            for place, values in saved["state"]:
+                key = parameters[place] if isinstance(place, int) else place
+                like = key if isinstance(key, Tensor) else parameters[0]
+                state[key] = _unpack(values, tensors, like, before.get(key))
+            self.optimizer.state.clear()
+            self.optimizer.state.update(state)
+            groups = self.optimizer.param_groups
+            for group, first, changed in zip(groups, self._first_groups, saved["groups"], strict=True):
+                values = {k: v for k, v in first.items() if not _has_tensor(v)} | dict(changed)
+                for key, value in values.items():
+                    group[key] = _unpack(value, tensors, parameters[0], group.get(key))
+
+    def _groups(self, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+        """All values of the parameter groups but the parameters themselves and the learning rate, which is set anew."""
+        return [
+            {k: _pack(v, f"{k}.group{i}", tensors) for k, v in group.items() if k not in ("params", "names", "lr")}
+            for i, group in enumerate(self.optimizer.param_groups)
+        ]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """All tensors of the optimizer's state, by their names in a checkpoint: momentum.0, momentum.1, ..."""
-    return {
-        f"{CHECKPOINT_NAMES.get(key, key)}.{i}": value
-        for i, state in enumerate(optimizer.state.values())
-        for key, value in state.items()
-    }
+    return OptimizerState(optimizer).save()[0]
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The value as JSON can hold it; tensors in it are added to `tensors` under this name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": [[_pack(k, name, {}), _pack(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_pack(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise UserError(
+        f"the optimizer keeps a {type(value).__name__} ({name}), which a checkpoint cannot hold\n"
+        "use tensors, numbers, text, lists, tuples and dicts, or give the optimizer a state_dict of these"
+    )
+
+
+def _has_tensor(packed: Any) -> bool:
+    if isinstance(packed, dict):
+        return "tensor" in packed or any(map(_has_tensor, packed.values()))
+    return isinstance(packed, list) and any(map(_has_tensor, packed))
+
+
+def _unpack(packed: Any, tensors: dict[str, Tensor], like: Tensor, before: Any) -> Any:
+    """The value again. A tensor that exists is written in place; a new one gets the device and layout of `like`."""
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        saved = tensors[content]
+        if isinstance(before, Tensor) and (before.shape, before.dtype) == (saved.shape, saved.dtype):
+            return before.copy_(saved)
+        layout = like.detach() if saved.shape == like.shape else saved
+        return torch.empty_like(layout, dtype=saved.dtype, device=like.device).copy_(saved)
+    if kind == "dict":
+        old = before if isinstance(before, dict) else {}
+        return {key: _unpack(value, tensors, like, old.get(key)) for key, value in content}
+    values = [_unpack(value, tensors, like, None) for value in content]
+    return tuple(values) if kind == "tuple" else values

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from torch import nn
+
 from mixnn import dist, methods
+from mixnn.augment import View
 from mixnn.config import Config, Param, UserError, duration_text, parse_duration, setting, verb
 from mixnn.data import Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.files import LOCK, lock_run
+from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, duration, plural
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
-from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve
+from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
 from mixnn.training.folder_settings import lines
 from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
+from mixnn.training.views import view_changes
 
 __all__ = ["pretrain"]
 
@@ -39,6 +44,14 @@ def pretrain(
     options: Annotated[
         dict[str, Any] | None,
         Param("an option of the method; `mixnn methods NAME` lists them", flag="--set", metavar="OPTION=VALUE"),
+    ] = None,
+    views: Annotated[
+        dict[str, Any] | Sequence[View | str] | str | None,
+        Param(
+            "a change to a view, by its kind or number: strong.blur=0.2, 1.area=0.3,1; or another view: 1=weak",
+            flag="--view",
+            metavar="VIEW.PART=VALUE",
+        ),
     ] = None,
     out: Annotated[
         str | Path, Param("run folder to create [runs/DATA-METHOD; -2, -3, ... if that exists]", metavar="FOLDER")
@@ -57,10 +70,16 @@ def pretrain(
     Dataset, ... (docs/data.md). `labels` may then be a list with one label per image; training does not use it, unless
     the method says so. A run on images in memory is resumed with the same images: pretrain(images, resume="runs/x").
 
-    `settings` are Config's fields, `options` the method's own: pretrain("cifar10", epochs=100, options={"topk": 1}).
-    Settings default to the paper's; for a folder of images they are chosen, and the reasons printed. With `time_budget`
-    the learning rate follows the clock, and training ends in time, in the middle of an epoch if need be. The time
-    counts from this call, or from `started`, a reading of `clock`. `command` is stored in the run folder.
+    `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). They default
+    to the paper's; for a folder of images they are chosen, and the reasons printed. Options may also be given together,
+    as `options`.
+
+    `backbone` may also be a torch.nn.Module from images (B, 3, H, W) to features (B, F), of which a copy is trained, or
+    a function that makes one. `views` replaces the views of the method, views=(View(32, jitter=0.8), "weak"), or
+    changes them, views={"strong": {"blur": 0.2}}.
+
+    With `time_budget` the learning rate follows the clock, and training ends in time, in the middle of an epoch if need
+    be. The time counts from this call, or from `started`, a reading of `clock`. `command` is stored in the run folder.
 
     Examples:
         mixnn pretrain cifar10
@@ -69,10 +88,12 @@ def pretrain(
         mixnn pretrain --resume runs/photos
     """
     reporter = (reporter or Reporter()) if is_main_process() else Silence()
-    given = sorted({*settings, *(options or {})})  # what the user chose; the report tells it from the rest
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
+    network, handed_in = None, settings.get("backbone")
+    if handed_in is not None:
+        settings["backbone"], network = name_backbone(handed_in)
     start = clock() if started is None else started
     timing: dict[str, Any] = {"started": start, "clock": clock, "ending": EXIT_SHARE * (clock() - start)}
     if isinstance(settings.get("time_budget"), int | float):
@@ -80,18 +101,31 @@ def pretrain(
     if settings.get("time_budget") and "epochs" in settings:
         raise UserError(f"{setting('time_budget')} sets the number of epochs: leave out one of the two")
     if resume:
-        others = options or out or overwrite or (isinstance(data, str | Path) and str(data))
+        run = resume if isinstance(resume, Run) else Run.open(resume)
+        if handed_in is not None and not isinstance(handed_in, str | Path):
+            network = handed_in  # whatever its name is here
+        if network is not None or settings.get("backbone") == run.config.backbone:
+            settings.pop("backbone", None)  # given once more, so that it can be built again
+        others = options or views or out or overwrite or (isinstance(data, str | Path) and str(data))
         if others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
             raise UserError(
                 f"{setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
                 f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )
-        held = resume.data if isinstance(resume, Run) else None
-        run = replace(Run.open(resume.path if isinstance(resume, Run) else resume), data=held)
-        with _lock(run.path):
+        run = replace(Run.open(run.path, run.network if network is None else network), data=run.data)
+        with _lock(run.path), run.naming_imports():
             run = run.moved(data, labels)
             return _resume(run, settings, timing, reporter)
+    settings, options = split_options(settings, options or {})
+    if isinstance(views, str):
+        options["views"] = views  # of the method: s/w, s/s or w/w
+    elif views is not None:
+        settings["augmentation"], size = view_changes(views)
+        if size and int(settings.setdefault("image_size", size)) != size:
+            raise UserError(f"the views have {size} pixels: leave out {setting('image_size', settings['image_size'])}")
+    given = {*settings, *options} - {"augmentation"}  # what the user chose; the report tells it from the rest
+    given |= {f"{view}.{part}" for view, parts in settings.get("augmentation", {}).items() for part in parts}
     if not is_given(data):
         raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
     dataset = open_data(data, settings, labels)
@@ -103,10 +137,13 @@ def pretrain(
         if (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
-    config, images = _configure(dataset, options or {}, settings, reporter)
+    config, images = _configure(dataset, options, settings, reporter)
     judged, has_start = dataset.recipe is None, config.init_from not in NO_START
-    initial = initial_backbone(config, reporter.warn) if judged or has_start else None
-    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
+    initial = initial_backbone(config, reporter.warn, network) if judged or has_start else None
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=network, **timing)
+    if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(trainer.method.views):
+        kinds = trainer.method.views
+        raise UserError(f"{config.method} has {plural(len(kinds), 'view')} ({', '.join(kinds)}), not {len(views)}")
     if initial is not None and has_start:
         trainer.start_from(initial, config.init_from)
     if initial is not None and judged:
@@ -114,17 +151,17 @@ def pretrain(
     if trainer.plan:
         trainer.measure()
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
-        planned, _ = resolve(dataset, options or {}, settings)
+        planned, _ = resolve(dataset, options, settings)
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
-    for line in lines(choices(dataset, options or {}, settings | {"mirror": config.mirror}, len(images))):
+    for line in lines(choices(dataset, options, settings | {"mirror": config.mirror}, len(images))):
         reporter.info(line)
     _check_warmup(config, reporter)
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
         startup = round(clock() - start, 1)
         about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
-        about |= {"processes": dist.size(), "startup_s": startup, "given": given}
-        run = _write_run(path, config, command, about)
+        about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
+        run = replace(_write_run(path, config, command, about), network=network)
         if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
             run = replace(run, data=dataset.emptied())
         estimated = "about " * bool(trainer.plan and config.epochs)
@@ -267,7 +304,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     config = replace(run.config, **changes)
     dataset = run.dataset()
     images = dataset.load(methods.find(config.method).split, config.reading_size)
-    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), **timing)
+    trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=run.network, **timing)
     run = replace(run, data=run.data and run.data.emptied())
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:
@@ -288,7 +325,9 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
 def _judge_again(trainer: Trainer, run: Run) -> None:
     """Goes on judging a resumed run, unless what it started from is gone."""
     try:
-        trainer.judge_from(initial_backbone(trainer.config))
+        if isinstance(run.network, nn.Module):
+            raise UserError("the network that is handed in may not have the weights it had then")
+        trainer.judge_from(initial_backbone(trainer.config, network=run.network))
     except UserError as error:
         trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
         return

@@ -1,6 +1,6 @@
 """One training step, defined once and run eager, compiled or captured in a CUDA graph.
 
-    images[index] -> views -> method.forward_batch -> backward -> SGD -> method.update_state
+    images[index] -> views -> method.forward_batch -> backward -> optimizer -> method.update_state
 
 - eager runs it operator by operator.
 - recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
@@ -30,7 +30,7 @@ from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.dist import gather_batch, scatter_batch, sum_gradients
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
-from mixnn.training.optimizers import optimizer_tensors
+from mixnn.training.optimizers import optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ class Step:
         """One step. If the indices of the next call are given, images that are not on the device are read ahead."""
         self._load(index, next_index)
         self.uniforms.uniform_(generator=generator)
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(lr)
+        set_learning_rate(self.optimizer, lr)
         self._run()
         self.count += 1
 

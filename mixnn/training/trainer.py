@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.augment import VIEWS, View
 from mixnn.config import Config, Interrupted, UserError, parse_duration, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import default_k, knn
+from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.processes import is_main_process
@@ -33,9 +33,10 @@ from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, trained_share
-from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
+from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, learning_rate
 from mixnn.training.step import Step
+from mixnn.training.views import configured_views
 
 LONG_RUN_STEPS, LONG_RUN_SECONDS = 20_000, 1800.0  # from here on, compiling for half a minute pays
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
@@ -49,7 +50,8 @@ class Trainer:
     """Builds the parts of a run and trains them.
 
     All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. A time budget counts
-    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take.
+    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network` is a
+    backbone that the user handed in.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trainer:
         started: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
         ending: float = 0.0,
+        network: Network | None = None,
     ) -> None:
         self.config, self.reporter, self.clock = config, reporter, clock
         self.plan: TimePlan | None = None
@@ -91,7 +94,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             facts = {"num_classes": images.num_classes, "num_images": len(images)}
-            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()))
+            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()), network)
             self.method = methods.build(config.method, backbone, config.options, **facts)
         if config.batch_norm == "frozen":
             for backbone in self._backbones():
@@ -100,15 +103,30 @@ class Trainer:
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
         set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
         dist.set_data_parallel(self.method, self.group)
-        parameters = [p for p in self.method.parameters() if p.requires_grad]
-        self.optimizer = OPTIMIZERS[config.optimizer](parameters, config)
-        self.mode = self._fastest_mode(device) if config.mode == "auto" else config.mode
+        self.optimizer = make_optimizer(self.method.named_parameters(), config)
+        self.optimizer_state = OptimizerState(self.optimizer)
+        may_capture = device.type == "cuda" and can_be_captured(self.optimizer)
+        self.mode = self._fastest_mode(may_capture) if config.mode == "auto" else config.mode
+        if self.mode != "eager" and device.type == "cuda" and not may_capture:
+            raise UserError(
+                f"a step with the optimizer {config.optimizer} cannot be captured, because it has state or a learning "
+                f"rate outside tensors: use {setting('mode', 'eager')}"
+            )
         if self.mode in ("captured", "compiled"):
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
-        self.step = Step(
-            self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
-        )
+        try:
+            self.step = Step(
+                self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
+            )
+        except RuntimeError as error:
+            if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"a step with the backbone {config.backbone} cannot be {self.mode}: {reason}\n"
+                f"use {setting('mode', 'eager')}, or take what depends on values of tensors out of the network"
+            ) from error
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS_SEED)
         self.order = torch.arange(len(images), device=device)
         self.image_order = self.order  # the same on the device of the images, which may be the host
@@ -124,8 +142,8 @@ class Trainer:
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
-    def _fastest_mode(self, device: torch.device) -> str:
-        if device.type != "cuda" or dist.size() > 1:
+    def _fastest_mode(self, may_capture: bool) -> str:
+        if not may_capture or dist.size() > 1:
             return "eager"
         is_long = self.plan.budget >= LONG_RUN_SECONDS if self.plan else self.total_steps >= LONG_RUN_STEPS
         return "captured" if is_long else "recorded"
@@ -163,12 +181,14 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything a run needs to continue as if it had never stopped: tensors, and a JSON state."""
         tensors = {f"method.{name}": t for name, t in self.method.state_dict().items()}
-        tensors |= optimizer_tensors(self.optimizer)
+        optimizer_tensors, optimizer_values = self.optimizer_state.save()
+        tensors |= optimizer_tensors
         tensors |= {f"{KEPT}{name}": t for name, t in self.encoder_weights().items()}
         tensors |= self.layout.tensors() if self.layout else {}
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
+        state["optimizer"] = optimizer_values
         return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -198,8 +218,7 @@ class Trainer:
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         weights = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         load_weights(self.method, weights, "the checkpoint")
-        for name, tensor in optimizer_tensors(self.optimizer).items():
-            tensor.copy_(tensors[name])
+        self.optimizer_state.load(tensors, state.get("optimizer"))
         self.order = tensors["order"].to(self.order.device)
         self.image_order = self.order.to(self.images.images.device)
         if state["device"] == self.order.device.type:
@@ -487,12 +506,6 @@ class Trainer:
             return self.done / self.steps_per_epoch, _progress_note(values)
         seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())
         return seconds, f"s  epoch {self.epoch:g}  {_progress_note(values)}"
-
-
-def configured_views(config: Config, mirror: bool, kinds: tuple[str, ...]) -> list[View]:
-    """The augmentation of each view. Nothing is flipped if a mirrored image would mean something else."""
-    area, flips = (config.crop_area, 1.0), {"weak": config.weak_flip}
-    return [VIEWS[kind](config.image_size, area=area, flip=flips.get(kind, 0.5) * mirror) for kind in kinds]
 
 
 def _progress_note(values: dict[str, Any]) -> str:

@@ -358,7 +358,10 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
         ("no JSON", "was not written by `mixnn export`"),
         ({"preprocessing": {}}, "was not written by `mixnn export`"),
         ({"card_version": 2}, "use a newer one"),
-        ({"architecture": {"name": "resnet1000"}}, "resnet1000 that this version of mixnn cannot read"),
+        (
+            {"architecture": {"name": "resnet1000"}},
+            "resnet1000, which is neither part of this version of mixnn",
+        ),
         ({"architecture": {"name": "resnet18"}}, "do not fit this network"),
     ],
 )

@@ -17,6 +17,15 @@ from mixnn.progress import Reporter
 from mixnn.runs.weights import load_backbone
 
 QUIET = Reporter(quiet=True)
+SMALL = {
+    "epochs": 1,
+    "warmup_epochs": 0,
+    "limit": 64,
+    "batch_size": 32,
+    "knn_every": 0,
+    "hidden": 8,
+    "support_size": 32,
+}
 
 
 @pytest.mark.parametrize("name, features", [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("resnet8", 128)])
@@ -55,10 +64,14 @@ def test_a_large_network_runs():
 
 
 class FakeTimm(types.ModuleType):
-    def create_model(self, name, pretrained, num_classes):
-        if name != "tiny":
+    def create_model(self, name, pretrained, num_classes, **sizes):
+        if name not in ("tiny", "vit"):
             raise RuntimeError(f"Unknown model ({name})")
         assert (pretrained, num_classes) == (False, 0)
+        if name == "vit":
+            return Transformer(**sizes)
+        if sizes:
+            raise TypeError("ResNet.__init__() got an unexpected keyword argument 'img_size'")
         model = nn.Sequential(
             nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-3, momentum=0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
         )
@@ -66,7 +79,24 @@ class FakeTimm(types.ModuleType):
         return model
 
     def list_models(self):
-        return ["tiny", "small"]
+        return ["tiny", "small", "vit"]
+
+
+class Transformer(nn.Module):
+    """As timm's vision transformers: made for one size of images, without batch norm."""
+
+    num_features = 8
+
+    def __init__(self, img_size=224, dynamic_img_size=False):
+        super().__init__()
+        self.img_size, self.dynamic = img_size, dynamic_img_size
+        self.patches = nn.Conv2d(3, 8, 4, stride=4)
+        self.positions = nn.Parameter(torch.zeros(1, (img_size // 4) ** 2, 8))
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        assert x.shape[2] == self.img_size, f"Input height ({x.shape[2]}) doesn't match model ({self.img_size})."
+        return self.block(self.patches(x).flatten(2).mT + self.positions).mean(1)
 
 
 def test_a_model_of_timms_is_wrapped_and_its_batch_norms_split(monkeypatch):
@@ -79,6 +109,31 @@ def test_a_model_of_timms_is_wrapped_and_its_batch_norms_split(monkeypatch):
     assert backbone(torch.randn(4, 3, 8, 8)).shape == (4, 4)
     with pytest.raises(mixnn.UserError, match="unknown timm model 'tinny', did you mean 'tiny'"):
         build_backbone("timm:tinny", 32, 2)
+
+
+def test_a_transformer_of_timms_is_made_for_the_images_size_and_trains(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", FakeTimm("timm"))
+    assert build_backbone("timm:vit", 16, 1).model.dynamic
+    run = mixnn.pretrain(
+        "digits",
+        backbone="timm:vit",
+        optimizer="adamw",
+        decayed="weights",
+        lr=0.01,
+        out=tmp_path / "run",
+        reporter=QUIET,
+        **SMALL,
+    )
+    file = mixnn.export(run, reporter=QUIET)
+    images = np.full((2, 3, 8, 8), 9, np.uint8)
+    assert torch.equal(mixnn.load(file)(images), mixnn.load(run)(images))
+
+
+def test_a_small_transformer_of_timms_own_trains(tmp_path):
+    pytest.importorskip("timm", exc_type=Exception)
+    name, own = "timm:vit_tiny_patch16_224", {"image_size": 32, "optimizer": "adamw", "lr": 0.01}
+    run = mixnn.pretrain("digits", backbone=name, out=tmp_path / "run", reporter=QUIET, **own, **SMALL)
+    assert mixnn.load(run)(np.zeros((2, 3, 32, 32), np.uint8)).shape == (2, 192)
 
 
 def test_without_timm_the_way_to_it_is_named(monkeypatch):
@@ -165,7 +220,48 @@ def test_a_network_of_ones_own_is_trained_evaluated_and_loaded(tmp_path, monkeyp
     assert mixnn.load(run)(np.zeros((2, 3, 8, 8), np.uint8)).shape == (2, 4)
 
 
-def test_a_network_that_does_not_say_its_features_is_refused(monkeypatch):
-    monkeypatch.setitem(BACKBONES, "mine", lambda *_: nn.Flatten())
-    with pytest.raises(mixnn.UserError, match="backbone mine has no attribute num_features"):
+def test_the_length_of_the_features_is_found_if_the_network_does_not_say_it(monkeypatch):
+    monkeypatch.setitem(BACKBONES, "mine", lambda: nn.Flatten())
+    assert build_backbone("mine", 8, 1).num_features == 3 * 8 * 8
+
+
+class Lying(nn.Module):
+    num_features = 7
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+def test_the_length_of_the_features_is_what_the_network_returns(monkeypatch):
+    monkeypatch.setitem(BACKBONES, "mine", Lying)
+    assert build_backbone("mine", 4, 1).num_features == 3 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    "factory, message",
+    [
+        (lambda: nn.Conv2d(3, 4, 3), r"mine must return features \(B, F\), and returns shape \(2, 4, 6, 6\): pool or"),
+        (lambda: nn.Linear(5, 3), "mine fails on images of 8 pixels: RuntimeError: .*\nuse another image_size"),
+        (
+            lambda depth: nn.Flatten(depth),
+            "mine needs an argument depth: give it a default; mixnn passes only",
+        ),
+        (lambda: "resnet18", "mine must be a torch.nn.Module, not a str"),
+    ],
+)
+def test_what_cannot_be_a_backbone_is_refused_with_the_reason(monkeypatch, factory, message):
+    monkeypatch.setitem(BACKBONES, "mine", factory)
+    with pytest.raises(mixnn.UserError, match=message):
         build_backbone("mine", 8, 1)
+
+
+def test_a_factory_gets_the_arguments_that_it_has(monkeypatch):
+    seen = []
+
+    def factory(*, image_size, width=4, **others):
+        seen.append((image_size, width, others))
+        return nn.Flatten()
+
+    monkeypatch.setitem(BACKBONES, "mine", factory)
+    build_backbone("mine", 8, 2)
+    assert seen == [(8, 4, {})]

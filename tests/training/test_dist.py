@@ -79,7 +79,7 @@ def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
     method = methods.build(name, Backbone(), options, num_classes=3, num_images=NUM_IMAGES)
     method.to(device, torch.float64)
     dist.set_data_parallel(method, dist.run_group())
-    optimizer = sgd([p for p in method.parameters() if p.requires_grad], 0.9, 1e-3)
+    optimizer = sgd([{"params": [p for p in method.parameters() if p.requires_grad], "weight_decay": 1e-3}], 0.9)
     optimizer.param_groups[0]["lr"].fill_(0.05)
     losses = []
     for seed in range(STEPS):

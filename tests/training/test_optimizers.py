@@ -6,13 +6,23 @@ import torch
 import mixnn
 import mixnn.progress
 from mixnn.config import Config, UserError
-from mixnn.training import optimizers
-from mixnn.training.optimizers import OPTIMIZERS, optimizer_tensors
+from mixnn.training.optimizers import (
+    OptimizerState,
+    can_be_captured,
+    make_optimizer,
+    optimizer_tensors,
+    parameter_groups,
+    set_learning_rate,
+)
+
+
+def make(parameters, **settings):
+    return make_optimizer(((f"p{i}", p) for i, p in enumerate(parameters)), Config(**settings))
 
 
 def test_the_state_of_sgd_has_the_names_that_checkpoints_have():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
-    optimizer = OPTIMIZERS["sgd"](parameters, Config())
+    optimizer = make(parameters)
     assert {name: tuple(t.shape) for name, t in optimizer_tensors(optimizer).items()} == {
         "momentum.0": (2,),
         "momentum.1": (3,),
@@ -21,7 +31,7 @@ def test_the_state_of_sgd_has_the_names_that_checkpoints_have():
 
 def test_the_state_of_adamw_exists_before_the_first_step_and_each_parameter_has_its_own():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
-    tensors = optimizer_tensors(OPTIMIZERS["adamw"](parameters, Config(optimizer="adamw")))
+    tensors = optimizer_tensors(make(parameters, optimizer="adamw"))
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     assert shapes == {
         "step.0": (),
@@ -44,7 +54,7 @@ def test_adamw_takes_torchs_steps(weight_decay):
     ours, theirs = (
         [torch.nn.Parameter(torch.tensor(values)) for values in ([1.0, -2.0], [3.0, 0.5, -1.0])] for _ in range(2)
     )
-    optimizer = OPTIMIZERS["adamw"](ours, Config(optimizer="adamw", weight_decay=weight_decay))
+    optimizer = make(ours, optimizer="adamw", weight_decay=weight_decay)
     reference = torch.optim.AdamW(theirs, weight_decay=weight_decay, foreach=False, fused=False)
     for lr in (0.0, 0.05, 0.1, 0.1, 0.03):
         optimizer.param_groups[0]["lr"].fill_(lr)
@@ -64,9 +74,10 @@ def test_an_unknown_optimizer_is_refused_before_any_work(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def resumed(tmp_path, optimizer):
+def resumed(tmp_path, optimizer, **settings):
     """The last checkpoints of an unbroken run and of one whose second epoch was trained after a resume."""
     common = {"limit": 64, "batch_size": 16, "knn_every": 0, "checkpoint_every": 1, "lr": 0.01, "optimizer": optimizer}
+    common |= settings
     common |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}, "reporter": mixnn.progress.Reporter(quiet=True)}
     whole = mixnn.pretrain("digits", epochs=2, out=tmp_path / "whole", **common)
     broken = mixnn.pretrain("digits", epochs=2, out=tmp_path / "broken", **common)
@@ -84,15 +95,164 @@ def test_adamw_resumes_exactly(tmp_path):
     assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
 
 
-def test_a_new_optimizer_needs_one_row_and_resumes_exactly(tmp_path, monkeypatch):
-    def rmsprop(parameters, _):
-        optimizer = torch.optim.RMSprop(parameters, lr=torch.zeros(()), capturable=False, foreach=False)
-        for p in parameters:
-            optimizer.state[p] |= {"step": torch.zeros(()), "square_avg": torch.zeros_like(p)}
-        return optimizer
+class Odd(torch.optim.Optimizer):
+    """Remembers all kinds of things, most of them only from the first step on."""
 
-    monkeypatch.setitem(optimizers.OPTIMIZERS, "rmsprop", rmsprop)
-    want, got = resumed(tmp_path, "rmsprop")
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1, "calls": 0, "betas": (0.9, 0.5)})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["calls"] += 1
+            shared = self.state.setdefault("all", {"total": torch.zeros((), dtype=torch.float64), "seen": 0})
+            shared["seen"] += len(group["params"])
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"count": 0, "rate": 1.0, "mean": torch.zeros_like(p, dtype=torch.float64)}
+                    state |= {"last": [], "limits": (None, "none"), "by_sign": {1: torch.zeros(1), -1: 0.5}}
+                state["count"] += 1
+                state["rate"] *= 0.9 + 0.01 * group["calls"] / (1 + shared["seen"])
+                state["mean"].lerp_(p.grad.double(), 0.1)
+                state["last"] = [*state["last"], p.grad.mean()][-2:]
+                state["by_sign"][1] += p.grad.sign().mean()
+                state["by_sign"][-1] += float(state["by_sign"][1])
+                shared["total"] += state["mean"].norm()
+                push = state["mean"] + sum(state["last"]) + state["by_sign"][1].double() / state["count"]
+                step = group["lr"] * state["rate"] / (1 + shared["total"] + abs(state["by_sign"][-1]))
+                p.sub_((step * push).to(p.dtype))
+
+
+def test_an_optimizer_with_odd_state_resumes_exactly(tmp_path, monkeypatch):
+    monkeypatch.setitem(mixnn.OPTIMIZERS, "odd", lambda groups, _: Odd(groups))
+    want, got = resumed(tmp_path, "odd")
     assert want.keys() == got.keys()
-    assert "square_avg.0" in got
-    assert all(torch.equal(t, got[name]) for name, t in want.items())
+    assert {"mean.0", "last.0.1", "by_sign.0.1", "total.all"} <= got.keys()
+    assert want["mean.0"].dtype == torch.float64
+    assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
+
+
+class Wrapped(torch.optim.SGD):
+    """An optimizer with a format of its own, as those have that wrap another one."""
+
+    speed = 1.0
+
+    def step(self):
+        self.speed *= 0.5
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * (1 + self.speed)
+        super().step()
+
+    def state_dict(self):
+        return super().state_dict() | {"speed": self.speed}
+
+    def load_state_dict(self, saved):
+        self.speed = saved.pop("speed")
+        super().load_state_dict(saved)
+
+
+def test_an_optimizer_with_a_format_of_its_own_resumes_exactly(tmp_path, monkeypatch):
+    def wrapped(groups, _):
+        plain = [{k: v for k, v in group.items() if k != "names"} for group in groups]
+        return Wrapped(plain, lr=0.1, momentum=0.9)
+
+    monkeypatch.setitem(mixnn.OPTIMIZERS, "wrapped", wrapped)
+    want, got = resumed(tmp_path, "wrapped")
+    assert any(name.endswith("momentum_buffer") for name in got)
+    assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
+
+
+def test_steps_that_are_undone_leave_no_state_behind():
+    """As a run with a time budget does, to measure its pace."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = Odd([parameter])
+    state = OptimizerState(optimizer)
+    before = state.save()
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert optimizer.state
+    state.load(*before)
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["calls"] == 0
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused_with_its_name():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    optimizer.state[parameter]["history"] = {1, 2}
+    with pytest.raises(UserError, match=r"keeps a set \(history.0\), which a checkpoint cannot hold"):
+        OptimizerState(optimizer).save()
+
+
+def test_a_checkpoint_from_before_other_optimizers_is_read():
+    """Such a checkpoint has momentum.0, momentum.1 and so on, and no list of what the optimizer remembers."""
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    optimizer = make(parameters)
+    OptimizerState(optimizer).load({"momentum.0": torch.full((2,), 2.0), "momentum.1": torch.full((3,), 3.0)}, None)
+    assert [optimizer.state[p]["momentum_buffer"].tolist() for p in parameters] == [[2.0] * 2, [3.0] * 3]
+
+
+# Parameter groups and LARS
+
+
+def test_biases_and_norms_can_go_without_weight_decay():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    (everything,) = parameter_groups(network.named_parameters(), Config(weight_decay=0.1))
+    assert (len(everything["params"]), everything["weight_decay"]) == (6, 0.1)
+    for settings in ({"decayed": "weights"}, {"optimizer": "lars"}):
+        weights, others = parameter_groups(network.named_parameters(), Config(weight_decay=0.1, **settings))
+        assert (weights["names"], weights["weight_decay"]) == (["0.weight", "2.weight"], 0.1)
+        assert (others["names"], others["weight_decay"]) == (["0.bias", "1.weight", "1.bias", "2.bias"], 0.0)
+
+
+def test_each_group_has_its_share_of_the_learning_rate():
+    one, two = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([{"params": [one], "lr": torch.zeros(())}, {"params": [two], "lr_scale": 0.1}], lr=1.0)
+    set_learning_rate(optimizer, 0.5)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.5, 0.05]
+
+
+def test_lars_follows_its_formula():
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator) for shape in ((4, 3), (4,), (2, 2))]
+    parameters = [torch.nn.Parameter(value.clone()) for value in values]
+    optimizer = make(parameters, optimizer="lars", weight_decay=0.1, sgd_momentum=0.8)
+    weights, momenta = [v.double() for v in values], [torch.zeros(v.shape, dtype=torch.float64) for v in values]
+    for lr in (0.5, 2.0, 3.0):
+        set_learning_rate(optimizer, lr)
+        gradients = [torch.randn(v.shape, generator=generator) for v in values]
+        gradients[2].zero_()
+        for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad, update = gradient, gradient.double()
+            if i != 1:  # a bias is updated as it is
+                update = update + 0.1 * weights[i]
+                update = update * 1e-3 * weights[i].square().sum().sqrt() / update.square().sum().sqrt()
+            momenta[i] = 0.8 * momenta[i] + update
+            weights[i] = weights[i] - lr * momenta[i]
+        optimizer.step()
+    for parameter, value in zip(parameters, weights, strict=True):
+        torch.testing.assert_close(parameter.detach().double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_lars_leaves_zero_weights_and_zero_gradients_finite():
+    parameters = [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2, 2))]
+    optimizer = make(parameters, optimizer="lars", weight_decay=0.1)
+    parameters[0].grad, parameters[1].grad = torch.ones(2, 2), torch.zeros(2, 2)
+    set_learning_rate(optimizer, 0.5)
+    optimizer.step()
+    assert parameters[0].tolist() == [[-0.5] * 2] * 2  # as SGD
+    assert parameters[1].tolist() == [[0.0] * 2] * 2
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "adamw"])
+def test_a_run_with_parameter_groups_resumes_exactly(tmp_path, optimizer):
+    want, got = resumed(tmp_path, optimizer, decayed="weights")
+    assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
+
+
+def test_only_state_in_tensors_that_exists_before_the_first_step_is_captured():
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    assert all(can_be_captured(make([parameter], optimizer=name)) for name in ("sgd", "adamw", "lars"))
+    assert not can_be_captured(Odd([parameter]))
+    assert not can_be_captured(torch.optim.SGD([parameter], lr=0.1, momentum=0.9))

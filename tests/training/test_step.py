@@ -35,7 +35,7 @@ def small_method(device="cpu"):
 
 def small_step(mode="eager", method=None, device="cpu"):
     method = method or small_method(device)
-    optimizer = sgd([p for p in method.parameters() if p.requires_grad], MOMENTUM, DECAY)
+    optimizer = sgd([{"params": [p for p in method.parameters() if p.requires_grad], "weight_decay": DECAY}], MOMENTUM)
     return Step(method, images(device), [strong(SIZE), weak(SIZE)], B, optimizer, mode)
 
 
@@ -115,7 +115,8 @@ def test_a_rate_of_zero_moves_the_teacher_and_the_support_set_but_no_student():
 
 def test_the_momentum_that_exists_from_the_start_equals_torchs_own():
     ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    optimizers = [sgd([ours], 0.9, 0.01), torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01)]
+    reference = torch.optim.SGD([theirs], lr=0.0, momentum=0.9, weight_decay=0.01)
+    optimizers = [sgd([{"params": [ours], "weight_decay": 0.01}], 0.9), reference]
     for i in range(3):
         for p, optimizer in zip((ours, theirs), optimizers, strict=True):
             optimizer.param_groups[0]["lr"] = torch.tensor(0.1) if p is ours else 0.1
@@ -239,7 +240,7 @@ def test_steps_on_prefetched_images_equal_steps_on_resident_ones():
     for resident in (True, False):
         mine = copy.deepcopy(method)
         parameters = [p for p in mine.parameters() if p.requires_grad]
-        optimizer = sgd(parameters, MOMENTUM, DECAY)
+        optimizer = sgd([{"params": parameters, "weight_decay": DECAY}], MOMENTUM)
         steps.append(Step(mine, images(), [strong(SIZE), weak(SIZE)], B, optimizer, "eager", resident))
     rngs = [torch.Generator().manual_seed(0) for _ in steps]
     order = torch.arange(4 * B) % M

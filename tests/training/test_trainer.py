@@ -191,9 +191,27 @@ def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_methods_options_given_as_a_setting_are_refused():
-    with pytest.raises(mixnn.UserError, match=r"use options=\{'topk': "):
-        mixnn.pretrain("digits", topk=1, reporter=QUIET)
+def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
+    given = {"method": "msf", "epochs": 0, "topk": 1, "views": "s/s", "hidden": 8}
+    run = mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **given)
+    assert [run.config.options[name] for name in ("topk", "views", "hidden")] == [1, "s/s", 8]
+    assert run.environment()["given"] == sorted(given)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"topkk": 1}, "unknown setting or option of mnn 'topkk', did you mean 'topk'"),
+        ({"epoch": 1}, "unknown setting or option of mnn 'epoch', did you mean 'epochs'"),
+        ({"method": "byol", "topk": 1}, "unknown setting or option of byol 'topk'"),
+        ({"topk": 1, "options": {"topk": 2}}, "topk is given twice, also in options"),
+        ({"topk": -1}, "topk=-1: topk must be at least 0"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_any_work(tmp_path: Path, given: dict[str, Any], message: str):
+    with pytest.raises(mixnn.UserError, match=message):
+        mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **given)
+    assert not (tmp_path / "run").exists()
 
 
 def labelled_photos(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from mixnn.config import Config
 from mixnn.data import configured_dataset
 from mixnn.progress import duration, plural
 
-OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "lars": "LARS"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
 
 
@@ -28,8 +28,9 @@ def as_text(value: Any) -> str:
 
 
 def all_settings(config: Config) -> dict[str, Any]:
-    """Config's fields and the method's options in one dict."""
-    return {name: getattr(config, name) for name in FIELDS} | config.options
+    """Config's fields, the method's options and what was changed in views, in one dict."""
+    changes = {f"{view}.{k}": v for view, of_view in config.augmentation.items() for k, v in of_view.items()}
+    return {name: getattr(config, name) for name in FIELDS} | config.options | changes
 
 
 def option_fields(method: str) -> dict[str, dataclasses.Field[Any]]:
@@ -41,6 +42,9 @@ def option_fields(method: str) -> dict[str, dataclasses.Field[Any]]:
 
 def help_and_source(config: Config, name: str) -> tuple[str, str]:
     """What a setting means, and where its default comes from."""
+    view, _, part = name.partition(".")
+    if part:
+        return f"{part} of the view {view}", ""
     field = FIELDS.get(name) or option_fields(config.method).get(name)
     return (field.metadata["help"], field.metadata["source"]) if field is not None else ("", "")
 
@@ -58,7 +62,8 @@ def defaults(config: Config) -> dict[str, Any]:
         "method": config.method,
         "image_size": dataset.train_size or config.image_size,
     }
-    return {name: f.default for name, f in FIELDS.items()} | recipe | method_recipe | options | fixed
+    changes = {f"{view}.{k}": "" for view, of_view in config.augmentation.items() for k in of_view}
+    return {name: f.default for name, f in FIELDS.items()} | recipe | method_recipe | options | fixed | changes
 
 
 def changed_rows(data: RunData) -> list[dict[str, str]]:

@@ -1,0 +1,202 @@
+"""Registries: things that are chosen by name, and how code outside mixnn adds to them.
+
+A registry maps names to things. What mixnn has is in it from the start. Others add to it in two ways:
+
+- the decorator `register`, in a file that runs before the name is used: `import my_code` in Python, --import on the
+  command line;
+- an entry point of an installed package, in the group mixnn.methods, mixnn.backbones and so on. It is imported when its
+  name is used.
+
+No code runs because a run folder or an exported file names it. `import_code` is only called with what the user gave.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from mixnn.config import UserError, setting, unknown
+
+T = TypeVar("T")
+Thing = TypeVar("Thing")
+
+
+class UnknownName(UserError):
+    """A name that is not in its registry."""
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Things by name. `kind` is what messages call one; `group` is the last part of its group of entry points.
+
+    `make(name, thing, **about)`, if there is one, turns what the decorator is applied to into what is kept.
+    """
+
+    def __init__(self, kind: str, group: str, things: Mapping[str, T], make: Callable[..., T] | None = None) -> None:
+        self.kind, self.group, self._make = kind, f"mixnn.{group}", make
+        self._things, self._own = dict(things), frozenset(things)
+        self._origins: dict[str, str] = {}  # name -> what import_code takes to get it
+
+    def register(self, name: str, **about: Any) -> Callable[[Thing], Thing]:
+        """Decorator that adds a thing under a name. Defining it again, as in a notebook, replaces it."""
+        caller = sys._getframe(1).f_globals
+        origin = _importing.get() or origin_of(caller.get("__name__", ""), caller.get("__file__"))
+
+        def add(thing: Thing) -> Thing:
+            if name in self._own:
+                raise UserError(f"mixnn has a {self.kind} called {name}: choose another name")
+            if self._origins.get(name, origin) != origin:
+                raise UserError(f"two files register a {self.kind} called {name}: {self._origins[name]} and {origin}")
+            kept: Any = thing if self._make is None else self._make(name, thing, **about)
+            self.add(name, kept, origin)
+            return thing
+
+        return add
+
+    def add(self, name: str, thing: T, origin: str) -> None:
+        """Add or replace a thing that the user handed in. `origin` is what to import to get it elsewhere."""
+        self._things[name], self._origins[name] = thing, origin
+
+    def find(self, name: str) -> T:
+        """The thing of this name; UnknownName lists the valid ones."""
+        if name not in self:
+            raise UnknownName(str(unknown(self.kind, name, self)))
+        return self[name]
+
+    def origin(self, name: str) -> str:
+        """The file or module that added a name; "" for what mixnn or an installed package has."""
+        return self._origins.get(name, "")
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._things and name in (points := _entry_points(self.group)):
+            thing = _load(points[name], self.kind)
+            self._things.setdefault(name, thing)  # the module may have used the decorator as well
+        return self._things[name]
+
+    def __setitem__(self, name: str, thing: T) -> None:
+        self._things[name] = thing
+        if _importing.get():
+            self._origins[name] = _importing.get()
+
+    def __delitem__(self, name: str) -> None:
+        del self._things[name]
+        self._origins.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things or name in _entry_points(self.group)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*self._things, *_entry_points(self.group)])
+
+    def __len__(self) -> int:
+        return len({*self._things, *_entry_points(self.group)})
+
+
+@functools.cache
+def _entry_points(group: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Entry points of the installed packages, by name. Imports none of them."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=group)}
+
+
+def _load(point: importlib.metadata.EntryPoint, kind: str) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else point.module
+        raise UserError(f"the package {package} offers the {kind} {point.name}, and {_failure(error)}") from error
+
+
+# Code of the user
+
+_importing: ContextVar[str] = ContextVar("importing", default="")  # what import_code is importing now
+_imported: dict[str, tuple[ModuleType, str]] = {}  # name of a module -> module, and what import_code was given
+
+
+def import_code(code: str | Path) -> ModuleType:
+    """Import a file (my_code.py) or a module (package.module) of the user; its decorators add to the registries.
+
+    Modules next to the file, or in the current folder, can be imported too.
+    """
+    code = str(code)
+    path = Path(code).expanduser().absolute()
+    is_file = code.endswith(".py")
+    if is_file and not path.is_file():
+        raise UserError(f"there is no file {code} to import")
+    name, origin = (path.stem, str(path)) if is_file else (code, code)
+    if name not in _imported:
+        folder = str(path.parent if is_file else Path.cwd())
+        sys.path += [] if folder in sys.path else [folder]
+        token = _importing.set(origin)
+        try:
+            module = _import_file(path) if is_file else importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"cannot import {code}: {_failure(error)}") from error
+        finally:
+            _importing.reset(token)
+        _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
+    return _imported[name][0]
+
+
+def imported(name: str) -> tuple[ModuleType, str] | None:
+    """A module that `import_code` imported, and what it was given; None for any other module."""
+    return _imported.get(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    name = path.stem
+    found = sys.modules.get(name) or importlib.util.find_spec(name)
+    file = getattr(found, "__file__", None) or getattr(found, "origin", None)
+    if found is not None and not (file and os.path.exists(file) and os.path.samefile(file, path)):
+        raise UserError(f"{path} has the name of another module, {name}: rename it")
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _failure(error: Exception) -> str:
+    """What went wrong in code of others, and in which line."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [frame for frame in frames if frame.filename != __file__]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def origin_of(module: str, file: str | None) -> str:
+    """What `import_code` takes to import a module again: the file of a module of its own, else the dotted name.
+
+    "" for code that was typed into an interpreter or a notebook.
+    """
+    if module == "__main__" and not file:
+        return ""
+    if file and "." not in module and Path(file).name != "__init__.py":
+        return str(Path(file).absolute())
+    return module
+
+
+def how_to_import(origins: list[str]) -> str:
+    """What to do to have code imported: add --import my_code.py on the command line, `import my_code` in Python."""
+    flags = [setting("import", origin) for origin in origins]
+    if all(flag.startswith("--") for flag in flags):
+        return f"add {' '.join(flags)}"
+    modules = [Path(origin).stem if origin.endswith(".py") else origin for origin in origins]
+    return f"use `import {', '.join(modules)}`, and mixnn.load(run, backbone=...) for a network that is not registered"

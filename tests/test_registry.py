@@ -1,0 +1,445 @@
+"""Things of the user's own: added by a decorator, imported when asked for, never because a run folder names them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mixnn
+from mixnn import registry
+from mixnn.cli import main
+from mixnn.progress import Reporter
+from mixnn.registry import Registry, UnknownName, import_code, origin_of
+from mixnn.runs import Run
+
+QUIET = Reporter(quiet=True)
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+SMALL = {"limit": 64, "batch_size": 32, "epochs": 2, "warmup_epochs": 0, "knn_every": 0, "checkpoint_every": 1}
+SMALL |= {"hidden": 8, "dim": 4, "support_size": 32}
+FLAGS = "--limit 64 --batch-size 32 --epochs 1 --warmup-epochs 0 --knn-every 0"
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
+
+EVERYTHING = '''
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+import mixnn
+from mixnn.methods.contract import About
+from mixnn.methods.msf import MSF
+
+print("my_code runs")
+
+
+@mixnn.BACKBONES.register("mine")
+class Mine(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def make(image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, 5))
+
+
+@mixnn.METHODS.register("double")
+class Double(MSF):
+    """MSF, with twice the loss."""
+
+    about = About(2026, "an example, no paper", "MSF, twice")
+
+    def loss(self, d):
+        return 2 * super().loss(d)
+
+
+@mixnn.DATASETS.register("stripes", num_classes=2, size=8, splits={"pretrain": 64, "train": 64, "test": 16})
+def stripes(folder, split):
+    rng = np.random.default_rng(len(split))
+    labels = np.arange(16 if split == "test" else 64) % 2
+    images = rng.integers(0, 99, (len(labels), 3, 8, 8), dtype=np.uint8)
+    images[labels == 1, :, ::2] += 100
+    return images, labels, ["plain", "striped"]
+
+
+@mixnn.VIEWS.register("mild")
+def mild(size, area):
+    return mixnn.View(size, area=area, jitter=0.3, hue=0.02)
+
+
+@mixnn.PROTOCOLS.register("spread", label="spread", headline="spread")
+def spread(subject):
+    return {"spread": 50.0}, {"images": len(subject.test)}
+
+
+@mixnn.OPTIMIZERS.register("slow")
+def slow(groups, config):
+    return torch.optim.RMSprop(groups, lr=0.0, momentum=config.sgd_momentum, foreach=False)
+'''
+
+
+@pytest.fixture
+def my_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's, forgotten again after the test."""
+    file = tmp_path / "my_code.py"
+    file.write_text(EVERYTHING)
+    monkeypatch.chdir(tmp_path)
+    forget(monkeypatch)
+    return file
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: nothing of the user's is imported or registered; afterwards too."""
+    monkeypatch.setattr(registry, "_imported", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_code", raising=False)
+    for each in (mixnn.BACKBONES, mixnn.METHODS, mixnn.DATASETS, mixnn.VIEWS, mixnn.PROTOCOLS, mixnn.OPTIMIZERS):
+        monkeypatch.setattr(each, "_things", {k: v for k, v in each._things.items() if k in each._own})
+        monkeypatch.setattr(each, "_origins", {})
+
+
+class Net(nn.Module):
+    """Somebody's network: no num_features, batch norm, dropout."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.out = nn.Linear(4 * width, 5)
+
+    def forward(self, x):
+        return self.out(self.net(x).flatten(1))
+
+
+def ask(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, str]:
+    code = main(words.split())
+    answer = capsys.readouterr()
+    return code, answer.out, answer.err
+
+
+# Networks in Python
+
+
+def test_a_module_is_copied_trained_and_used_by_all_that_takes_the_run(tmp_path: Path):
+    torch.manual_seed(0)
+    network = Net()
+    before = {name: t.clone() for name, t in network.state_dict().items()}
+    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", reporter=QUIET, **SMALL)
+    assert run.config.backbone == "object:Net"
+    assert all(torch.equal(t, before[name]) for name, t in network.state_dict().items())
+    assert isinstance(network.net[1], nn.BatchNorm2d)
+    encoder = mixnn.load(run)
+    assert encoder.num_features == 5
+    assert not torch.equal(encoder.backbone.out.weight, network.out.weight)
+    assert mixnn.evaluate(run, protocol="knn", reporter=QUIET)["knn"]["weighted"] > 0
+    assert mixnn.diagnose(run, batches=1, reporter=QUIET)["feature_rank"] > 0
+
+
+def test_training_starts_from_the_weights_of_the_module(tmp_path: Path):
+    torch.manual_seed(0)
+    network = Net()
+    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    weights = mixnn.load(run).backbone.state_dict()
+    assert all(torch.equal(t, weights[name]) for name, t in network.state_dict().items())
+
+
+def test_a_run_with_a_module_needs_it_again_and_says_how(tmp_path: Path):
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL)
+    file = mixnn.export(run, reporter=QUIET)
+    want = mixnn.load(run)(IMAGES)
+    for stored in (run.path, file):
+        with pytest.raises(mixnn.UserError, match=r"pass it again, as in mixnn.load\(run, backbone=network\)"):
+            mixnn.load(stored)
+        assert torch.equal(mixnn.load(stored, backbone=Net())(IMAGES), want)  # its own weights are not used
+        assert torch.equal(mixnn.load(stored, backbone=Net)(IMAGES), want)
+        with pytest.raises(mixnn.UserError, match="do not fit this network"):
+            mixnn.load(stored, backbone=Net(width=7))
+    assert torch.equal(mixnn.load(Run.open(run.path, backbone=Net()))(IMAGES), want)
+
+
+@pytest.mark.parametrize("again", [Net(), Net, lambda: Net()], ids=["module", "class", "function"])
+def test_a_run_with_a_module_resumes_exactly(tmp_path: Path, again):
+    network = Net()
+    whole, broken = (
+        mixnn.pretrain("digits", backbone=network, out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
+    )
+    max((broken.path / "checkpoints").iterdir()).unlink()
+    with pytest.raises(mixnn.UserError, match="pass it again"):
+        mixnn.pretrain(resume=broken.path, reporter=QUIET)
+    with pytest.raises(mixnn.UserError, match="takes its settings from the run folder"):
+        mixnn.pretrain(resume=broken.path, backbone="resnet8", reporter=QUIET)
+    mixnn.pretrain(resume=broken.path, backbone=again, reporter=QUIET)
+    want, got = whole.load_checkpoint(pytest.fail)[0], broken.load_checkpoint(pytest.fail)[0]
+    assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
+
+
+def test_a_function_makes_the_network_under_the_runs_seed(tmp_path: Path):
+    runs = [
+        mixnn.pretrain("digits", backbone=lambda: Net(8), out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
+    ]
+    one, other = (mixnn.load(run, backbone=lambda: Net(8))(IMAGES) for run in runs)
+    assert torch.equal(one, other)
+
+
+def test_a_network_on_a_folder_of_images_is_compared_with_its_start(tmp_path: Path):
+    mixnn.data.to_folder(np.repeat(IMAGES, 8, 0).repeat(2, 2).repeat(2, 3), tmp_path / "photos")
+    small = SMALL | {"batch_size": 8, "support_size": 16}
+    run = mixnn.pretrain(
+        tmp_path / "photos", backbone=Net(), image_size=16, out=tmp_path / "run", reporter=QUIET, **small
+    )
+    assert run.judgement()["points"]
+    vectors = mixnn.embed(run, reporter=QUIET)
+    assert vectors is not None
+
+
+def test_what_is_no_network_is_refused(tmp_path: Path):
+    with pytest.raises(mixnn.UserError, match=r"backbone takes a name, a torch.nn.Module or a function .* not a int"):
+        mixnn.pretrain("digits", backbone=5, out=tmp_path / "run", reporter=QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("output", ["onnx", "pt2"])
+def test_a_network_is_exported_as_a_program(tmp_path: Path, output: str):
+    if output == "onnx":
+        pytest.importorskip("onnx")
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    file = mixnn.export(run, output=output, reporter=QUIET)
+    assert json.loads((file.parent / f"{file.name}.json").read_text())["architecture"]["features"] == 5
+
+
+class Untraceable(Net):
+    def forward(self, x):
+        if x.sum() > 1e9:
+            raise ValueError
+        return super().forward(x)
+
+
+def test_a_network_that_cannot_become_a_program_is_refused_with_another_format(tmp_path: Path):
+    run = mixnn.pretrain(
+        "digits", backbone=Untraceable(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0}
+    )
+    with pytest.raises(
+        mixnn.UserError, match=r"object:Untraceable cannot be written as pt2: .*\nuse output='safetensors'"
+    ):
+        mixnn.export(run, output="pt2", reporter=QUIET)
+
+
+def test_a_network_whose_step_cannot_be_captured_is_refused_with_another_mode(tmp_path: Path, monkeypatch):
+    """On a GPU, a network that reads a tensor on the host cannot be captured; here the step itself refuses."""
+
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr("mixnn.training.trainer.Step", refuse)
+    given = {"out": tmp_path / "run", "reporter": QUIET, "mode": "compiled", **SMALL}
+    with pytest.raises(mixnn.UserError, match=r"object:Net cannot be compiled: operation .*\nuse mode='eager'"):
+        mixnn.pretrain("digits", backbone=Net(), **given)
+    with pytest.raises(RuntimeError, match="operation not permitted") as caught:
+        mixnn.pretrain("digits", **given)
+    assert not isinstance(caught.value, mixnn.UserError)
+
+
+# Code of the user on the command line
+
+
+def test_a_file_adds_a_thing_of_every_kind_and_all_are_used(my_code: Path, capsys, monkeypatch):
+    words = f"pretrain stripes --method double --backbone mine --optimizer slow --view 1=mild {FLAGS} --out run"
+    words += " --set hidden=8 --set support_size=32 --import my_code.py"
+    code, out, err = ask(capsys, words)
+    assert code == 0, err
+    assert out.startswith("my_code runs")
+    run = Run.open("run")
+    assert run.config.imports == [str(my_code)]
+    assert run.config.augmentation == {"1": {"kind": "mild"}}
+    code, out, err = ask(capsys, "evaluate run --protocol spread")
+    assert (code, out.strip()) == (0, "spread  50.00"), err
+    assert "double" in ask(capsys, "methods")[1]
+    forget(monkeypatch)
+    code, out, err = ask(capsys, "evaluate run --protocol spread")
+    assert code == 2
+    assert "unknown protocol 'spread'" in err
+    code, out, err = ask(capsys, "pretrain --resume run --epochs 2 --import my_code.py")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("words", ["embed run", "evaluate run --protocol knn", "export run", "diagnose run"])
+def test_a_run_folder_never_makes_code_run(my_code: Path, capsys, monkeypatch, words):
+    train = (
+        f"pretrain digits --backbone mine --method double {FLAGS} --set support_size=32 --out run --import my_code.py"
+    )
+    assert ask(capsys, f"{train} --import my_code.py")[0] == 0
+    forget(monkeypatch)
+    code, out, err = ask(capsys, words)
+    assert code == 2
+    assert "my_code runs" not in out
+    assert f"run was trained with code from {my_code}: unknown " in err
+    assert f"runs no code because a run folder names it; if you trust this code, add --import {my_code}" in err
+    code, out, err = ask(capsys, f"{words} --import my_code.py")
+    assert code == 0, err
+    assert "my_code runs" in out
+
+
+def test_a_run_folder_cannot_call_a_function_that_is_loaded_anyway(tmp_path: Path):
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    file = mixnn.export(run, reporter=QUIET)
+    for name in ("os:abort", "os:getcwd", "my_code:make", "builtins:breakpoint"):
+        run.update_config(backbone=name)
+        with pytest.raises(mixnn.UserError, match="unknown backbone"):
+            mixnn.load(run.path)
+    file.write_bytes(file.read_bytes().replace(b"object:Net", b"os:getcwd "))
+    with pytest.raises(mixnn.UserError, match="neither part of this version of mixnn nor imported"):
+        mixnn.load(file)
+
+
+@pytest.mark.parametrize("named", ["my_code:make", "my_code.py:make"])
+def test_a_function_of_a_module_is_a_backbone(my_code: Path, capsys, monkeypatch, named):
+    train = f"pretrain digits --backbone {named} {FLAGS} --set support_size=32 --out run"
+    code, _, err = ask(capsys, train)
+    assert code == 0, err
+    config = Run.open("run").config
+    assert (config.backbone, config.imports) == ("my_code:make", [str(my_code)])
+    forget(monkeypatch)
+    code, _, err = ask(capsys, "embed run")
+    assert code == 2
+    assert f"add --import {my_code}" in err
+    for asked in ("--import my_code", f"--import {my_code}"):
+        forget(monkeypatch)
+        code, _, err = ask(capsys, f"embed run --overwrite {asked}")
+        assert code == 0, err
+    assert mixnn.load("run")(IMAGES).shape == (4, 5)
+
+
+def test_a_class_that_can_be_imported_is_recorded_as_such(my_code: Path, capsys, monkeypatch):
+    sys.path.append(str(my_code.parent))
+    import my_code as module  # type: ignore[import-not-found]
+
+    run = mixnn.pretrain("digits", backbone=module.make, out="run", reporter=QUIET, **SMALL)
+    assert (run.config.backbone, run.config.imports) == ("my_code:make", [str(my_code)])
+    assert mixnn.load(run)(IMAGES).shape == (4, 5)
+    forget(monkeypatch)
+    with pytest.raises(mixnn.UserError, match="if you trust this code, use `import my_code`, and"):
+        mixnn.load("run")
+    assert ask(capsys, "embed run --import my_code.py")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ("--import nothing.py", "there is no file nothing.py to import"),
+        ("--import nothing.at.all", "cannot import nothing.at.all: ModuleNotFoundError: No module named 'nothing'"),
+        ("--import broken.py", "cannot import broken.py: NameError: name 'undefined' is not defined ("),
+        ("--import json.py", "has the name of another module, json: rename it"),
+        ("--import taken.py", "mixnn has a method called mnn: choose another name"),
+        ("--import", "--import needs a file or a module, as in --import my_code.py"),
+        ("--backbone my_code:nothing --import my_code.py", "my_code.py has no function or class nothing"),
+        ("--backbone my_code:mein --import my_code.py", "my_code.py has no function or class mein"),
+    ],
+)
+def test_code_that_cannot_be_imported_is_named_with_the_reason(my_code: Path, capsys, asked, message):
+    (my_code.parent / "broken.py").write_text("\n\nundefined\n")
+    (my_code.parent / "json.py").write_text("")
+    (my_code.parent / "taken.py").write_text("import mixnn\nmixnn.METHODS.register('mnn')(mixnn.METHODS['mnn'])\n")
+    code, _, err = ask(capsys, f"pretrain digits --out run {asked}")
+    assert code == 2
+    assert message in err
+    assert not Path("run").exists()
+
+
+def test_every_command_lists_import(capsys):
+    for verb in ("embed", "methods", "bench"):
+        assert "--import CODE" in ask(capsys, f"help {verb}")[1]
+
+
+def test_in_a_new_process_a_network_trains_and_embeds_and_without_its_code_it_does_not(my_code: Path):
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mixnn", *words.split()]
+        return subprocess.run(command, capture_output=True, text=True, cwd=my_code.parent, env=ENVIRONMENT)
+
+    made = run(f"pretrain digits --import my_code.py --backbone mine {FLAGS} --set support_size=32 --out run --quiet")
+    assert made.returncode == 0, made.stderr
+    refused = run("embed run")
+    assert refused.returncode == 2
+    assert "if you trust this code, add --import" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert run("embed run --quiet --import my_code.py").returncode == 0
+
+
+# The registry itself
+
+
+def test_registering_again_replaces_what_the_same_file_registered(monkeypatch: pytest.MonkeyPatch):
+    names: Registry[str] = Registry("word", "words", {"a": "A"})
+    names.register("b")("B")
+    names.register("b")("B2")
+    assert dict(names) == {"a": "A", "b": "B2"}
+    assert names.origin("b") == str(Path(__file__).absolute()) or names.origin("b") == "tests.test_registry"
+    with pytest.raises(mixnn.UserError, match="mixnn has a word called a"):
+        names.register("a")("A2")
+    monkeypatch.setitem(names._origins, "b", "other.py")
+    with pytest.raises(mixnn.UserError, match=r"two files register a word called b: other\.py and "):
+        names.register("b")("B3")
+    with pytest.raises(UnknownName, match=r"unknown word 'c'.*\nvalid: a, b"):
+        names.find("c")
+
+
+@pytest.mark.parametrize(
+    "module, file, origin",
+    [
+        ("my_code", "/a/my_code.py", "/a/my_code.py"),
+        ("__main__", "/a/train.py", "/a/train.py"),
+        ("package.module", "/a/package/module.py", "package.module"),
+        ("package", "/a/package/__init__.py", "package"),
+        ("__main__", None, ""),
+    ],
+)
+def test_the_origin_of_a_module_is_what_can_be_imported_again(module, file, origin):
+    assert origin_of(module, file) == origin
+
+
+def test_a_file_that_is_imported_already_does_not_run_again(my_code: Path, capsys):
+    first = import_code(my_code)
+    assert import_code("my_code.py") is first
+    assert import_code("my_code") is first
+    assert capsys.readouterr().out.count("my_code runs") == 1
+
+
+POINTS = """
+import sys, mixnn
+from mixnn.nn.backbone import build_backbone
+assert "plugin" not in sys.modules
+assert "shiny" in mixnn.BACKBONES and "shiny" in list(mixnn.BACKBONES)
+assert "plugin" not in sys.modules, "listing imports nothing"
+assert build_backbone("shiny", 8, 1).num_features == 192
+try:
+    mixnn.METHODS.find("broken")
+except mixnn.UserError as error:
+    assert "the package plugin offers the method broken, and ModuleNotFoundError" in str(error), error
+"""
+
+
+def test_entry_points_of_installed_packages_are_found_and_imported_when_used(tmp_path: Path):
+    (tmp_path / "plugin.py").write_text("import torch\nshiny = torch.nn.Flatten\n")
+    about = tmp_path / "plugin-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[mixnn.backbones]\nshiny = plugin:shiny\n\n[mixnn.methods]\nbroken = nowhere:Method\n"
+    )
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    subprocess.run([sys.executable, "-c", POINTS], check=True, cwd=tmp_path, env=environment)
+
+
+def test_the_version_needs_neither_torch_nor_the_entry_points():
+    code = "import sys, mixnn.cli; mixnn.cli.main(['--version']); assert not {'torch', 'numpy'} & set(sys.modules)"
+    code += "; from mixnn import registry; assert registry._entry_points.cache_info().currsize == 0"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENVIRONMENT)
