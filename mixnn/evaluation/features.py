@@ -36,7 +36,7 @@ def features(
         for index in order.split(chunk):
             x = images.images[index].to(device)
             if view is not None:
-                x = augment(x, torch.rand(len(x), view.num_draws, device=device, generator=generator), view)
+                x = augment(x, view, generator=generator)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
                 parts.append(image_features(backbone, x, mean, std))
     finally:  # a trainer that runs out of memory here continues training
