@@ -1,8 +1,8 @@
 """mixnn: self-supervised learning of images from nearest neighbors.
 
 Every command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Its parts are modules for
-training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn and mixnn.data. Names are looked up
-when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
+training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn, mixnn.data and mixnn.evaluation.
+Names are looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ _OTHERS = {
     "Run": "mixnn.runs:Run",
     "load": "mixnn.runs.encoder:load",
 }
-_MODULES = ("augment", "data", "functional", "methods", "nn")  # data and methods are commands too, which list them
+_MODULES = (
+    "augment",
+    "data",
+    "evaluation",
+    "functional",
+    "methods",
+    "nn",
+)  # data and methods are commands too, which list them
 
 
 def _homes() -> dict[str, str]:
