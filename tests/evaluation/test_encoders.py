@@ -69,7 +69,7 @@ def test_a_network_or_a_function_is_judged_by_its_features(encoder: Any):
 def test_images_come_normalized_as_asked_for(normalization: Any, mean: Any, std: Any):
     recorder, train = Recorder(), load("digits", "train", limit=200)
     results = mixnn.evaluate(recorder, "digits", normalization=normalization, **SMALL)
-    images = next(x for x in recorder.seen if len(x) == 200)
+    images = recorder.seen[-2]  # the test images come last, crops to estimate the time come first
     mean, std = mean or train.mean, std or train.std
     expected = (train.images.float() / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
