@@ -1,9 +1,9 @@
 """mixnn: self-supervised learning of images from nearest neighbors.
 
 Every command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Its parts are modules for
-training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn and mixnn.data. The registries, to
-which code of yours can add, are METHODS, BACKBONES, DATASETS, VIEWS, PROTOCOLS and OPTIMIZERS. Names are looked up when
-first used, so that importing the package (and `mixnn --help`) does not wait for torch.
+training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn, mixnn.data and mixnn.evaluation.
+The registries, to which code of yours can add, are METHODS, BACKBONES, DATASETS, VIEWS, PROTOCOLS and OPTIMIZERS. Names
+are looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OTHERS = {
     "PROTOCOLS": "mixnn.evaluation.evaluate:PROTOCOLS",
     "VIEWS": "mixnn.augment:VIEWS",
 }
-_MODULES = ("augment", "data", "functional", "methods", "nn")  # data and methods are commands too, which list them
+_MODULES = ("augment", "data", "evaluation", "functional", "methods", "nn")  # data and methods are commands too
 
 
 def _homes() -> dict[str, str]:

@@ -1,8 +1,12 @@
 """Random views of images, batched and on the images' device: crop, resize, flip, color jitter, grayscale, blur.
 
-Nothing here draws a random number. `augment` is a pure function of uint8 images, uniforms in [0, 1) and a `View`:
-whoever owns the run's generator draws `view.num_draws` uniforms per image. So a view can be compiled whole, captured in
-a CUDA graph, sliced by rank and repeated exactly after a resume.
+    x = augment(images, strong(32))                                 a view of each image, in your own loop
+    two_views = TwoViews(strong(32), weak(32), mean, std)           the same as a module, for two views and normalized
+    x1, x2 = two_views(images)
+
+Every image has its own random numbers: `view.num_draws` uniforms in [0, 1). The caller may draw them. Then nothing
+here is random, and a view can be compiled whole, captured in a CUDA graph, sliced by rank and repeated exactly after a
+resume: the trainer does that. Without them, they come from torch's generator on the images' device.
 
 Resampling is two matrix products per image, y = A_rows x A_cols^T, where A holds the weights of Pillow's bilinear
 resize or of its Gaussian blur. Random crops, color jitter and grayscale follow torchvision's definitions. The result
@@ -15,15 +19,16 @@ color jitter. Color operations need C = 3; the rest works for any C.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mixnn.config import UserError
+from mixnn.device import full_precision
 from mixnn.registry import Registry
 
 NUM_ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often, then takes the centre
@@ -98,35 +103,110 @@ A function also gets area= and flip= from the settings of the run, if it has suc
 """
 
 
-def augment(images_u8_BCHW: Tensor, u_BR: Tensor, view: View) -> Tensor:
-    """A view of each image: float32 in [0, 1], not normalized, (B, C, size, size) in channels_last memory."""
-    B, C, H, W = images_u8_BCHW.shape
-    assert images_u8_BCHW.dtype == torch.uint8
-    assert u_BR.dtype == torch.float32
-    assert u_BR.shape == (B, view.num_draws), (
-        f"{view} takes {view.num_draws} uniforms per image, got {tuple(u_BR.shape)}"
-    )
-    assert C == 3 or not (view.jitter or view.gray), "color jitter and grayscale need three channels"
+def augment(
+    images_BCHW: Tensor, view: View, u_BR: Tensor | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """A view of each image: float32 in [0, 1], not normalized, (B, C, size, size) in channels_last memory.
+
+    The images are uint8, or floats from 0 to 1: other values are clipped, so normalize afterwards. `u_BR` is a row of
+    `view.num_draws` uniforms per image; default: new ones from the generator. It runs in float32 under autocast too.
+
+    Example: x = augment(images, strong(32))
+    """
+    _check_images(images_BCHW, view)
+    B, _, H, W = images_BCHW.shape
+    device = images_BCHW.device
+    if u_BR is None:
+        u_BR = torch.rand(B, view.num_draws, device=device, generator=generator)
+    if u_BR.shape != (B, view.num_draws) or u_BR.dtype != torch.float32:
+        got = f"{u_BR.dtype} {tuple(u_BR.shape)}"
+        raise ValueError(
+            f"this view takes {view.num_draws} uniforms per image, float32 {(B, view.num_draws)}, not {got}"
+        )
     crop, flip, jitter, gray, blur = u_BR.split(view.draws, dim=1)
 
-    top_B, left_B, height_B, width_B = crop_boxes(crop, H, W, view)
-    rows_BOH = resize_matrix(top_B, height_B, None, view.size, H)
-    cols_BOW = resize_matrix(left_B, width_B, flip[:, 0] < view.flip if view.flip else None, view.size, W)
-    # Converting and laying out as BHCW is one pass, and then both products of `resample` are plain bmm.
-    x_BHCW = images_u8_BCHW.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format) / 255
-    x = resample(x_BHCW.transpose(1, 2), rows_BOH, cols_BOW)
+    with full_precision(device):
+        top_B, left_B, height_B, width_B = crop_boxes(crop, H, W, view)
+        rows_BOH = resize_matrix(top_B, height_B, None, view.size, H)
+        cols_BOW = resize_matrix(left_B, width_B, flip[:, 0] < view.flip if view.flip else None, view.size, W)
+        # Converting and laying out as BHCW is one pass, and then both products of `resample` are plain bmm.
+        x_BHCW = images_BCHW.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        x_BHCW = x_BHCW if images_BCHW.is_floating_point() else x_BHCW / 255
+        x = resample(x_BHCW.transpose(1, 2), rows_BOH, cols_BOW)
 
-    if view.jitter:
-        factors_B4, order_B4 = jitter_parameters(jitter[:, 1:], view)
-        x = torch.where(_per_image(jitter[:, 0] < view.jitter), color_jitter(x, factors_B4, order_B4), x)
-    if view.gray:
-        x = torch.where(_per_image(gray[:, 0] < view.gray), grayscale(x), x)
-    if view.blur:
-        sigma_B = _between(view.sigma, blur[:, 1])
-        a_BOO = blur_matrix(sigma_B.masked_fill(blur[:, 0] >= view.blur, 0.0), view.size)  # sigma 0: unchanged
-        x = resample(x, a_BOO, a_BOO)
-    # Weights that sum to one up to rounding may leave [0, 1] by the last bit.
-    return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+        if view.jitter:
+            factors_B4, order_B4 = jitter_parameters(jitter[:, 1:], view)
+            x = torch.where(_per_image(jitter[:, 0] < view.jitter), color_jitter(x, factors_B4, order_B4), x)
+        if view.gray:
+            x = torch.where(_per_image(gray[:, 0] < view.gray), grayscale(x), x)
+        if view.blur:
+            sigma_B = _between(view.sigma, blur[:, 1])
+            a_BOO = blur_matrix(sigma_B.masked_fill(blur[:, 0] >= view.blur, 0.0), view.size)  # sigma 0: unchanged
+            x = resample(x, a_BOO, a_BOO)
+        # Weights that sum to one up to rounding may leave [0, 1] by the last bit.
+        return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _check_images(images: Tensor, view: View) -> None:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(f"images must be uint8, or floats from 0 to 1, not {images.dtype}")
+    if images.dim() != 4:
+        one = ": for one image, use image[None]" * (images.dim() == 3)
+        raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}{one}")
+    if images.shape[1] != 3 and (view.jitter or view.gray):
+        raise ValueError(f"color jitter and grayscale need 3 channels, and the images have {images.shape[1]}")
+
+
+class Augment(nn.Module):
+    """`augment` as a module, with normalization if mean and std are given: Augment(strong(32), mean, std)(images).
+
+    It takes a batch, or a list of images (C, H, W) of any sizes. Use it on the GPU in a training loop, or on the CPU in
+    the `collate_fn` of a DataLoader. Mean and std are per channel, on the 0..1 scale; they move with `.to(device)`. The
+    module has no weights and works in eval mode as it does in training.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, view: View, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if (mean is None) != (std is None):
+            raise ValueError("give both mean and std, or neither")
+        self.view = view
+        for name, values in (("mean", mean), ("std", std)):
+            tensor = None if values is None else torch.as_tensor(values, dtype=torch.float32)
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, images: Tensor | Sequence[Tensor], generator: torch.Generator | None = None) -> Tensor:
+        if not isinstance(images, Tensor):
+            return torch.cat([self(image[None], generator) for image in images])
+        x = augment(images, self.view, generator=generator)
+        return x if self.mean is None or self.std is None else normalize(x, self.mean, self.std)
+
+    def extra_repr(self) -> str:
+        return str(self.view)
+
+
+class TwoViews(nn.Module):
+    """Two views of each image, made independently: x1, x2 = TwoViews(strong(32), weak(32), mean, std)(images).
+
+    Without a second view, both are made like the first. See `Augment` for images, mean and std.
+    """
+
+    def __init__(
+        self,
+        first: View,
+        second: View | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.first, self.second = Augment(first, mean, std), Augment(second or first, mean, std)
+
+    def forward(
+        self, images: Tensor | Sequence[Tensor], generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return self.first(images, generator), self.second(images, generator)
 
 
 def normalize(x_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:

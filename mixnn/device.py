@@ -1,10 +1,11 @@
-"""The device of a run, and a second CUDA stream for work that can run in parallel."""
+"""The device of a run, a second CUDA stream for work that can run in parallel, and work outside autocast."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -65,3 +66,9 @@ def wait_side_stream(device: torch.device) -> None:
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Turns the caller's autocast off; does nothing where there is none."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()

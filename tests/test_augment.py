@@ -56,7 +56,7 @@ def assert_close_to_pillow(ours, pillow, worst, mean):
 def test_crop_and_flip_equal_pillows_crop_bilinear_resize_and_mirror(size_in, size_out):
     view = aug.View(size_out, area=(0.08, 1.0), flip=0.5)
     images, u = random_images(48, *size_in), uniforms(48, view)
-    ours = aug.augment(images, u, view)
+    ours = aug.augment(images, view, u)
     boxes = torch.stack(aug.crop_boxes(u[:, :22], *size_in, view), dim=1).int().tolist()
     for image, x, (top, left, height, width), flipped in zip(images, ours, boxes, u[:, 22] < 0.5, strict=True):
         expected = to_pillow(image).crop((left, top, left + width, top + height))
@@ -85,7 +85,7 @@ def test_flip_reverses_the_rows_of_the_matrix_exactly():
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_whole_image_at_its_own_size_comes_back_exactly(channels):
     images, view = random_images(5, 17, 17, channels), plain(17)
-    x = aug.augment(images, uniforms(5, view), view)
+    x = aug.augment(images, view, uniforms(5, view))
     assert x.dtype == torch.float32
     assert torch.equal(x, images.float() / 255)
 
@@ -94,7 +94,7 @@ def test_stages_that_do_not_happen_leave_the_image_exactly():
     view = plain(16, flip=0.5, jitter=0.5, gray=0.5, blur=0.5)
     images, u = random_images(4, 16, 16), uniforms(4, view)
     u[:, [22, 23, 32, 33]] = 0.5  # an event of probability p happens when u < p
-    assert torch.equal(aug.augment(images, u, view), images.float() / 255)
+    assert torch.equal(aug.augment(images, view, u), images.float() / 255)
 
 
 # Random-resized crop
@@ -220,7 +220,7 @@ def test_blur_matrix_equals_three_box_blurs_without_rounding(size):
 def test_blur_equals_pillows_gaussian_blur(sigma, size):
     view = plain(size, blur=1.0, sigma=(sigma, sigma))
     images = random_images(8, size, size)
-    ours = aug.augment(images, uniforms(8, view), view)
+    ours = aug.augment(images, view, uniforms(8, view))
     expected = torch.stack([from_pillow(to_pillow(i).filter(ImageFilter.GaussianBlur(sigma))) for i in images])
     # Six passes, each rounded by up to half a step; the narrower the blur, the less of it averages out.
     worst, mean = (3.0, 1.0) if sigma < 1 else (1.5, 0.4)
@@ -334,7 +334,7 @@ def test_jitter_parameters_are_uniform_and_every_order_equally_likely():
 def test_grayscale_is_torchvisions_luma_on_all_three_channels():
     view = plain(10, gray=1.0)
     images = random_images(3, 10, 10)
-    x = aug.augment(images, uniforms(3, view), view)
+    x = aug.augment(images, view, uniforms(3, view))
     r, g, b = (images.double() / 255).unbind(1)
     for channel in x.unbind(1):
         torch.testing.assert_close(channel.double(), naive_luma(r, g, b), atol=1e-6, rtol=0)
@@ -346,12 +346,12 @@ def test_grayscale_is_torchvisions_luma_on_all_three_channels():
 def test_strong_view_is_crop_then_jitter_then_gray_then_blur():
     view = aug.View(16, jitter=1.0, gray=0.5, blur=1.0)
     images, u = random_images(6, 24, 24), uniforms(6, view)
-    x = aug.augment(images, u[:, :23], dataclasses.replace(view, jitter=0.0, gray=0.0, blur=0.0))
+    x = aug.augment(images, dataclasses.replace(view, jitter=0.0, gray=0.0, blur=0.0), u[:, :23])
     x = aug.color_jitter(x, *aug.jitter_parameters(u[:, 24:32], view))
     gray = torch.where(u[:, 32].view(-1, 1, 1, 1) < 0.5, aug.grayscale(x), x)
     a = aug.blur_matrix(0.1 + 1.9 * u[:, 34], 16)
     expected = torch.einsum("bij,bcjk,blk->bcil", a, gray, a)
-    torch.testing.assert_close(aug.augment(images, u, view), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(aug.augment(images, view, u), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("stage", ["flip", "jitter", "gray", "blur"])
@@ -359,7 +359,7 @@ def test_strong_view_is_crop_then_jitter_then_gray_then_blur():
 def test_a_stage_happens_with_its_probability(stage, probability):
     view = plain(6, **{stage: probability})
     images = random_images(1, 6, 6).expand(4000, -1, -1, -1)
-    changed = (aug.augment(images, uniforms(4000, view), view) != images.float() / 255).flatten(1).any(1)
+    changed = (aug.augment(images, view, uniforms(4000, view)) != images.float() / 255).flatten(1).any(1)
     assert abs(changed.float().mean() - probability) < 3.5 * math.sqrt(probability * (1 - probability) / 4000) + 1e-9
 
 
@@ -369,10 +369,10 @@ def test_stages_happen_independently_of_each_other_and_of_the_crop():
     # Each stage has columns of its own: changing them changes the view only when that stage happens.
     images, u = random_images(1, 8, 8), uniforms(1, view)
     u[:, [22, 23, 32, 33]] = 0.7  # no stage happens
-    before = aug.augment(images, u, view)
+    before = aug.augment(images, view, u)
     u[:, 24:32] = 1 - u[:, 24:32]
     u[:, 34] = 1 - u[:, 34]
-    assert torch.equal(aug.augment(images, u, view), before)
+    assert torch.equal(aug.augment(images, view, u), before)
 
 
 def test_changing_one_images_uniforms_changes_only_that_image():
@@ -380,22 +380,22 @@ def test_changing_one_images_uniforms_changes_only_that_image():
     images, u = random_images(8, 20, 20), uniforms(8, view)
     other = u.clone()
     other[3] = uniforms(1, view, seed=9)
-    changed = (aug.augment(images, u, view) != aug.augment(images, other, view)).flatten(1).any(1)
+    changed = (aug.augment(images, view, u) != aug.augment(images, view, other)).flatten(1).any(1)
     assert changed.tolist() == [i == 3 for i in range(8)]
 
 
 def test_a_batch_is_its_slices_put_together():
     view = aug.strong(16)
     images, u = random_images(8, 20, 20), uniforms(8, view)
-    parts = [aug.augment(images[i::2], u[i::2], view) for i in range(2)]
-    torch.testing.assert_close(torch.stack(parts, dim=1).flatten(0, 1), aug.augment(images, u, view), atol=1e-6, rtol=0)
+    parts = [aug.augment(images[i::2], view, u[i::2]) for i in range(2)]
+    torch.testing.assert_close(torch.stack(parts, dim=1).flatten(0, 1), aug.augment(images, view, u), atol=1e-6, rtol=0)
 
 
 def test_values_lie_between_0_and_1_also_for_white_images():
     view = aug.strong(20)
     images = torch.full((500, 3, 32, 32), 255, dtype=torch.uint8)
     images[250:] = random_images(250, 32, 32)
-    x = aug.augment(images, uniforms(500, view), view)
+    x = aug.augment(images, view, uniforms(500, view))
     assert x.min() >= 0
     assert x.max() <= 1
 
@@ -411,10 +411,10 @@ def test_stages_that_are_off_take_no_draws():
 def test_views_without_flip_never_mirror():
     ramp = torch.arange(0, 256, 8, dtype=torch.uint8).expand(200, 3, 32, 32)
     for view in (aug.strong(32, flip=0.0), aug.weak(32, flip=0.0)):
-        x = aug.grayscale(aug.augment(ramp, uniforms(200, view), view))
+        x = aug.grayscale(aug.augment(ramp, view, uniforms(200, view)))
         assert (x[..., -1] >= x[..., 0]).all()
     view = aug.weak(32)
-    mirrored = (aug.augment(ramp, uniforms(200, view), view).diff(dim=3) < -1e-6).flatten(1).any(1)
+    mirrored = (aug.augment(ramp, view, uniforms(200, view)).diff(dim=3) < -1e-6).flatten(1).any(1)
     assert 0.8 < mirrored.float().mean() < 1
 
 
@@ -429,7 +429,7 @@ def test_named_views_are_those_of_the_paper_and_its_code():
 
 def test_output_is_channels_last_and_normalize_keeps_it():
     view, mean, std = aug.strong(16), torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
-    x = aug.augment(random_images(4, 20, 20), uniforms(4, view), view)
+    x = aug.augment(random_images(4, 20, 20), view, uniforms(4, view))
     assert x.is_contiguous(memory_format=torch.channels_last)
     y = aug.normalize(x, mean, std)
     assert y.is_contiguous(memory_format=torch.channels_last)
@@ -442,14 +442,14 @@ def test_output_is_channels_last_and_normalize_keeps_it():
 def test_compiled_whole_equals_eager(view):
     images, u = random_images(6, 20, 24), uniforms(6, view)
     compiled = torch.compile(aug.augment, fullgraph=True, dynamic=False, backend="aot_eager")
-    torch.testing.assert_close(compiled(images, u, view), aug.augment(images, u, view), atol=1e-6, rtol=0)
+    torch.testing.assert_close(compiled(images, view, u), aug.augment(images, view, u), atol=1e-6, rtol=0)
 
 
 def test_no_random_number_is_drawn_inside():
     view = aug.strong(16)
     images, u = random_images(4, 20, 20), uniforms(4, view)
     state = torch.get_rng_state()
-    assert torch.equal(aug.augment(images, u, view), aug.augment(images, u, view))
+    assert torch.equal(aug.augment(images, view, u), aug.augment(images, view, u))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -472,8 +472,153 @@ def test_impossible_settings_are_refused_by_name(bad, word):
 
 
 def test_wrong_number_of_uniforms_is_refused():
-    with pytest.raises(AssertionError, match="35 uniforms"):
-        aug.augment(random_images(2, 8, 8), torch.rand(2, 34), aug.strong(8))
+    with pytest.raises(ValueError, match="35 uniforms"):
+        aug.augment(random_images(2, 8, 8), aug.strong(8), torch.rand(2, 34))
+
+
+# In a loop of one's own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_floats_from_0_to_1_give_the_view_of_the_same_uint8_images(dtype):
+    view = aug.strong(16)
+    images, u = random_images(6, 20, 20), uniforms(6, view)
+    x = aug.augment((images.double() / 255).to(dtype), view, u)
+    assert x.dtype == torch.float32
+    atol = 5e-3 if dtype == torch.float16 else 1e-4  # a hue is steep where a pixel is nearly gray
+    torch.testing.assert_close(x, aug.augment(images, view, u), atol=atol, rtol=0)
+
+
+def test_without_uniforms_they_come_from_the_generator_or_else_from_torchs_own():
+    view, images = aug.strong(16), random_images(6, 20, 20)
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(aug.augment(images, view, generator=generator), aug.augment(images, view, uniforms(6, view)))
+    torch.manual_seed(5)
+    first, second = aug.augment(images, view), aug.augment(images, view)
+    torch.manual_seed(5)
+    assert torch.equal(aug.augment(images, view), first)
+    assert not torch.equal(first, second)
+
+
+def test_views_have_full_precision_under_the_callers_autocast():
+    view, images = aug.strong(16), random_images(6, 20, 20)
+    u = uniforms(6, view)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = aug.augment(images, view, u)
+    assert x.dtype == torch.float32
+    assert torch.equal(x, aug.augment(images, view, u))
+
+
+@pytest.mark.parametrize(
+    "images, message",
+    [
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int32), "uint8, or floats from 0 to 1, not torch.int32"),
+        (torch.zeros(3, 8, 8), r"\(B, C, H, W\), not \(3, 8, 8\): for one image, use image\[None\]"),
+        (torch.zeros(2, 1, 8, 8), "need 3 channels, and the images have 1"),
+    ],
+)
+def test_images_of_another_type_or_shape_are_refused(images, message):
+    with pytest.raises(ValueError, match=message):
+        aug.augment(images, aug.strong(8))
+
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def test_the_module_augments_and_normalizes_and_has_no_weights():
+    view, images = aug.strong(16), random_images(6, 20, 20)
+    x = aug.augment(images, view, uniforms(6, view))
+    module = aug.Augment(view)
+    assert torch.equal(module(images, torch.Generator().manual_seed(0)), x)
+    assert torch.equal(module.eval()(images, torch.Generator().manual_seed(0)), x), "eval mode changes nothing"
+    normalized = aug.Augment(view, MEAN, STD)(images, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(normalized, aug.normalize(x, torch.tensor(MEAN), torch.tensor(STD)))
+    assert aug.Augment(view, MEAN, STD).state_dict() == {}
+    assert aug.Augment(view, MEAN, STD).to("meta").mean.is_meta, "mean and std move with the module"
+    with pytest.raises(ValueError, match="both mean and std"):
+        aug.Augment(view, MEAN)
+
+
+def test_two_views_are_drawn_one_after_the_other():
+    images, g = random_images(6, 20, 20), torch.Generator().manual_seed(0)
+    expected = [aug.Augment(view, MEAN, STD)(images, g) for view in (aug.strong(16), aug.weak(16))]
+    x1, x2 = aug.TwoViews(aug.strong(16), aug.weak(16), MEAN, STD)(images, torch.Generator().manual_seed(0))
+    assert torch.equal(x1, expected[0])
+    assert torch.equal(x2, expected[1])
+    x1, x2 = aug.TwoViews(aug.strong(16))(images)
+    assert x1.shape == x2.shape
+    assert not torch.equal(x1, x2)
+
+
+def collate(samples):
+    """Images of different sizes to one batch of two views; at the module's top, so that workers can use it."""
+    return aug.TwoViews(aug.strong(16), mean=MEAN, std=STD)([image for image, _ in samples])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_of_different_sizes_are_cropped_in_a_dataloaders_collate(workers):
+    samples = [(random_images(1, height, 30, seed=height)[0], height) for height in (20, 24, 40, 17)]
+    x1, x2 = next(iter(torch.utils.data.DataLoader(samples, batch_size=4, collate_fn=collate, num_workers=workers)))
+    assert x1.shape == x2.shape == (4, 3, 16, 16)
+
+
+def test_a_list_gives_a_view_of_each_image_in_its_order():
+    images, g = (
+        [random_images(1, height, 30, seed=height)[0] for height in (20, 24, 17)],
+        torch.Generator().manual_seed(0),
+    )
+    expected = torch.cat([aug.augment(image[None], aug.strong(16), generator=g) for image in images])
+    assert torch.equal(aug.Augment(aug.strong(16))(images, torch.Generator().manual_seed(0)), expected)
+
+
+# Against torchvision, where it imports
+
+
+@pytest.fixture(scope="module")
+def torchvision_functional():
+    try:
+        from torchvision.transforms.v2 import functional
+    except Exception as error:  # a build for another torch raises RuntimeError
+        pytest.skip(f"torchvision does not import: {error}")
+    return functional
+
+
+def test_crop_and_resize_are_torchvisions(torchvision_functional):
+    view = aug.View(16, area=(0.08, 1.0), flip=0.0)
+    images, u = random_images(24, 40, 25), uniforms(24, view)
+    boxes = torch.stack(aug.crop_boxes(u, 40, 25, view), dim=1).int().tolist()
+    x = images.float() / 255
+    expected = [
+        torchvision_functional.resized_crop(image, *box, [16, 16], antialias=True)
+        for image, box in zip(x, boxes, strict=True)
+    ]
+    torch.testing.assert_close(aug.augment(images, view, u), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_jitter_with_the_same_factors_and_order_is_torchvisions(torchvision_functional, order):
+    f, x, factors = torchvision_functional, random_images(8, 12, 12).float() / 255, (1.3, 0.7, 1.4, 0.08)
+    expected = x
+    for operation in order:
+        adjust = (f.adjust_brightness, f.adjust_contrast, f.adjust_saturation, f.adjust_hue)[operation]
+        expected = adjust(expected, factors[operation])
+    torch.testing.assert_close(jitter_one(x, order, dict(enumerate(factors))), expected, atol=2e-5, rtol=0)
+
+
+def test_grayscale_is_torchvisions(torchvision_functional):
+    x = random_images(4, 12, 12).float() / 255
+    torch.testing.assert_close(aug.grayscale(x), torchvision_functional.rgb_to_grayscale(x), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
+def test_blur_is_close_to_torchvisions_gaussian(torchvision_functional, sigma):
+    """Pillow's three box blurs approximate the Gaussian; away from the edges, which torchvision mirrors."""
+    view, images = plain(32, blur=1.0, sigma=(sigma, sigma)), random_images(4, 32, 32)
+    ours = aug.augment(images, view, uniforms(4, view))
+    expected = torchvision_functional.gaussian_blur(images.float() / 255, [17, 17], [sigma, sigma])
+    error = (ours - expected)[..., 8:-8, 8:-8].abs()
+    assert error.max() < 8 * STEP
+    assert error.mean() < 1.5 * STEP
 
 
 @pytest.mark.gpu
@@ -482,10 +627,10 @@ def test_captured_in_a_cuda_graph_equals_the_cpu():
     view = aug.strong(16)
     images, u = random_images(32, 24, 24), uniforms(32, view)
     images_gpu, u_gpu = images.cuda(), torch.zeros_like(u, device="cuda")
-    aug.augment(images_gpu, u_gpu, view)  # libraries set themselves up outside the capture
+    aug.augment(images_gpu, view, u_gpu)  # libraries set themselves up outside the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        x = aug.augment(images_gpu, u_gpu, view)
+        x = aug.augment(images_gpu, view, u_gpu)
     u_gpu.copy_(u)
     graph.replay()
-    torch.testing.assert_close(x.cpu(), aug.augment(images, u, view), atol=1e-4, rtol=0)
+    torch.testing.assert_close(x.cpu(), aug.augment(images, view, u), atol=1e-4, rtol=0)

@@ -44,7 +44,7 @@ FLAGS = {
     },
     "evaluate": {
         "--protocol", "--epochs", "--seed", "--source", "--device", "--data-dir", "--json", "--save", "--overwrite",
-        "--quiet",
+        "--quiet", "--data", "--image-size", "--normalization", "--labels", "--holdout", "--limit",
     },
     "methods": set(),
     "data": {"--data-dir"},

@@ -17,7 +17,7 @@ from torch import Tensor
 from mixnn.config import Interrupted, Param, UserError, setting, verb
 from mixnn.data import ImageSet, load
 from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import knn
+from mixnn.evaluation.knn import accuracy_by_vote
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter, print_table
@@ -76,7 +76,7 @@ def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Ten
 
 def accuracies(bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> dict[str, float]:
     """Percent right of kNN, and of a linear classifier with 1, 5 and all labels per class."""
-    row = {"kNN": knn(bank, labels, queries, truth, 10, K)["weighted"]}
+    row = {"kNN": accuracy_by_vote(bank, labels, queries, truth, 10, K)["weighted"]}
     for count in LABELS:
         row["all" if count is None else str(count)] = linear_accuracy(
             bank.numpy(), labels.numpy(), queries.numpy(), truth.numpy(), count

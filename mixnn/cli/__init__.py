@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "report": ("mixnn.apps.report.report:report", "make a web page about one run, or compare several"),
     "export": ("mixnn.apps.export:export", "save the encoder for other programs: safetensors, ONNX, torch.export"),
     "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
-    "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run by kNN and linear probe, as the paper does"),
+    "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run, or any encoder, by kNN and linear probe"),
     "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
     "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
     "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),

@@ -1,22 +1,29 @@
-"""Evaluation of a run by the paper's protocols: linear probe and kNN, every result with the protocol that made it."""
+"""Evaluation of an encoder by the paper's protocols: kNN and linear probe, every result with the protocol behind it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
-from mixnn.config import RUN, DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, unknown, verb
+from mixnn.augment import View
+from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, unknown, verb
+from mixnn.data import Dataset, ImageSet, open_dataset
+from mixnn.data.dataset import FOLDER_SIZE
 from mixnn.device import pick_device
+from mixnn.evaluation.encoders import Frozen, Normalization, find_run, open_candidate, read_normalization
+from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_folder_writable, check_writable, write_atomically
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, duration, plural
 from mixnn.registry import Registry
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
@@ -27,37 +34,114 @@ PROTOCOLS: Registry[Protocol] = Registry(
 )
 
 
+ENCODER = Param(
+    "a run folder, an exported file, imagenet, a file of weights, timm:NAME or torchvision:NAME; in Python also a "
+    "network or a function from images to features",
+    metavar="ENCODER",
+)
+SLOW = 60  # seconds of work from which on it is announced
+
+
 @verb
 def evaluate(
-    run: Annotated[str | Path | Run, RUN],
+    encoder: Annotated[Any, ENCODER],
+    data: Annotated[
+        Any, Param("a data set's name or a folder [a run's own data]", metavar="DATA", aliases=("--data",))
+    ] = "",
     *,
     protocol: Annotated[str, Param(f"which evaluation: all, {', '.join(PROTOCOLS)}")] = "all",
     epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
     seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
+    image_size: Annotated[
+        int, Param("side of the images for the encoder [what it was trained with, else the data's]", low=0, high=1024)
+    ] = 0,
+    normalization: Annotated[
+        str | tuple,
+        Param(
+            "mean and std of the pixels: data, torchvision, tensorflow or none (pixels from 0 to 1) [what the encoder "
+            "was trained with, else data]"
+        ),
+    ] = "auto",
+    labels: Annotated[Any, Param("labels of a folder: folders, or a CSV of file,label", metavar="CSV")] = "",
+    holdout: Annotated[float, Param("share of a folder's images to use as test images", low=0, high=0.5)] = 0.0,
+    limit: Annotated[int, Param("use only this many training and test images of DATA; 0: all", low=0)] = 0,
     source: MovedTo = "",
     device: Device = "auto",
     data_dir: DataDir = "",
-    save: Annotated[str | Path, Param("also write the run, curves and results to one JSON file", metavar="FILE")] = "",
+    save: Annotated[str | Path, Param("also write the results to a JSON file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
-    """kNN and linear probe of a run's last checkpoint; the numbers also go to its results.json.
+    """kNN and linear probe of an encoder: a run's, a published one, or your own network or function.
 
-    `save`: a file for the whole run, curves and results, as one JSON.
+    A run without `data` is evaluated on its own data, and the numbers also go to its results.json. Anything else needs
+    `data`, and its results are only returned. `save` writes them to a file; for a run, with configuration and curves.
+
+    A network or function gets float32 images (B, 3, S, S) on its device, normalized with the mean and std of the data
+    set's training images, at the data set's own size (64 pixels for a folder); `image_size` and `normalization` change
+    that. In Python, `normalization` may also be (mean, std). It must return features (B, F): remove the classifier. A
+    network is used in eval mode and left as it was; a function is called as it is.
+
+    docs/evaluation.md says what the numbers mean.
 
     Examples:
         mixnn evaluate runs/cifar10-mnn
         mixnn evaluate runs/cifar10-mnn --protocol knn --json
+        mixnn evaluate imagenet --data digits --protocol knn
+        mixnn evaluate timm:resnet18 --data cifar10
     """
     names = protocols_of(protocol)
-    run = run if isinstance(run, Run) else Run.open(run)
-    run = run.moved(source)
-    reporter, where = reporter or Reporter(), pick_device(device)
-    run.check_data(f"use {setting('source', 'FOLDER')}")
-    check_folder_writable(run.path / "results.json")
+    reporter, run = reporter or Reporter(), find_run(encoder)
     save = Path(save).expanduser() if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
+    if data is None or (isinstance(data, str) and not data):
+        if run is None:
+            raise UserError(f"which images? use {setting('data', 'cifar10')}, or a folder with labels and test images")
+        given = {"image_size": image_size, "normalization": normalization != "auto", "labels": str(labels)}
+        for name in [name for name, value in (given | {"holdout": holdout, "limit": limit}).items() if value]:
+            raise UserError(f"{setting(name)} is for other data than the run's own: add {setting('data', 'DATA')}")
+        subject, common = _run_on_its_data(run.moved(source), data_dir, device, epochs, seed, reporter)
+    else:
+        if str(source):
+            raise UserError(f"{setting('source')} is for a run's own data: use {setting('data')} alone")
+        run, dataset = None, open_dataset(data, data_dir, labels=labels, holdout=holdout, limit=limit)
+        _check_has_test(dataset)
+        own_size = dataset.stored_size or FOLDER_SIZE
+        candidate = open_candidate(encoder, device, image_size or own_size, reporter)
+        mean_std = read_normalization(normalization, candidate.normalization)
+        size = image_size or candidate.size or own_size
+        train, test = _labelled_images(dataset, size, candidate.device, mean_std)
+        subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
+        common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
+        common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
+    announce(subject, names)
+    results: dict[str, Any] = {}
+    for name in names:
+        start = time.perf_counter()
+        found, settings = PROTOCOLS[name].run(subject)
+        results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
+    about = {"evaluated_with": environment(subject.device)}
+    try:
+        if run is not None:
+            run.save_results(results | about)
+            if str(save):
+                save_summary(run.path, save)
+        elif str(save):
+            write_atomically(Path(save), (json.dumps(results | about, indent=1) + "\n").encode())
+    except UserError:
+        show_evaluate(results)  # so that a full disk does not cost the numbers
+        raise
+    return results
+
+
+def _run_on_its_data(
+    run: Run, data_dir: str | Path, device: str, epochs: int, seed: int, reporter: Reporter
+) -> tuple[Subject, dict[str, Any]]:
+    """A run's encoder and its own data; and what its results have in common."""
+    where = pick_device(device)
+    run.check_data(f"use {setting('source', 'FOLDER')}")
+    check_folder_writable(run.path / "results.json")
     config, dataset = run.config, run.dataset(data_dir)
     if not dataset.has_test:
         classify = f"`{run.command_line('classify')} {shlex.quote(config.labels or 'folders')}`"
@@ -84,20 +168,64 @@ def evaluate(
         "train_images": len(train),
         "test_images": len(test),
     }
-    subject = Subject(backbone, train, test, config.encoding_size, run.metrics(), epochs, seed, reporter)
-    results: dict[str, Any] = {}
-    for name in names:
+    return Subject(backbone, train, test, config.encoding_size, run.metrics(), epochs, seed, reporter, where), common
+
+
+def _check_has_test(dataset: Dataset) -> None:
+    dataset.check()
+    if not dataset.has_test:
+        raise UserError(
+            f"{dataset.name} has no test images to evaluate on: put images into train/ and test/, or use "
+            f"{setting('holdout', 0.2)}"
+        )
+
+
+def _labelled_images(
+    dataset: Dataset, size: int, device: torch.device, normalization: Normalization | None
+) -> tuple[ImageSet, ImageSet]:
+    """Training and test images with this normalization, or with the data set's own."""
+    train, test = (dataset.load(split, size).to_if_fits(device) for split in ("train", "test"))
+    if not (train.fully_labelled and test.fully_labelled):
+        raise UserError(
+            f"{dataset.name} has no labels, so there is nothing to evaluate against: use "
+            f"{setting('labels', 'folders')} or a CSV file"
+        )
+    if normalization is None:
+        return train, test
+    mean, std = normalization
+    return replace(train, mean=mean, std=std), replace(test, mean=mean, std=std)
+
+
+def announce(subject: Subject, names: Sequence[str]) -> None:
+    """Says beforehand how long it will take, if that is long. An encoder that does not work fails here, at once."""
+    each = seconds_per_image(subject)
+    encoded = sum(PROTOCOLS[name].num_encoded(subject) for name in names)
+    if each * encoded < SLOW:
+        return
+    subject.reporter.info(
+        f"this takes about {duration(each * encoded)}: {encoded:,} images are encoded at {1000 * each:.3g} ms each"
+    )
+    if LINEAR.name in names:
+        knn = f"{setting('protocol', KNN.name)} takes about {duration(each * KNN.num_encoded(subject))}"
+        subject.reporter.info(
+            f"the linear probe encodes new crops of all training images in each of {plural(subject.epochs, 'epoch')}; "
+            f"{knn}, and fewer {setting('epochs')} are faster but not the paper's protocol"
+        )
+
+
+def seconds_per_image(subject: Subject) -> float:
+    """Time to crop and encode an image, measured on a few."""
+    view, generator = View(subject.crop_size, area=(0.08, 1.0)), torch.Generator(subject.device).manual_seed(0)
+    each = 0.0
+    for count in (2, 16, 128, 2048):  # the first call also sets up the libraries; a GPU is fast with many only
+        order = torch.arange(min(count, len(subject.train)))
         start = time.perf_counter()
-        found, settings = PROTOCOLS[name].run(subject)
-        results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
-    try:
-        run.save_results(results | {"evaluated_with": environment(where)})
-        if str(save):
-            save_summary(run.path, save)
-    except UserError:
-        show_evaluate(results)  # so that a full disk does not cost the numbers
-        raise
-    return results
+        features(subject.backbone, subject.train, order, view, generator).sum().item()  # waits for the device
+        seconds = time.perf_counter() - start
+        each = seconds / len(order)
+        if count > 2 and seconds > 0.05:
+            break
+    return each
 
 
 def protocols_of(choice: str) -> tuple[str, ...]:

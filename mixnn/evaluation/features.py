@@ -1,11 +1,16 @@
-"""Features of a frozen backbone, for images in memory."""
+"""Features of a frozen backbone, for images in memory; and features from elsewhere, with their labels."""
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mixnn.augment import View, augment
+from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.runs.encoder import image_features
 
@@ -26,7 +31,8 @@ def features(
     `order` selects images by position; default: all. Batch norm is in eval mode; bf16 is used on CUDA unless switched
     off. Chunks are smaller for images larger than 64 pixels, so that memory stays bounded.
     """
-    training, device = backbone.training, next(backbone.parameters(), images.images).device
+    training = [(module, module.training) for module in backbone.modules()]
+    device = next(chain(backbone.parameters(), backbone.buffers()), images.images).device
     mean, std = torch.tensor(images.mean, device=device), torch.tensor(images.std, device=device)
     order = (torch.arange(len(images)) if order is None else order).to(images.images.device)
     chunk = max(1, CHUNK * 64**2 // max(64**2, images.size[0] * images.size[1]))
@@ -36,9 +42,56 @@ def features(
         for index in order.split(chunk):
             x = images.images[index].to(device)
             if view is not None:
-                x = augment(x, torch.rand(len(x), view.num_draws, device=device, generator=generator), view)
+                x = augment(x, view, generator=generator)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
                 parts.append(image_features(backbone, x, mean, std))
     finally:  # a trainer that runs out of memory here continues training
-        backbone.train(training)
+        for module, was_training in training:  # parts of a network may be frozen, in eval mode, while it trains
+            module.training = was_training
     return torch.cat(parts)
+
+
+class Rows(NamedTuple):
+    """Features (M, F) on one device with the class number of each row."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    num_classes: int
+
+
+def labelled_features(train_features: Any, train_labels: Any, test_features: Any, test_labels: Any) -> Rows:
+    """Arrays or tensors as float32 tensors where the training features are; labels, numbers or text, as 0, 1, 2, ..."""
+    train = _matrix(train_features, "train_features")
+    test = _matrix(test_features, "test_features").to(train.device)
+    if train.shape[1] != test.shape[1]:
+        raise UserError(f"train_features have {train.shape[1]} columns, test_features {test.shape[1]}: use one encoder")
+    labels = [
+        _vector(train_labels, len(train), "train_labels", "train_features"),
+        _vector(test_labels, len(test), "test_labels", "test_features"),
+    ]
+    try:
+        classes, numbers = np.unique(np.concatenate(labels), return_inverse=True)
+    except TypeError:
+        raise UserError("labels must be all numbers or all text, and none may be missing") from None
+    if len(classes) < 2:
+        raise UserError(f"all labels are {classes[0]}: there must be two classes at least")
+    train_numbers, test_numbers = torch.from_numpy(numbers.reshape(-1)).to(train.device).split([len(train), len(test)])
+    return Rows(train, train_numbers, test, test_numbers, len(classes))
+
+
+def _matrix(features: Any, name: str) -> Tensor:
+    tensor = torch.as_tensor(features).detach().float()
+    if tensor.dim() != 2 or not tensor.numel():
+        raise UserError(f"{name} must have the shape (images, features), not {tuple(tensor.shape)}")
+    if not tensor.isfinite().all():
+        raise UserError(f"{name} contain NaN or inf")
+    return tensor
+
+
+def _vector(labels: Any, count: int, name: str, features: str) -> np.ndarray:
+    array = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
+    if array.shape != (count,):
+        raise UserError(f"{name} must have one label for each of the {count} rows of {features}, not {array.shape}")
+    return array

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixnn.evaluation.features import features
+from mixnn.config import UserError
+from mixnn.evaluation.features import features, labelled_features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.functional import unit
+
+TEMPERATURE = 0.1  # of the weighted vote; authors' code
 
 
 def default_k(num_images: int, num_classes: int) -> int:
@@ -19,23 +23,22 @@ def default_k(num_images: int, num_classes: int) -> int:
     return max(1, min(200, num_images // (2 * num_classes)))
 
 
-def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str, temperature: float = 0.1) -> Tensor:
+def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str) -> Tensor:
     """Score of each class, (B, Y): its neighbors' sum of exp(cos / temperature), or their number."""
-    weight_BK = (similarity_BK / temperature).exp() if vote == "weighted" else torch.ones_like(similarity_BK)
+    weight_BK = (similarity_BK / TEMPERATURE).exp() if vote == "weighted" else torch.ones_like(similarity_BK)
     return similarity_BK.new_zeros(len(similarity_BK), num_classes).scatter_add_(1, labels_BK, weight_BK)
 
 
 @torch.no_grad()
-def knn(
-    bank_MF: Tensor, bank_labels: Tensor, queries_F: Tensor, labels: Tensor, num_classes: int, k: int = 0
+def accuracy_by_vote(
+    bank_MF: Tensor, bank_labels: Tensor, queries_BF: Tensor, labels: Tensor, num_classes: int, k: int
 ) -> dict[str, float]:
-    """Accuracy in percent by either vote. k = 0 means `default_k`; k is at most the number of images in the bank.
+    """Accuracy in percent by either vote: `weighted` and `majority`.
 
     Labels may be on another device than the features: those of images that stay on the host are.
     """
     bank_labels, labels = bank_labels.to(bank_MF.device), labels.to(bank_MF.device)
-    k = min(k or default_k(len(bank_MF), num_classes), len(bank_MF))
-    similarity, index = nearest(unit(queries_F), unit(bank_MF), k)
+    similarity, index = nearest(unit(queries_BF), unit(bank_MF), k)
     accuracy = {}
     for vote in ("weighted", "majority"):
         guess = votes(similarity, bank_labels[index], num_classes, vote).argmax(1)
@@ -43,16 +46,47 @@ def knn(
     return accuracy
 
 
+@dataclass(frozen=True)
+class KNNResult:
+    """Accuracies of `knn` in percent of the test rows, and what they were computed with."""
+
+    accuracy: float  # neighbors vote with weight exp(cosine / temperature)
+    majority: float  # each neighbor has one vote
+    k: int
+    temperature: float
+    num_train: int
+    num_test: int
+    num_classes: int
+
+
+def knn(train_features: Any, train_labels: Any, test_features: Any, test_labels: Any, *, k: int = 0) -> KNNResult:
+    """Accuracy of a kNN classifier on features: the k training rows with the largest cosine vote for their classes.
+
+    Features are arrays or tensors (M, F); the device of the training features does the work. Labels are numbers or
+    text. k = 0 means 200, or half the mean class size if classes have fewer than 400 rows. With features of images that
+    were not augmented, this is the kNN protocol of `evaluate`.
+
+    Example: mixnn.evaluation.knn(train_x, train_y, test_x, test_y).accuracy
+    """
+    rows = labelled_features(train_features, train_labels, test_features, test_labels)
+    if k < 0:
+        raise UserError(f"k={k}: k must be at least 1, or 0 for the default")
+    k = min(k or default_k(len(rows.train), rows.num_classes), len(rows.train))
+    found = accuracy_by_vote(rows.train, rows.train_labels, rows.test, rows.test_labels, rows.num_classes, k)
+    sizes = len(rows.train), len(rows.test), rows.num_classes
+    return KNNResult(found["weighted"], found["majority"], k, TEMPERATURE, *sizes)
+
+
 def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     train, test = subject.train, subject.test
     k = default_k(len(train), train.num_classes)
     bank, queries = (features(subject.backbone, images, bf16=False) for images in (train, test))  # fp32 is cheap here
-    found: dict[str, Any] = dict(knn(bank, train.labels, queries, test.labels, train.num_classes, k))
+    found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k))
     readings = [record["knn"] for record in subject.metrics if "knn" in record]
     if readings:
         found["best_reading"] = max(readings)  # of those during training
     vote = "weighted by exp(cos / temperature); majority beside it"
-    settings = {"k": k, "temperature": 0.1, "vote": vote, "augmentation": "none", "features": "unit, student backbone"}
+    settings = {"k": k, "temperature": TEMPERATURE, "vote": vote, "augmentation": "none", "features": "unit"}
     precision = "fp32, TF32 convolutions" if bank.is_cuda else "fp32"
     return found, settings | {"report": "last checkpoint", "precision": precision}
 
@@ -77,4 +111,5 @@ KNN = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    num_encoded=lambda subject: len(subject.train) + len(subject.test),
 )

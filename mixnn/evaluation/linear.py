@@ -106,7 +106,7 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     with reporter.bar("linear probe", epochs) as advance:
         found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance)
     flip = probe.flip if train.mirror else 0.0
-    precision = "bf16 forward, fp32 features" if next(subject.backbone.parameters()).is_cuda else "fp32"
+    precision = "bf16 forward, fp32 features" if subject.device.type == "cuda" else "fp32"
     settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": precision}
     return found, settings | {"report": "last epoch; best is named"}
 
@@ -128,4 +128,5 @@ LINEAR = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    num_encoded=lambda subject: len(subject.test) + subject.epochs * len(subject.train),
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from mixnn.data.image_set import ImageSet
@@ -22,11 +23,12 @@ class Subject:
     backbone: nn.Module
     train: ImageSet
     test: ImageSet
-    crop_size: int  # side of the crops the backbone was trained on
-    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
+    crop_size: int  # side of the linear probe's crops
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl; none unless it is a run
     epochs: int  # of the linear probe
     seed: int
     reporter: Reporter
+    device: torch.device  # of the backbone
 
 
 def recorded_settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:  # noqa: ARG001
@@ -44,6 +46,7 @@ class Protocol:
     numbers: Mapping[str, str]  # every number it reports, and what that number is
     run: Callable[[Subject], tuple[dict[str, Any], dict[str, Any]]]  # -> numbers, and the settings that made them
     summary: Callable[[Mapping[str, Any]], str]  # a result in a few words, for the terminal
+    num_encoded: Callable[[Subject], int] = lambda _: 0  # images that it encodes, to estimate its time
     settings: Callable[[Mapping[str, Any], str], dict[str, Any]] = recorded_settings  # those behind one of the numbers
 
     def accuracy(self, results: Mapping[str, Any]) -> float | None:

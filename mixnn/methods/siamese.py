@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, method_option, option
-from mixnn.device import side_stream, wait_side_stream
+from mixnn.device import full_precision, side_stream, wait_side_stream
 from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
 from mixnn.nn.encoder import Student, Teacher, mlp
-from mixnn.nn.precision import full_precision
 from mixnn.nn.support_set import Rows, SupportSet
 
 

@@ -7,7 +7,7 @@ A network that was not given a type runs under the caller's autocast, if there i
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,12 +28,6 @@ def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype | None) -> l
             x = functional_call(part, cast, (x,)) if cast else part(x)
             outputs.append(x)
     return outputs
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Turns the caller's autocast off; does nothing where there is none."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, Tensor]]:

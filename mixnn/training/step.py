@@ -193,7 +193,7 @@ def make_views(
     images_u8: Tensor, draws: list[Tensor], views: list[View], mean: Tensor, std: Tensor
 ) -> tuple[Tensor, ...]:
     """The augmented and normalized views of a batch."""
-    return tuple(normalize(augment(images_u8, u, view), mean, std) for u, view in zip(draws, views, strict=True))
+    return tuple(normalize(augment(images_u8, view, u), mean, std) for u, view in zip(draws, views, strict=True))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import default_k, knn
+from mixnn.evaluation.knn import accuracy_by_vote, default_k
 from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
@@ -498,7 +498,10 @@ class Trainer:
         train, test = self.knn_sets
         bank, queries = (features(self._encoder(), images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
-        return {"knn": knn(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"], "knn_k": k}
+        return {
+            "knn": accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"],
+            "knn_k": k,
+        }
 
     def _progress(self, values: dict[str, Any]) -> tuple[float, str]:
         """How far the run is, in epochs or in seconds of its time budget, and a note for the progress bar."""

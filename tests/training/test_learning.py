@@ -7,7 +7,7 @@ import pytest
 
 import mixnn
 from mixnn.evaluation.features import features
-from mixnn.evaluation.knn import knn
+from mixnn.evaluation.knn import accuracy_by_vote
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.weights import load_backbone
@@ -27,7 +27,9 @@ def accuracy(run: Run) -> float:
     """Weighted vote of 200 of the 512 training images, four classes' worth: a hard reading that leaves room to rise."""
     backbone, _ = load_backbone(run)
     bank, test = run.dataset().load("train"), mixnn.data.load("digits", "test")
-    return knn(features(backbone, bank), bank.labels, features(backbone, test), test.labels, 10, k=200)["weighted"]
+    return accuracy_by_vote(features(backbone, bank), bank.labels, features(backbone, test), test.labels, 10, k=200)[
+        "weighted"
+    ]
 
 
 @pytest.mark.parametrize("method", ["mnn", "msf", "byol"])

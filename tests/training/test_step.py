@@ -72,7 +72,7 @@ def test_a_step_is_forward_backward_sgd_then_update_state():
         index = torch.arange(i * B, (i + 1) * B) % M
         mean, std = torch.tensor(data.mean), torch.tensor(data.std)
         views = tuple(
-            normalize(augment(data.images[index], draws, view), mean, std)
+            normalize(augment(data.images[index], view, draws), mean, std)
             for draws, view in zip(step.view_draws, [strong(SIZE), weak(SIZE)], strict=True)
         )
         loss, aux = method.forward_batch(Batch(views, data.labels[index], index, step.draws))

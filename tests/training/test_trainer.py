@@ -120,7 +120,7 @@ def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory\nand a long explanation")
 
-    monkeypatch.setattr("mixnn.training.trainer.knn", fail)
+    monkeypatch.setattr("mixnn.training.trainer.accuracy_by_vote", fail)
     failed = mixnn.pretrain("digits", out=tmp_path / "failed", options=OPTIONS, reporter=QUIET, **often)
     err = " ".join(capsys.readouterr().err.split())
     assert "no kNN reading at step 4: out of memory" in err
