@@ -1035,3 +1035,12 @@ def test_what_reproduce_cannot_take_is_said_without_a_traceback(ask: Ask, tmp_pa
 def test_too_little_memory_is_told_in_a_line(ask: Ask):
     told = refused(ask, f"pretrain digits --epochs 1 --set support_size={10**14}")
     assert "not enough memory for this: a smaller --batch-size, --image-size or support_size takes less" in told
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_unless_the_user_wants_otherwise(given, expected):
+    code = "import os, sys; from mixnn.cli import main; assert 'torch' not in sys.modules; main(['--version']); "
+    code += "print(os.environ['OMP_WAIT_POLICY'])"
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == expected

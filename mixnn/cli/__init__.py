@@ -157,6 +157,9 @@ def print_paths(result: Any) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
     words = sys.argv[1:] if words is None else words
+    # Torch, which is not imported yet, lets threads spin while they wait for each other. On a machine that also does
+    # other work, a training step then takes several times as long as with threads that sleep (notes/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         run(words)
     except UserError as error:
