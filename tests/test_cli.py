@@ -32,7 +32,7 @@ DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --kn
 
 # The command line is a promise: a flag that is added, renamed or dropped changes this list on purpose.
 FLAGS = {
-    "demo": {"--seed", "--out", "--epochs", "--quiet"},
+    "demo": {"--seed", "--out", "--epochs", "--json", "--quiet"},
     "pretrain": {
         "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
@@ -189,9 +189,9 @@ def test_the_command_line_is_frozen():
 def test_the_flags_are_the_parameters_of_the_function(verb: str):
     function = command(verb).function
     parameters = set(inspect.signature(function).parameters)
-    internal = {"reporter", "command", "started", "clock"} & parameters
+    internal = {"verbose"} & parameters
     typed = {p.name for p in command(verb).parameters}
-    extra = {"import": True, "quiet": "reporter" in internal, "json": verb in ("evaluate", "classify", "diagnose")}
+    extra = {"import": True, "quiet": "verbose" in internal, "json": verb in ("evaluate", "classify", "diagnose", "demo")}
     settings = set(fields_of(Config)) if verb == "pretrain" else set()
     parameters -= {"settings"} if verb == "pretrain" else set()
     assert typed == (parameters - internal) | settings | {name for name, there in extra.items() if there}

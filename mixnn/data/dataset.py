@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from mixnn.config import Config, UserError, setting, unknown
+from mixnn.config import Config, UserError, calling, setting, unknown
 from mixnn.data.folder import (
     Listing,
     held_out_names,
@@ -594,7 +594,9 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "train") ->
     if path.is_file():
         return list_files([path])
     if not path.is_dir():
-        raise UserError(f"{source} is not a folder, an image file or a data set (`mixnn data` lists the data sets)")
+        raise UserError(
+            f"{source} is not a folder, an image file or a data set (`{calling('data')}` lists the data sets)"
+        )
     return FolderDataset(folder=path.absolute()).images()
 
 

@@ -24,7 +24,7 @@ from mixnn.nn.backbone import TIMM
 from mixnn.nn.resnet import IMAGENET_STEM
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, Encoder, load
+from mixnn.runs.encoder import CARD, Encoder, load, load_encoder
 from mixnn.runs.weights import STARTS, TORCHVISION, initial_backbone, start_defaults
 
 Normalization = tuple[Triple, Triple]  # mean and std of each channel, on the 0..1 scale
@@ -110,7 +110,7 @@ def open_candidate(encoder: Any, device: str, size: int, reporter: Reporter) -> 
     """
     run = find_run(encoder)
     if run is not None:
-        return _of_encoder(str(run.path), load(run, device, reporter=reporter))
+        return _of_encoder(str(run.path), load_encoder(run, device, reporter))
     if isinstance(encoder, str | Path):
         return _of_name(str(encoder), device, size)
     if isinstance(encoder, Encoder):

@@ -10,7 +10,7 @@ from mixnn.progress import Reporter
 
 
 def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    result = mixnn.demo(seed=0, out=tmp_path / "demo", epochs=1, reporter=Reporter(quiet=True))
+    result = mixnn.demo(seed=0, out=tmp_path / "demo", epochs=1, verbose=Reporter(quiet=True))
     table = result["table"]
     assert list(table) == ["raw pixels", "untrained network", "MNN"]
     expected = {"kNN": 98.2, "1": 66.4, "5": 86.8, "all": 98.2}

@@ -58,7 +58,7 @@ def given(tmp_path_factory):
         digit(i).save(folder / name)
     run = mixnn.pretrain(
         folder, out=root / "run", backbone="resnet8", epochs=1, image_size=16, batch_size=32, bn_groups=1, knn_every=0,
-        device="cpu", options={"support_size": 64, "hidden": 64}, reporter=QUIET,
+        device="cpu", options={"support_size": 64, "hidden": 64}, verbose=QUIET,
     )  # fmt: skip
     return SimpleNamespace(run=run, folder=folder, names=names, root=root)
 
@@ -67,7 +67,7 @@ def quietly(*args, **options) -> tuple[dict, str]:
     """The result, and what was printed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        result = search(*args, reporter=QUIET, device="cpu", **options)
+        result = search(*args, verbose=QUIET, device="cpu", **options)
     return result, out.getvalue()
 
 

@@ -24,7 +24,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 EVALUATE = sys.modules[announce.__module__]
-QUIET = {"reporter": Reporter(quiet=True)}
+QUIET = {"verbose": Reporter(quiet=True)}
 SMALL = {"limit": 200, "protocol": "knn", **QUIET}
 
 

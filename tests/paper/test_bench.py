@@ -13,7 +13,7 @@ from mixnn.paper import bench as benchmark
 from mixnn.paper.baseline import time_baseline
 from mixnn.progress import Reporter
 
-TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "reporter": Reporter(quiet=True)}
+TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "verbose": Reporter(quiet=True)}
 OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
 
 

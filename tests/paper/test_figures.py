@@ -333,7 +333,7 @@ def test_without_runs_a_figure_is_refused_with_the_reason(tmp_path: Path, name: 
 
 def test_of_all_figures_those_without_runs_are_skipped(tmp_path: Path):
     heard = Listener()
-    assert figures(results=tmp_path, out=tmp_path / "out", reporter=heard) == []
+    assert figures(results=tmp_path, out=tmp_path / "out", verbose=heard) == []
     assert [text.split()[:2] for text in heard.said] == [["skipped", f"{name}:"] for name in FIGURES]
 
 
@@ -428,7 +428,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
 ):
     monkeypatch.chdir(tmp_path)
     heard = Listener()
-    written = figures(results=results, out="a", reporter=heard, **EPOCHS)
+    written = figures(results=results, out="a", verbose=heard, **EPOCHS)
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
@@ -436,7 +436,7 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
-        figures(again, results=results, out="b", reporter=heard, **EPOCHS)
+        figures(again, results=results, out="b", verbose=heard, **EPOCHS)
     assert dict(matplotlib.rcParams) == before
     first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
     assert len(second) == 3 * len(again)
@@ -518,7 +518,7 @@ def test_a_run_folder_counts_like_a_summary(tmp_path: Path):
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("trained") / "digits-run"
     settings: dict[str, Any] = {"limit": 128, "epochs": 1, "backbone": "resnet8", "knn_every": 0}
-    return mixnn.pretrain("digits", out=out, reporter=Reporter(quiet=True), **settings)
+    return mixnn.pretrain("digits", out=out, verbose=Reporter(quiet=True), **settings)
 
 
 def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
@@ -572,7 +572,7 @@ def test_the_committed_figures_are_those_of_the_committed_results(
     tmp_path: Path, folder: str, settings: dict[str, Any]
 ):
     committed = Path(__file__).parents[2] / folder
-    figures(results=committed, out=tmp_path, reporter=Reporter(quiet=True), **settings)
+    figures(results=committed, out=tmp_path, verbose=Reporter(quiet=True), **settings)
     captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
     assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()
     assert {path.stem for path in committed.glob("*.png")} == {path.stem for path in committed.glob("*.txt")}
