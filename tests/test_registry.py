@@ -225,9 +225,7 @@ class Untraceable(Net):
 
 
 def test_a_network_that_cannot_become_a_program_is_refused_with_another_format(tmp_path: Path):
-    run = mixnn.pretrain(
-        "digits", backbone=Untraceable(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0}
-    )
+    run = mixnn.pretrain("digits", backbone=Untraceable(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     with pytest.raises(
         mixnn.UserError, match=r"object:Untraceable cannot be written as pt2: .*\nuse output='safetensors'"
     ):

@@ -107,7 +107,7 @@ def evaluate(
         run, dataset = None, open_dataset(data, data_dir, labels=labels, holdout=holdout, limit=limit)
         _check_has_test(dataset)
         own_size = dataset.stored_size or FOLDER_SIZE
-        candidate = open_candidate(encoder, device, image_size or own_size, reporter)
+        candidate = open_candidate(encoder, device, own_size, reporter, image_size)
         mean_std = read_normalization(normalization, candidate.normalization)
         size = image_size or candidate.size or own_size
         train, test = _labelled_images(dataset, size, candidate.device, mean_std)

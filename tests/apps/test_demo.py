@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 import mixnn
+from mixnn.apps.demo import show_demo
 from mixnn.progress import Reporter
 
 
@@ -16,6 +17,8 @@ def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pyte
     expected = {"kNN": 98.2, "1": 66.4, "5": 86.8, "all": 98.2}
     assert table["raw pixels"] == pytest.approx(expected, abs=1.0), "of 500 images, a CPU's rounding moves a few"
     assert table["raw pixels"]["1"] > table["untrained network"]["1"]
+    assert capsys.readouterr().out == ""
+    show_demo(result)
     out = capsys.readouterr().out
     assert "raw pixels" in out
     assert "neighbors.png" in out

@@ -165,7 +165,7 @@ def test_parquet(run, folder, expected, tmp_path):
 
 
 def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
-    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu")
+    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", verbose=Reporter())
     said = capfd.readouterr().err
     assert "skipped 5.png: empty file" in said
     assert "23 vectors" in said
@@ -337,7 +337,7 @@ def test_an_encoder_enlarges_small_images_as_it_does_small_files(run, tmp_path):
     assert wide.shape == (2, 3, SIZE, 36), "nothing of a wide image is cut off"
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(run.path, other)
     shutil.rmtree(other / "embeddings", ignore_errors=True)
@@ -346,14 +346,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     data = bytearray(good.read_bytes())
     data[-1] ^= 1
     bad.write_bytes(data)
-    found = collect(Run.open(other), folder, device="cpu")
+    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged"):
+        found = collect(Run.open(other), folder, device="cpu")
     assert found.about["checkpoint"] == good.name
     shutil.rmtree(other / "embeddings")
-    mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
+    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged"):
+        mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
     assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
-    mixnn.load(other)
-    printed = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
-    assert printed.count(f"{bad.name}isdamaged") == 3
+    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged") as heard:
+        mixnn.load(other)
+    assert [warning.filename for warning in heard] == [__file__], "a warning points at the line of the caller"
 
 
 def test_an_empty_list_is_not_all_images(run, tmp_path):

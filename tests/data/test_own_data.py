@@ -309,9 +309,7 @@ def test_embed_takes_every_form(form: str, run: mixnn.Run, tmp_path: Path):
 def test_vectors_of_other_images_in_memory_are_not_taken_from_the_cache(run: mixnn.Run):
     for other in (IMAGES[::-1], [Image.fromarray(image) for image in IMAGES[::-1]]):
         first = mixnn.embed(run, IMAGES, device="cpu", verbose=QUIET).vectors
-        np.testing.assert_allclose(
-            mixnn.embed(run, other, device="cpu", verbose=QUIET).vectors, first[::-1], atol=1e-5
-        )
+        np.testing.assert_allclose(mixnn.embed(run, other, device="cpu", verbose=QUIET).vectors, first[::-1], atol=1e-5)
 
 
 def test_the_run_that_pretrain_returns_knows_its_images_and_its_folder_does_not(run: mixnn.Run, capsys):
