@@ -19,7 +19,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mixnn import methods
-from mixnn.config import SETTING, Config, Interrupted, Param, UserError, on_command_line, setting, unknown, verb
+from mixnn.config import (
+    SETTING,
+    Config,
+    Interrupted,
+    Param,
+    UserError,
+    fields_of,
+    on_command_line,
+    setting,
+    unknown,
+    verb,
+)
 from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
@@ -291,7 +302,7 @@ class Runner:
             defaults = {f.name: f.default for f in dataclasses.fields(Config)}
             given = {k: getattr(config, k) for k in RESUMABLE_SETTINGS if getattr(config, k) != defaults[k]}
             return start_pretrain(resume=path, settings=given, reporter=self.reporter)
-        settings = {k: v for k, v in vars(config).items() if k not in ("data", "options")}
+        settings = {name: getattr(config, name) for name in fields_of(Config) if name != "data"}
         try:
             Run.check_replaceable(path, overwrite=True)
         except UserError:
