@@ -28,15 +28,21 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 
 class UserError(ValueError):
-    """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2."""
+    """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2.
+
+    >>> try:
+    ...     mixnn.pretrain("digits", epochs=-1)
+    ... except mixnn.UserError as error:
+    ...     print(error)
+    epochs=-1: epochs must be at least 0
+    """
 
 
 class MixnnWarning(UserWarning):
     """What a function of mixnn, called from Python, warns of: files it skipped, settings that do not fit.
 
-    Example:
-        >>> import warnings
-        >>> warnings.filterwarnings("ignore", category=mixnn.MixnnWarning)  # as for any other warning
+    >>> import warnings
+    >>> warnings.filterwarnings("ignore", category=mixnn.MixnnWarning)
     """
 
 
@@ -377,7 +383,11 @@ def duration_text(seconds: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
-    """One pre-training run. Defaults are the paper's CIFAR-10 row."""
+    """One pre-training run. Defaults are the paper's CIFAR-10 row.
+
+    >>> mixnn.Config(epochs=100).base_lr
+    0.06
+    """
 
     spell = staticmethod(setting)
 

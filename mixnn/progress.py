@@ -64,10 +64,8 @@ class Reporter:
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
         """Names and reasons of the first, and how many more there are."""
-        for name, why in files[:NAMED]:
-            self.warn(f"skipped {name}: {why}")
-        if len(files) > NAMED:
-            self.warn(f"skipped {plural(len(files) - NAMED, 'more file')}")
+        for text in _about_skipped(files):
+            self.warn(text)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -119,6 +117,11 @@ class PythonReporter(Reporter):
     def warn(self, text: str) -> None:
         warnings.warn(shown(text), MixnnWarning, stacklevel=_levels_to_caller())
 
+    def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
+        """All in one warning."""
+        if files:
+            self.warn("; ".join(_about_skipped(files)))
+
 
 class Silence(Reporter):
     """Prints nothing: in a run on several processes, only the main process reports."""
@@ -126,6 +129,11 @@ class Silence(Reporter):
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.console.quiet = True
+
+
+def _about_skipped(files: Sequence[tuple[str, str]]) -> list[str]:
+    more = [f"skipped {plural(len(files) - NAMED, 'more file')}"] if len(files) > NAMED else []
+    return [f"skipped {name}: {why}" for name, why in files[:NAMED]] + more
 
 
 def reporter_for(verbose: bool | Reporter) -> Reporter:

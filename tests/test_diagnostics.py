@@ -175,7 +175,7 @@ def test_every_number_is_explained_by_itself(tmp_path, method, capsys):
     common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 64, "verbose": Reporter(quiet=True)}
     made = mixnn.pretrain("digits", out=tmp_path / "run", method=method, warmup_epochs=0, **common)
     capsys.readouterr()
-    found = mixnn.diagnose(made, batches=1)
+    found = mixnn.diagnose(made, batches=1, verbose=Reporter())
     assert ("own_image" in capsys.readouterr().err) == ("own_image" in found), "what is not shown is not spoken of"
     rows = meanings(found)
     assert sorted(name for name, _, _ in rows) == sorted(found)

@@ -44,7 +44,7 @@ def demo(
 
     Returns the table as {row: {column: accuracy}}, the picture's path, the seconds of training and the run.
 
-    >>> found = mixnn.demo(epochs=1, out="runs/demo")
+    >>> found = mixnn.demo(epochs=6, out="runs/demo")
     >>> sorted(found["table"])
     ['MNN', 'raw pixels', 'untrained network']
     """

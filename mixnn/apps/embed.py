@@ -55,6 +55,10 @@ def embed(
     the vectors they compute. Above 20,000 images, vectors stay on the disk and are mapped into memory. Files that
     cannot be read are reported and left out.
 
+    >>> found = mixnn.embed("runs/photos")
+    >>> len(found.names), found.vectors.shape
+    (16, (16, 128))
+
     Examples:
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv

@@ -77,6 +77,10 @@ def export(
 
     The card is stored inside the file, and next to it as FILE.json.
 
+    >>> mixnn.export("runs/photos", "encoder.safetensors")
+    PosixPath('encoder.safetensors')
+    >>> encoder = mixnn.load("encoder.safetensors")
+
     Examples:
         mixnn export runs/photos
         mixnn export runs/photos --format onnx --out encoder.onnx

@@ -83,6 +83,10 @@ def evaluate(
 
     docs/evaluation.md says what the numbers mean.
 
+    >>> found = mixnn.evaluate(backbone, "digits", protocol="knn", limit=100)
+    >>> sorted(found["knn"])
+    ['majority', 'protocol', 'seconds', 'weighted']
+
     Examples:
         mixnn evaluate runs/cifar10-mnn
         mixnn evaluate runs/cifar10-mnn --protocol knn --json

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from mixnn import functional as F
-from mixnn.config import UserError, method_option, option, other_default
+from mixnn.config import UserError, option, other_default
 from mixnn.methods.contract import About, Direction
 from mixnn.methods.siamese import Common, Neighbors, Siamese
 from mixnn.nn.encoder import mlp
@@ -36,7 +36,7 @@ class NNCLROptions(Neighbors, Common):
     def check(self) -> None:
         super().check()
         if self.topk == 0:
-            raise UserError(f"topk=0 leaves NNCLR without positives: use {method_option('topk', 1)} or more, or simclr")
+            raise UserError("topk=0 leaves NNCLR without positives: type --set topk=1 or more, or take simclr")
 
 
 class NNCLR(Siamese):

@@ -149,6 +149,9 @@ def build_backbone(
 
     `pretrained`: with the weights that timm publishes, for its models only. `network`: the module, which is copied, or
     the function that makes one, if the name alone does not give it.
+
+    >>> mixnn.nn.build_backbone("resnet18", image_size=32, bn_groups=1).num_features
+    512
     """
     if isinstance(network, nn.Module):
         backbone = deepcopy(network).to("cpu")

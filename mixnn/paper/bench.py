@@ -68,7 +68,7 @@ def bench(
     Methods that encode one view per pass are also timed with twice the batch, so that a pass has as many images as
     MNN's.
 
-    >>> found = mixnn.bench(baseline=False, steps=1)
+    >>> found = mixnn.bench(image_size=8, batch_size=16, baseline=False)
     >>> found["ms_per_step"] > 0
     True
 

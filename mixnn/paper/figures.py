@@ -35,7 +35,7 @@ FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
 
 @verb
 def figures(
-    names: Annotated[Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
+    names: Annotated[str | Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
     *,
     results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
     out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
@@ -50,10 +50,14 @@ def figures(
     The runs are the summaries in the folder `results` and the run folders `runs`. `settings` are fields of Config, for
     runs that were not made with the defaults.
 
+    >>> mixnn.figures("main", results="results", out="figures")[0].name
+    'cifar10-main.svg'
+
     Examples:
         mixnn figures
         mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
     """
+    names = [names] if isinstance(names, str) else names
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)

@@ -119,7 +119,9 @@ def load(run: str | Path | Run, device: str = "auto", *, backbone: Network | Non
     `backbone`: for a network of your own that was handed to pretrain, that module or the function that makes it. Its
     weights are replaced, in a copy, by those of the run.
 
-    Example: vectors = mixnn.load("runs/x")(images)
+    >>> encoder = mixnn.load("runs/photos")
+    >>> encoder.files(["photos/cat0.png"]).shape
+    (1, 128)
     """
     if backbone is not None and not callable(backbone):  # modules are callable too
         raise UserError(

@@ -60,7 +60,12 @@ class Diverged(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder that exists. `data`: the images it was trained on, if they are in memory and were handed in."""
+    """A run folder that exists. `data`: the images it was trained on, if they are in memory and were handed in.
+
+    >>> run = mixnn.Run.open("runs/photos")
+    >>> run.config.method, len(run.metrics())
+    ('mnn', 1)
+    """
 
     path: Path
     config: Config

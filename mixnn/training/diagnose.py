@@ -47,6 +47,10 @@ def diagnose(
 
     The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
 
+    >>> found = mixnn.diagnose("runs/photos", batches=1)
+    >>> 0 <= found["feature_spread"]
+    True
+
     Examples:
         mixnn diagnose runs/photos
         mixnn diagnose runs/photos --batches 100 --json

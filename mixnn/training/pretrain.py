@@ -78,7 +78,7 @@ def pretrain(
     With `time_budget` the learning rate follows the clock, and training ends in time, in the middle of an epoch if need
     be. The time counts from this call.
 
-    >>> run = mixnn.pretrain("digits", epochs=1, topk=3, out="runs/digits")
+    >>> run = mixnn.pretrain("digits", epochs=1, warmup_epochs=0, topk=3, out="runs/digits")
     >>> run.metrics()[-1]["epoch"]
     1
 

@@ -47,7 +47,7 @@ from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
 from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.cli import command
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, spelling
 from mixnn.data import Images, open_images
 from mixnn.data.decode import decode_all
 from mixnn.data.labels import from_csv
@@ -830,8 +830,8 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ),
         ({"classes": {"cat": 5, "dog": 5}}, "learning", []),
         ({}, "start", []),
-        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
-        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn.pretrain("]),
+        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn.pretrain("]),
         (
             {"classes": {"cat": 5, "dog": 5}, "curve": [{"gain_low": 1.0}]},
             "judged",
@@ -874,6 +874,9 @@ def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
 
 def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
     (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
+    assert "`mixnn.pretrain('/home/me/my photos', time_budget='10m')`" in advice
+    with spelling(command("classify").spell):
+        (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
     assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 

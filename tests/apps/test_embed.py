@@ -346,11 +346,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     data = bytearray(good.read_bytes())
     data[-1] ^= 1
     bad.write_bytes(data)
-    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged"):
+    damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
+    with damaged, pytest.warns(mixnn.MixnnWarning, match="skipped 5.png: empty file; skipped "):
         found = collect(Run.open(other), folder, device="cpu")
     assert found.about["checkpoint"] == good.name
     shutil.rmtree(other / "embeddings")
-    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged"):
+    damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
+    with damaged, pytest.warns(mixnn.MixnnWarning, match="skipped"):
         mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
     assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
     with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged") as heard:

@@ -354,9 +354,9 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
 @pytest.mark.parametrize(
     "card, message",
     [
-        (None, "was not written by `mixnn export`"),
-        ("no JSON", "was not written by `mixnn export`"),
-        ({"preprocessing": {}}, "was not written by `mixnn export`"),
+        (None, "was not written by `mixnn.export"),
+        ("no JSON", "was not written by `mixnn.export"),
+        ({"preprocessing": {}}, "was not written by `mixnn.export"),
         ({"card_version": 2}, "use a newer one"),
         (
             {"architecture": {"name": "resnet1000"}},

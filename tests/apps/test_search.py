@@ -365,7 +365,7 @@ def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, t
         shutil.copy(given.folder / name, folder)
     (folder / "broken.png").write_text("no image")
     capsys.readouterr()
-    found = search(given.run, folder / "4.png", source=folder, topk=50, verbose=True)
+    found = search(given.run, folder / "4.png", source=folder, topk=50, verbose=Reporter())
     assert found["topk"] == len(found["queries"][0]["nearest"]) == 2
     assert "there are only 2 images other than the query, not 50" in capsys.readouterr().err
     assert len(search(given.run, source=folder, outliers=True, topk=50)["outliers"]) == 3

@@ -254,7 +254,7 @@ def test_the_newest_whole_checkpoint_is_loaded_and_damaged_ones_are_named(tmp_pa
 
 def test_without_a_usable_checkpoint_the_error_says_how_to_start_anew(tmp_path: Path):
     run = Run.create(tmp_path / "x", CONFIG, "")
-    with pytest.raises(UserError, match=rf"no usable checkpoint\n.*--out {run.path} --overwrite"):
+    with pytest.raises(UserError, match=rf"no usable checkpoint\n.*out='{run.path}', overwrite=True"):
         run.load_checkpoint(pytest.fail)
 
 

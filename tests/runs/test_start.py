@@ -51,14 +51,14 @@ def runs():
 
 def test_a_folder_becomes_a_run_once_and_is_used_again(place, capsys):
     photos(place / "photos")
-    first = open_run("photos")
+    first = open_run("photos", Reporter())
     assert first.path == Path("runs/photos-imagenet")
     assert (
         "runs/photos-imagenet: 6 images at 32 pixels, with the imagenet encoder as it comes" in capsys.readouterr().err
     )
     files = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
     for again in ("photos", Path("photos/"), place / "photos", "./photos"):
-        assert open_run(again).path == first.path
+        assert open_run(again, Reporter()).path == first.path
     assert "runs/photos-imagenet: the imagenet encoder, not trained on these images" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == files
     assert runs() == ["photos-imagenet"]
@@ -167,7 +167,7 @@ def test_a_place_that_cannot_be_written_is_named(place, monkeypatch):
 def test_such_a_run_cannot_be_resumed_and_says_what_to_do(place):
     run = open_run(photos(place / "my photos"), quiet())
     for more in ({}, {"epochs": 2}):
-        with pytest.raises(UserError, match=r"was not trained: use `mixnn pretrain '.*/my photos'`"):
+        with pytest.raises(UserError, match=r"was not trained: use `mixnn\.pretrain\('.*/my photos'\)`"):
             mixnn.pretrain(resume=run.path, verbose=quiet(), **more)
 
 

@@ -120,6 +120,11 @@ def classify(
 
     If raw pixels or the network before training are clearly better on these labels, they are used instead of the run.
 
+    >>> labels = {"cat0.png": "cat", "cat1.png": "cat", "dog0.png": "dog", "dog1.png": "dog"}
+    >>> fitted = mixnn.classify("runs/photos", labels)
+    >>> fitted.predict(["photos/cat2.png", "photos/dog2.png"])
+    ['cat', 'dog']
+
     Examples:
         mixnn classify runs/photos labels.csv
         mixnn classify runs/photos --suggest 20

@@ -78,6 +78,9 @@ def explore(
     images) or pca.
     thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
 
+    >>> mixnn.explore("runs/photos", out="map.html", layout="pca")
+    PosixPath('map.html')
+
     Examples:
         mixnn explore runs/photos --open
         mixnn explore runs/photos ./new --serve

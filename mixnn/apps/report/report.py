@@ -50,6 +50,9 @@ def report(
     `images` is the number of images on the map; 0 leaves images out. `source` is where the images are now, if the
     folder that the runs were trained on was moved.
 
+    >>> mixnn.report("runs/photos", out="report.html")
+    PosixPath('report.html')
+
     Examples:
         mixnn report runs/photos
         mixnn report runs/photos runs/photos-2 --out compared.html
