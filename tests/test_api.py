@@ -11,6 +11,7 @@ import doctest
 import inspect
 import os
 import re
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from PIL import Image
 
 import mixnn
+from mixnn.config import fields_of, parameters
 from mixnn.methods import METHODS
 from mixnn.paper import bench
 from mixnn.progress import Reporter, Silence
@@ -59,7 +61,8 @@ The examples use these names. `"photos"` is a folder of images, and `"runs/photo
 INTRODUCTIONS = {
     "functions": "Each is a command too. They return objects and print nothing; with `verbose=True` they say on stderr "
     "what they do. Warnings are Python warnings of the category `mixnn.MixnnWarning`. What a user can fix raises "
-    "`mixnn.UserError`, a ValueError.",
+    "`mixnn.UserError`, a ValueError. The `settings` of `pretrain` are the fields of `mixnn.Config` and the options "
+    "of the method.",
     "methods": "A method is a module: `loss = method(x1, x2)`, then `method.after_step()` after the optimizer's step. "
     "[Your own loop](loops.md) explains that. Options may be given as keyword arguments; "
     "[methods.md](methods.md) and `mixnn methods NAME` say what they mean.",
@@ -119,7 +122,14 @@ def signature(name: str, one: Any) -> str:
         parts.append(f"{stars}{parameter.name}: {annotation(hints.get(parameter.name, Any))}{default}")
     result = "" if inspect.isclass(one) else f" -> {annotation(hints['return'])}"
     line = f"{name}({', '.join(parts)}){result}"
-    return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){result}"
+    if len(line) <= 100:
+        return line
+    about = fields_of(one) if one is mixnn.Config else parameters(one) if name.count(".") == 1 else {}
+    lines = []
+    for part in parts:
+        meaning = about[key].param.help if (key := part.strip("*").partition(":")[0]) in about else ""
+        lines.append(f"    {part},{'  # ' * bool(meaning)}{meaning}\n")
+    return f"{name}(\n{''.join(lines)}){result}"
 
 
 def shown_default(value: Any) -> str:
@@ -142,7 +152,7 @@ def entry(name: str, one: Any) -> str:
         first, *more = example.source.rstrip("\n").split("\n")
         lines += [f">>> {first}", *(f"... {line}" for line in more), *example.want.rstrip("\n").splitlines()]
     code = "\n".join([signature(name, one), "", *lines])
-    return f"### `{name}`\n{first_paragraph(one)}\n```python\n{code}\n```\n"
+    return f"### `{name}`\n{wrapped(first_paragraph(one))}\n```python\n{code}\n```\n"
 
 
 def method_call(name: str) -> str:
@@ -164,7 +174,7 @@ def method_row(name: str) -> str:
     options = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(cls.Options))
     return (
         f"### `{cls.__name__}`\n{cls.about.idea[0].upper()}{cls.about.idea[1:]} ({cls.about.paper}).\n"
-        f"Options: {options}.\n```python\n{method_call(name)}\n```\n"
+        f"{wrapped(f'Options: {options}.')}\n```python\n{method_call(name)}\n```\n"
     )
 
 
@@ -177,14 +187,18 @@ def names_of(part: str) -> list[str]:
     return PARTS[part] or public_functions(getattr(mixnn, part))
 
 
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def page() -> str:
     text = [INTRODUCTION]
-    text += [f"```python\n{SETUP}```\n", "## Functions\n" + INTRODUCTIONS["functions"] + "\n"]
+    text += [f"```python\n{SETUP}```\n", f"## Functions\n{wrapped(INTRODUCTIONS['functions'])}\n"]
     text += [entry(f"mixnn.{name}", getattr(mixnn, name)) for name in [*COMMANDS, "load", *OBJECTS]]
     text += ["## Registries\nThings by name, as mappings. [extending.md](extending.md) says how to add yours.\n"]
     text += ["| registry | of | example |\n|---|---|---|\n" + "\n".join(map(registry_row, REGISTRIES)) + "\n"]
     for part in PARTS:
-        text.append(f"## mixnn.{part}\n{INTRODUCTIONS[part]}\n")
+        text.append(f"## mixnn.{part}\n{wrapped(INTRODUCTIONS[part])}\n")
         text += [entry(f"mixnn.{part}.{name}", getattr(getattr(mixnn, part), name)) for name in names_of(part)]
         text += [method_row(name) for name in METHODS] if part == "methods" else []
     return "\n".join(text)

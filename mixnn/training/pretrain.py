@@ -56,7 +56,7 @@ def pretrain(
     out: Annotated[
         str | Path, Param("run folder to create [runs/DATA-METHOD; -2, -3, ... if that exists]", metavar="FOLDER")
     ] = "",
-    overwrite: Annotated[bool, Param("with --out: replace the run in that folder; other files there stay")] = False,
+    overwrite: Annotated[bool, Param("replace the run in that output folder; other files there stay")] = False,
     resume: Annotated[str | Path | Run, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
     verbose: bool | Reporter = False,
     **settings: Annotated[Any, Config],

@@ -22,7 +22,7 @@ from mixnn.apps.classify.features import START, Features, all_features, best_fea
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
-from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, on_command_line, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
 from mixnn.files import check_free, write_atomically
@@ -132,7 +132,7 @@ def classify(
     """
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
-    if not (reporter.quiet or reporter.console.is_terminal):
+    if on_command_line() and not (reporter.quiet or reporter.console.is_terminal):
         reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
