@@ -942,7 +942,8 @@ def test_two_labels_a_class_are_said_to_understate_the_accuracy():
 def test_what_is_piped_has_no_lines_of_progress(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
-    classify(run, labels, verbose=Reporter())
+    with spelling(command("classify").spell):
+        classify(run, labels, verbose=Reporter())
     assert capsys.readouterr() == ("", "")
 
 

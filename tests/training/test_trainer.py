@@ -260,7 +260,7 @@ def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path,
         Image.new("RGB", (8, 8), (10 * i, 255 * (i % 2), 7)).save(path)
     common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1, "init_from": "none"}
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
-    run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, **common)
+    run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, verbose=Reporter(), **common)
     assert "6 labelled images held out of training, as test images" in capsys.readouterr().err
     assert "knn" in run.metrics()[-1]
     assert run.load_checkpoint(print)[1]["data"]["images"] == 18
@@ -294,7 +294,7 @@ def test_a_run_that_was_never_trained_cannot_go_on_or_be_diagnosed(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     run = open_run(labelled_photos(tmp_path / "photos"), QUIET)
     for attempt in (mixnn.diagnose, lambda run: mixnn.pretrain(resume=run.path, epochs=1, verbose=QUIET)):
-        with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn pretrain .*photos`"):
+        with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn\.pretrain\(.*photos'\)`"):
             attempt(run)
 
 
