@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mixnn.augment import VIEWS as VIEWS
     from mixnn.augment import View as View
     from mixnn.config import Config as Config
+    from mixnn.config import MixnnWarning as MixnnWarning
     from mixnn.config import UserError as UserError
     from mixnn.data import DATASETS as DATASETS
     from mixnn.evaluation.evaluate import PROTOCOLS as PROTOCOLS
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _OTHERS = {
     "Config": "mixnn.config:Config",
+    "MixnnWarning": "mixnn.config:MixnnWarning",
     "UserError": "mixnn.config:UserError",
     "Run": "mixnn.runs:Run",
     "View": "mixnn.augment:View",

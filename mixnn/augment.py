@@ -44,7 +44,7 @@ class View:
     The strengths of color jitter are `brightness`, `contrast`, `saturation` and `hue`, that of blur is `sigma`, in
     pixels. `area` is the share of the image that a crop covers, `ratio` its width by its height.
 
-    Example: View(size=32, area=(0.2, 1), jitter=0.8, hue=0.2)
+    >>> view = mixnn.View(size=32, area=(0.2, 1), jitter=0.8, hue=0.2)
     """
 
     size: int
@@ -85,12 +85,20 @@ class View:
 
 
 def strong(size: int, *, flip: float = 0.5, area: tuple[float, float] = (0.2, 1.0)) -> View:
-    """The paper's strong view. Pass flip=0 where a mirror image means something else, as with digits."""
+    """The paper's strong view. Pass flip=0 where a mirror image means something else, as with digits.
+
+    >>> mixnn.augment.strong(32).blur
+    0.5
+    """
     return View(size, area=area, flip=flip, jitter=0.8, gray=0.2, blur=0.5)
 
 
 def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)) -> View:
-    """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value."""
+    """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value.
+
+    >>> mixnn.augment.weak(32).jitter
+    0.0
+    """
     return View(size, area=area, flip=flip)
 
 
@@ -111,7 +119,8 @@ def augment(
     The images are uint8, or floats from 0 to 1: other values are clipped, so normalize afterwards. `u_BR` is a row of
     `view.num_draws` uniforms per image; default: new ones from the generator. It runs in float32 under autocast too.
 
-    Example: x = augment(images, strong(32))
+    >>> mixnn.augment.augment(images, mixnn.augment.strong(24)).shape
+    torch.Size([8, 3, 24, 24])
     """
     _check_images(images_BCHW, view)
     B, _, H, W = images_BCHW.shape
@@ -163,6 +172,10 @@ class Augment(nn.Module):
     It takes a batch, or a list of images (C, H, W) of any sizes. Use it on the GPU in a training loop, or on the CPU in
     the `collate_fn` of a DataLoader. Mean and std are per channel, on the 0..1 scale; they move with `.to(device)`. The
     module has no weights and works in eval mode as it does in training.
+
+    >>> views = mixnn.augment.Augment(mixnn.augment.weak(24), mean=[0.5] * 3, std=[0.25] * 3)
+    >>> views(images).shape
+    torch.Size([8, 3, 24, 24])
     """
 
     mean: Tensor | None
@@ -191,6 +204,9 @@ class TwoViews(nn.Module):
     """Two views of each image, made independently: x1, x2 = TwoViews(strong(32), weak(32), mean, std)(images).
 
     Without a second view, both are made like the first. See `Augment` for images, mean and std.
+
+    >>> two_views = mixnn.augment.TwoViews(mixnn.augment.strong(24), mixnn.augment.weak(24))
+    >>> x1, x2 = two_views(images)
     """
 
     def __init__(
@@ -210,7 +226,11 @@ class TwoViews(nn.Module):
 
 
 def normalize(x_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
-    """(x - mean) / std by channel, in x's memory format. Mean and std must already lie on x's device."""
+    """(x - mean) / std by channel, in x's memory format. Mean and std must already lie on x's device.
+
+    >>> mixnn.augment.normalize(torch.ones(1, 3, 1, 1), torch.tensor([0.5] * 3), torch.tensor([0.25] * 3)).flatten()
+    tensor([2., 2., 2.])
+    """
     return (x_BCHW - mean_C.view(-1, 1, 1)).div_(std_C.view(-1, 1, 1))
 
 

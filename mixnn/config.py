@@ -15,6 +15,7 @@ import math
 import numbers
 import os
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,22 @@ from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 
 class UserError(ValueError):
-    """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2."""
+    """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2.
+
+    >>> try:
+    ...     mixnn.pretrain("digits", epochs=-1)
+    ... except mixnn.UserError as error:
+    ...     print(error)
+    epochs=-1: epochs must be at least 0
+    """
+
+
+class MixnnWarning(UserWarning):
+    """What a function of mixnn, called from Python, warns of: files it skipped, settings that do not fit.
+
+    >>> import warnings
+    >>> warnings.filterwarnings("ignore", category=mixnn.MixnnWarning)
+    """
 
 
 class Interrupted(Exception):
@@ -89,6 +105,24 @@ def method_option(name: str, value: Any = None) -> str:
     """The same for an option of the method: topk=5 in Python, --set topk=5 on the command line."""
     return _spelling.get()(name, value, True)
 
+
+def calling(name: str, *arguments: Any, **settings: Any) -> str:
+    """How the reader of a message calls a function: mixnn.embed('x', out='y') or, on the command line, its command.
+
+    Without arguments it only names the function. `...` stands for arguments that the reader chooses. `data` and
+    `methods` are lists in Python.
+    """
+    if not on_command_line():
+        given = ["..." if value is ... else in_python("", value).lstrip("=") for value in arguments]
+        given += [in_python(key, value) for key, value in settings.items()]
+        return LISTS.get(name) or f"mixnn.{name}({', '.join(given) or '...'})"
+    words = ["..." if value is ... else shlex.quote(str(value)) for value in arguments]
+    for key, value in settings.items():
+        words.append(f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}"))
+    return " ".join(["mixnn", name, *words])
+
+
+LISTS = {"data": "mixnn.DATASETS", "methods": "mixnn.METHODS"}  # what the commands of these names list
 
 # Parameters
 
@@ -208,13 +242,19 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given, known = inspect.signature(function).bind(*args, **kwargs), parameters(function)
-        for name, value in given.arguments.items():
-            if name in known:
-                given.arguments[name] = check(name, value, known[name].hint, known[name].param)
+        given = bind(function, *args, **kwargs)
         return function(*given.args, **given.kwargs)
 
     return checked_call
+
+
+def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    """The arguments of a verb by name, each in its type; UserError if one is wrong."""
+    given, known = inspect.signature(function).bind(*args, **kwargs), parameters(function)
+    for name, value in given.arguments.items():
+        if name in known:
+            given.arguments[name] = check(name, value, known[name].hint, known[name].param)
+    return given
 
 
 @functools.cache
@@ -343,7 +383,11 @@ def duration_text(seconds: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
-    """One pre-training run. Defaults are the paper's CIFAR-10 row."""
+    """One pre-training run. Defaults are the paper's CIFAR-10 row.
+
+    >>> mixnn.Config(epochs=100).base_lr
+    0.06
+    """
 
     spell = staticmethod(setting)
 

@@ -13,34 +13,59 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 unchanged."""
+    """Half precision as float32; float32 and float64 unchanged.
+
+    >>> mixnn.functional.at_least_float32(torch.ones(2, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def unit(v_D: Tensor) -> Tensor:
-    """Each row divided by its l2 norm."""
+    """Each row divided by its l2 norm.
+
+    >>> mixnn.functional.unit(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000]])
+    """
     return F.normalize(v_D, dim=-1)
 
 
 def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
-    """cos(z, s) of every row with every support row, (B, Q)."""
+    """cos(z, s) of every row with every support row, (B, Q).
+
+    >>> mixnn.functional.cosines(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    tensor([[1., 0.]])
+    """
     return unit(z_BD) @ unit(s_QD).T
 
 
 def nearest(sim_BQ: Tensor, topk: int) -> Tensor:
-    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K)."""
+    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K).
+
+    >>> mixnn.functional.nearest(torch.tensor([[0.1, 0.9, 0.5]]), topk=2)
+    tensor([[1, 2]])
+    """
     return sim_BQ.topk(topk, dim=1).indices
 
 
 def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tensor) -> tuple[Tensor, Tensor]:
-    """The K nearest rows of the anchor's own label, and which of them exist, both (B, K). The oracle of MNN(Labels)."""
+    """The K nearest rows of the anchor's own label, and which of them exist, both (B, K). The oracle of MNN(Labels).
+
+    >>> similarity = torch.tensor([[0.1, 0.9, 0.5]])
+    >>> mixnn.functional.nearest_of_label(similarity, 2, torch.tensor([7]), torch.tensor([7, 8, 7]))
+    (tensor([[2, 0]]), tensor([[True, True]]))
+    """
     same_BQ = (labels_B[:, None] == labels_Q[None, :]) & (labels_B >= 0)[:, None]
     top = sim_BQ.masked_fill(~same_BQ, -torch.inf).topk(topk, dim=1)
     return top.indices, top.values > -torch.inf
 
 
 def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
-    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names; lam broadcasts to (B, K, D)."""
+    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names; lam broadcasts to (B, K, D).
+
+    >>> mixnn.functional.mix(neighbors, z, 0.5, "unit").shape
+    torch.Size([8, 3, 16])
+    """
     z_B1D = z_BD[:, None]
     if mixer == "none":
         return unit(neighbors_BKD)
@@ -51,28 +76,48 @@ def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) ->
 
 
 def split_weights(positive: float, neighbors: float, topk: int, like: Tensor) -> Tensor:
-    """`positive` for z, `neighbors` divided evenly among the K, (N,)."""
+    """`positive` for z, `neighbors` divided evenly among the K, (N,).
+
+    >>> mixnn.functional.split_weights(1.5, 0.5, topk=2, like=z)
+    tensor([1.5000, 0.2500, 0.2500])
+    """
     return torch.cat([like.new_full((1,), positive), like.new_full((topk,), neighbors / max(topk, 1))])
 
 
 def wse_weights(topk: int, like: Tensor) -> Tensor:
-    """Eq. 3: 1 for z, 1/K for each neighbor, (N,)."""
+    """Eq. 3: 1 for z, 1/K for each neighbor, (N,).
+
+    >>> mixnn.functional.wse_weights(2, like=z)
+    tensor([1.0000, 0.5000, 0.5000])
+    """
     return split_weights(1.0, 1.0, topk, like)
 
 
 def mse_weights(topk: int, like: Tensor) -> Tensor:
-    """MSF: 1 / (K + 1) each, (N,)."""
+    """MSF: 1 / (K + 1) each, (N,).
+
+    >>> mixnn.functional.mse_weights(3, like=z)
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
     return like.new_full((topk + 1,), 1 / (topk + 1))
 
 
 def attention(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float = 1.0) -> Tensor:
-    """SNCLR's cross-attention score: softmax over the K neighbors of cos(q, z_i) / temperature, (B, K)."""
+    """SNCLR's cross-attention score: softmax over the K neighbors of cos(q, z_i) / temperature, (B, K).
+
+    >>> mixnn.functional.attention(z, neighbors).sum(1).allclose(torch.ones(8))
+    True
+    """
     cos_BK = torch.einsum("bd,bkd->bk", unit(q_BD), unit(neighbors_BKD))
     return (cos_BK / temperature).softmax(dim=1)
 
 
 def cas_weights(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> Tensor:
-    """1 for z, the attention for the neighbors, (B, N)."""
+    """1 for z, the attention for the neighbors, (B, N).
+
+    >>> mixnn.functional.cas_weights(z, neighbors, 0.1).shape
+    torch.Size([8, 4])
+    """
     return torch.cat([q_BD.new_ones(len(q_BD), 1), attention(q_BD, neighbors_BKD, temperature)], dim=1)
 
 
@@ -81,19 +126,32 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
 
     For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same
     gradient.
+
+    >>> target = torch.tensor([[1.0, 0.0]])
+    >>> mixnn.functional.weighted_squared_error(-target, target[:, None], torch.ones(1))
+    tensor(4.)
     """
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
 
 
 def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
-    """Share of neighbors with the anchor's label, among the pairs that count."""
+    """Share of neighbors with the anchor's label, among the pairs that count.
+
+    >>> labels = torch.tensor([[1, 2]])
+    >>> mixnn.functional.purity(labels, torch.tensor([1]), labels > 0)
+    tensor(0.5000)
+    """
     right_BK = (labels_BK == labels_B[:, None]) & counts_BK
     return right_BK.sum() / counts_BK.sum().clamp(min=1)
 
 
 def spread(z_BD: Tensor) -> Tensor:
-    """Deviation of unit embeddings over the batch, times sqrt(D): near 1 if they fill the sphere, 0 if collapsed."""
+    """Deviation of unit embeddings over the batch, times sqrt(D): near 1 if they fill the sphere, 0 if collapsed.
+
+    >>> mixnn.functional.spread(torch.ones(8, 16))
+    tensor(0.)
+    """
     return unit(z_BD).std(dim=0).mean() * z_BD.shape[1] ** 0.5
 
 
@@ -101,30 +159,49 @@ def spread(z_BD: Tensor) -> Tensor:
 
 
 def soft_cross_entropy(logits_BM: Tensor, target_BM: Tensor) -> Tensor:
-    """Mean over B of -sum_m target log softmax(logits); a row of the target need not sum to 1."""
+    """Mean over B of -sum_m target log softmax(logits); a row of the target need not sum to 1.
+
+    >>> mixnn.functional.soft_cross_entropy(torch.zeros(1, 4), torch.full((1, 4), 0.25))
+    tensor(1.3863)
+    """
     return -(target_BM * logits_BM.log_softmax(dim=1)).sum(1).mean()
 
 
 def info_nce(logits_BM: Tensor) -> Tensor:
-    """Cross-entropy of column 0."""
+    """Cross-entropy of column 0.
+
+    >>> mixnn.functional.info_nce(torch.zeros(1, 4))
+    tensor(1.3863)
+    """
     return -logits_BM.log_softmax(dim=1)[:, 0].mean()
 
 
 def queue_logits(q_BD: Tensor, z_BD: Tensor, support_QD: Tensor, temperature: float) -> Tensor:
-    """cos(q, z) in column 0, then cos(q, s) of every support row, over the temperature, (B, 1 + Q)."""
+    """cos(q, z) in column 0, then cos(q, s) of every support row, over the temperature, (B, 1 + Q).
+
+    >>> mixnn.functional.queue_logits(z, z, support, 0.2).shape
+    torch.Size([8, 33])
+    """
     positive_B1 = (unit(q_BD) * unit(z_BD)).sum(1, keepdim=True)
     return torch.cat([positive_B1, cosines(q_BD, support_QD)], dim=1) / temperature
 
 
 def sce_target(z_BD: Tensor, support_QD: Tensor, temperature: float, eta: float) -> Tensor:
-    """eta on column 0, and 1 - eta by softmax([0 | cos(z, s)] / temperature), (B, 1 + Q)."""
+    """eta on column 0, and 1 - eta by softmax([0 | cos(z, s)] / temperature), (B, 1 + Q).
+
+    >>> mixnn.functional.sce_target(z, support, 0.05, eta=0.5).sum(1).allclose(torch.ones(8))
+    True
+    """
     sim_BQ = cosines(z_BD, support_QD) / temperature
     target_BM = (1 - eta) * torch.cat([torch.zeros_like(sim_BQ[:, :1]), sim_BQ], dim=1).softmax(dim=1)
     return torch.cat([target_BM[:, :1] + eta, target_BM[:, 1:]], dim=1)
 
 
 def batch_contrast(q_BD: Tensor, z_BD: Tensor, same_view_BD: Tensor | None, temperature: float) -> Tensor:
-    """Cross-entropy of q_n picking z_n among all z and, if given, among the other images of its own view."""
+    """Cross-entropy of q_n picking z_n among all z and, if given, among the other images of its own view.
+
+    >>> loss = mixnn.functional.batch_contrast(z, z + 0.1, None, 0.2)
+    """
     cross_BB = cosines(q_BD, z_BD) / temperature
     logits = cross_BB
     if same_view_BD is not None:
@@ -135,7 +212,10 @@ def batch_contrast(q_BD: Tensor, z_BD: Tensor, same_view_BD: Tensor | None, temp
 
 
 def neighbor_contrast(p_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """NNCLR, both ways: predictions pick their K neighbors among all B K; each neighbor picks its prediction."""
+    """NNCLR, both ways: predictions pick their K neighbors among all B K; each neighbor picks its prediction.
+
+    >>> one_way, other_way = mixnn.functional.neighbor_contrast(z, neighbors, 0.1)
+    """
     topk = neighbors_BKD.shape[1]
     logits_BBK = cosines(p_BD, neighbors_BKD.flatten(0, 1)).unflatten(1, (-1, topk)) / temperature
     own_KB = logits_BBK.diagonal(dim1=0, dim2=1)
@@ -145,7 +225,10 @@ def neighbor_contrast(p_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -
 
 
 def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: float) -> Tensor:
-    """SNCLR: mean over B of -sum_i w_i log P(own target i), where P is a softmax over all B N targets."""
+    """SNCLR: mean over B of -sum_i w_i log P(own target i), where P is a softmax over all B N targets.
+
+    >>> loss = mixnn.functional.set_contrast(z, neighbors, torch.ones(8, 3), 0.1)
+    """
     num = targets_BND.shape[1]
     logits_BBN = cosines(p_BD, targets_BND.flatten(0, 1)).unflatten(1, (-1, num)) / temperature
     own_BN = logits_BBN.diagonal(dim1=0, dim2=1).T
@@ -157,6 +240,9 @@ def mixing_map(coin: Tensor, share: Tensor, centre: Tensor, height: int, width: 
 
     coin >= 0.5 chooses the box. Its side is 2h, h = floor(floor(W sqrt(1 - share)) / 2); it is centered on a pixel and
     cut off at the border. The map's mean is lam. coin, share and centre are uniforms in [0, 1).
+
+    >>> mixnn.functional.mixing_map(torch.tensor(0.9), torch.tensor(0.75), torch.rand(2), 4, 4).shape
+    torch.Size([4, 4])
     """
     half = (width * (1 - share).sqrt()).floor().div(2, rounding_mode="floor")
     row, column = (centre[0] * height).floor(), (centre[1] * width).floor()

@@ -1,18 +1,29 @@
-"""What a command says while it works, on stderr: a live bar on a terminal, else a few lines. Results go to stdout."""
+"""What a command says while it works, on stderr: a live bar on a terminal, else a few lines. Results go to stdout.
+
+Functions called from Python print nothing unless they are called with verbose=True. Their warnings are Python's, of the
+category MixnnWarning.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mixnn.config import MixnnWarning
+
 SILENCE = 60  # without a live bar, seconds between lines of progress; the first and the last are always printed
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 NAMED = 20  # unreadable files that a message names; the others are counted
 
 
@@ -53,10 +64,8 @@ class Reporter:
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
         """Names and reasons of the first, and how many more there are."""
-        for name, why in files[:NAMED]:
-            self.warn(f"skipped {name}: {why}")
-        if len(files) > NAMED:
-            self.warn(f"skipped {plural(len(files) - NAMED, 'more file')}")
+        for text in _about_skipped(files):
+            self.warn(text)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -99,12 +108,45 @@ class Reporter:
             yield advance
 
 
+class PythonReporter(Reporter):
+    """For calls from Python: says what happens if asked to, and gives warnings to the `warnings` module."""
+
+    def __init__(self, verbose: bool = False) -> None:
+        super().__init__(quiet=not verbose)
+
+    def warn(self, text: str) -> None:
+        warnings.warn(shown(text), MixnnWarning, stacklevel=_levels_to_caller())
+
+    def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
+        """All in one warning."""
+        if files:
+            self.warn("; ".join(_about_skipped(files)))
+
+
 class Silence(Reporter):
     """Prints nothing: in a run on several processes, only the main process reports."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
         self.console.quiet = True
+
+
+def _about_skipped(files: Sequence[tuple[str, str]]) -> list[str]:
+    more = [f"skipped {plural(len(files) - NAMED, 'more file')}"] if len(files) > NAMED else []
+    return [f"skipped {name}: {why}" for name, why in files[:NAMED]] + more
+
+
+def reporter_for(verbose: bool | Reporter) -> Reporter:
+    """The reporter that a function's argument `verbose` stands for. The command line passes its own."""
+    return verbose if isinstance(verbose, Reporter) else PythonReporter(verbose)
+
+
+def _levels_to_caller() -> int:
+    """The stacklevel that makes a warning point at the line outside mixnn that led to it."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _console(stderr: bool = False) -> Console:

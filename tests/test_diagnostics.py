@@ -149,15 +149,15 @@ def test_collapse_shows_in_spread_and_rank():
 def run(tmp_path_factory):
     return mixnn.pretrain(
         "digits", out=tmp_path_factory.mktemp("runs") / "run", epochs=2, knn_every=0, batch_size=32, limit=256,
-        options={"support_size": 64, "hidden": 16, "dim": 8, "topk": 3}, reporter=Reporter(quiet=True),
+        options={"support_size": 64, "hidden": 16, "dim": 8, "topk": 3}, verbose=Reporter(quiet=True),
     )  # fmt: skip
 
 
 def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    found = mixnn.diagnose(run, batches=4, reporter=Reporter(quiet=True))
+    found = mixnn.diagnose(run, batches=4, verbose=Reporter(quiet=True))
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
-    assert found == mixnn.diagnose(run.path, batches=4, reporter=Reporter(quiet=True))
+    assert found == mixnn.diagnose(run.path, batches=4, verbose=Reporter(quiet=True))
     last = run.metrics()[-1]
     logged = {k for k in last if k not in ("epoch", "step", "loss", "images_per_s", "seconds")}
     assert set(found) == {*logged, *DERIVED, *FEATURES}
@@ -172,10 +172,10 @@ def test_diagnose_reads_a_finished_run_and_writes_nothing(run):
 
 @pytest.mark.parametrize("method", ["mnn", "moco", "supervised"])
 def test_every_number_is_explained_by_itself(tmp_path, method, capsys):
-    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 64, "reporter": Reporter(quiet=True)}
+    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 64, "verbose": Reporter(quiet=True)}
     made = mixnn.pretrain("digits", out=tmp_path / "run", method=method, warmup_epochs=0, **common)
     capsys.readouterr()
-    found = mixnn.diagnose(made, batches=1)
+    found = mixnn.diagnose(made, batches=1, verbose=Reporter())
     assert ("own_image" in capsys.readouterr().err) == ("own_image" in found), "what is not shown is not spoken of"
     rows = meanings(found)
     assert sorted(name for name, _, _ in rows) == sorted(found)
@@ -207,8 +207,8 @@ def test_diagnose_asks_for_no_logger(run, tmp_path):
     shutil.copytree(run.path, other)
     (other / "config.yaml").write_text((other / "config.yaml").read_text().replace("loggers: ''", "loggers: wandb"))
     assert Run.open(other).config.loggers == "wandb"
-    found = mixnn.diagnose(other, batches=2, reporter=Reporter(quiet=True))
-    assert found == mixnn.diagnose(run, batches=2, reporter=Reporter(quiet=True))
+    found = mixnn.diagnose(other, batches=2, verbose=Reporter(quiet=True))
+    assert found == mixnn.diagnose(run, batches=2, verbose=Reporter(quiet=True))
 
 
 def test_a_cosine_that_rounding_took_above_one_has_a_share():
@@ -226,7 +226,7 @@ def test_ranks_stand_together_in_their_order():
 
 def test_features_are_those_that_evaluation_sees_however_many_batches_are_observed(run):
     """Batch norm's running statistics move with every batch that is observed."""
-    found = [mixnn.diagnose(run, batches=n, reporter=Reporter(quiet=True)) for n in (1, 6)]
+    found = [mixnn.diagnose(run, batches=n, verbose=Reporter(quiet=True)) for n in (1, 6)]
     assert [found[0][name] for name in FEATURES] == [found[1][name] for name in FEATURES]
     images = run.dataset().load("train", run.config.image_size)
     x = F.unit(features(load_backbone(run)[0], images).double())
@@ -234,10 +234,10 @@ def test_features_are_those_that_evaluation_sees_however_many_batches_are_observ
 
 
 def test_diagnose_of_a_leaky_queue_finds_the_leak(tmp_path):
-    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 256, "reporter": Reporter(quiet=True)}
+    common = {"epochs": 1, "knn_every": 0, "batch_size": 32, "limit": 256, "verbose": Reporter(quiet=True)}
     options = {"support_size": 64, "hidden": 16, "dim": 8}
     leaky = mixnn.pretrain("digits", out=tmp_path / "leaky", options=options | {"leaky_queue": True}, **common)
-    assert mixnn.diagnose(leaky, batches=4, reporter=Reporter(quiet=True))["own_image"] > 0  # in the fixed order: 0
+    assert mixnn.diagnose(leaky, batches=4, verbose=Reporter(quiet=True))["own_image"] > 0  # in the fixed order: 0
 
 
 def test_diagnose_refuses_what_is_no_run(tmp_path, run):

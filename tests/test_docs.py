@@ -368,12 +368,12 @@ def test_the_example_trains_and_is_evaluated(example, tmp_path: Path):
         batch_size=32,
         options={"temperature": 0.05, "support_size": 64, "hidden": 32, "dim": 16},
         out=tmp_path / "run",
-        reporter=Reporter(quiet=True),
+        verbose=Reporter(quiet=True),
     )
     (record,) = run.metrics()
     assert record["step"] == 4
     assert {"loss", "purity", "spread", "d_positive", "knn"} <= record.keys()
     assert run.config.options["temperature"] == 0.05
     assert list((run.path / "checkpoints").iterdir())
-    mixnn.evaluate(run, protocol="knn", reporter=Reporter(quiet=True))
+    mixnn.evaluate(run, protocol="knn", verbose=Reporter(quiet=True))
     assert (run.path / "results.json").exists()

@@ -1,10 +1,12 @@
 """examples/mnn.py is the package's MNN: the same losses, teacher and support set. And all examples run."""
 
+import ast
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,39 @@ def losses(out: str) -> list[float]:
 @pytest.mark.parametrize("name", ["own_loop.py", "ddp.py", "lightning_module.py", "accelerate_loop.py"])
 def test_a_loop_has_fewer_than_60_lines(name):
     assert len((FOLDER / name).read_text().splitlines()) < 60
+
+
+LOOPS = (FOLDER.parent / "docs" / "loops.md").read_text()
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", LOOPS, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_on_loops_shows_the_examples_as_they_are():
+    shown = [re.fullmatch(r"# examples/(\w+\.py)\n(.*)", block, re.DOTALL) for block in SNIPPETS]
+    for name, block in (found.groups() for found in shown if found):
+        lines, wanted = (FOLDER / name).read_text().splitlines(), block.splitlines()
+        parts = ["\n".join(lines[i : i + len(wanted)]) for i in range(len(lines))]
+        assert block.rstrip() in [textwrap.dedent(part).rstrip() for part in parts], name
+    names = {found[1] for found in shown if found}
+    assert names == {"own_loop.py", "ddp.py", "lightning_module.py", "accelerate_loop.py"}
+    rows = re.findall(r"\[(\w+\.py)\]\(\S+\) \| (\d+) \| (\d+) \|", LOOPS)
+    assert {name for name, _, _ in rows} == names
+    for name, count, own in rows:
+        assert len((FOLDER / name).read_text().splitlines()) == int(count)
+        uses = [line for line in code_of(name) if re.search(r"\b(mixnn|method)\b|(?<!\.)\b(parallel|prepared)\b", line)]
+        assert len(uses) == int(own), uses
+
+
+def code_of(name: str) -> list[str]:
+    """Lines of an example, without docstring and comments."""
+    return "\n".join(map(ast.unparse, ast.parse((FOLDER / name).read_text()).body[1:])).splitlines()
+
+
+def test_the_other_snippets_of_the_page_on_loops_run():
+    names: dict[str, object] = {}
+    for block in SNIPPETS:
+        if not block.startswith("# examples/"):
+            exec(block, names)
+    assert names["accuracies"]["knn"]["weighted"] >= 0
 
 
 def test_the_plain_loop_learns():

@@ -66,7 +66,7 @@ def test_so_are_labels_inside_it_and_a_run_folder_reached_by_a_link(run: Path, t
     (tmp_path / "link").symlink_to(run)
     for data, given, out in ((photos, labels, run), (tmp_path / "link" / "mine", "", run), (run / "mine", "", "link")):
         with pytest.raises(UserError, match="lies inside the run folder"):
-            mixnn.pretrain(data, labels=str(given), out=tmp_path / out, overwrite=True, epochs=1, reporter=QUIET)
+            mixnn.pretrain(data, labels=str(given), out=tmp_path / out, overwrite=True, epochs=1, verbose=QUIET)
     assert every_file(run) == before
 
 
@@ -74,7 +74,7 @@ def test_a_new_demo_leaves_them_too(run: Path, monkeypatch):
     (run / "command.txt").write_text(demo.COMMAND + "\n")  # as if an earlier demo had made it
     monkeypatch.setattr(demo, "NUM_DRAWS", 1)
     before = contents(run)
-    mixnn.demo(out=run, epochs=1, reporter=QUIET)
+    mixnn.demo(out=run, epochs=1, verbose=QUIET)
     assert contents(run) == before
 
 

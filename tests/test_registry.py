@@ -134,28 +134,28 @@ def test_a_module_is_copied_trained_and_used_by_all_that_takes_the_run(tmp_path:
     torch.manual_seed(0)
     network = Net()
     before = {name: t.clone() for name, t in network.state_dict().items()}
-    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", verbose=QUIET, **SMALL)
     assert run.config.backbone == "object:Net"
     assert all(torch.equal(t, before[name]) for name, t in network.state_dict().items())
     assert isinstance(network.net[1], nn.BatchNorm2d)
     encoder = mixnn.load(run)
     assert encoder.num_features == 5
     assert not torch.equal(encoder.backbone.out.weight, network.out.weight)
-    assert mixnn.evaluate(run, protocol="knn", reporter=QUIET)["knn"]["weighted"] > 0
-    assert mixnn.diagnose(run, batches=1, reporter=QUIET)["feature_rank"] > 0
+    assert mixnn.evaluate(run, protocol="knn", verbose=QUIET)["knn"]["weighted"] > 0
+    assert mixnn.diagnose(run, batches=1, verbose=QUIET)["feature_rank"] > 0
 
 
 def test_training_starts_from_the_weights_of_the_module(tmp_path: Path):
     torch.manual_seed(0)
     network = Net()
-    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    run = mixnn.pretrain("digits", backbone=network, out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     weights = mixnn.load(run).backbone.state_dict()
     assert all(torch.equal(t, weights[name]) for name, t in network.state_dict().items())
 
 
 def test_a_run_with_a_module_needs_it_again_and_says_how(tmp_path: Path):
-    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL)
-    file = mixnn.export(run, reporter=QUIET)
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", verbose=QUIET, **SMALL)
+    file = mixnn.export(run, verbose=QUIET)
     want = mixnn.load(run)(IMAGES)
     for stored in (run.path, file):
         with pytest.raises(mixnn.UserError, match=r"pass it again, as in mixnn.load\(run, backbone=network\)"):
@@ -171,21 +171,21 @@ def test_a_run_with_a_module_needs_it_again_and_says_how(tmp_path: Path):
 def test_a_run_with_a_module_resumes_exactly(tmp_path: Path, again):
     network = Net()
     whole, broken = (
-        mixnn.pretrain("digits", backbone=network, out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
+        mixnn.pretrain("digits", backbone=network, out=tmp_path / name, verbose=QUIET, **SMALL) for name in "ab"
     )
     max((broken.path / "checkpoints").iterdir()).unlink()
     with pytest.raises(mixnn.UserError, match="pass it again"):
-        mixnn.pretrain(resume=broken.path, reporter=QUIET)
+        mixnn.pretrain(resume=broken.path, verbose=QUIET)
     with pytest.raises(mixnn.UserError, match="takes its settings from the run folder"):
-        mixnn.pretrain(resume=broken.path, backbone="resnet8", reporter=QUIET)
-    mixnn.pretrain(resume=broken.path, backbone=again, reporter=QUIET)
+        mixnn.pretrain(resume=broken.path, backbone="resnet8", verbose=QUIET)
+    mixnn.pretrain(resume=broken.path, backbone=again, verbose=QUIET)
     want, got = whole.load_checkpoint(pytest.fail)[0], broken.load_checkpoint(pytest.fail)[0]
     assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
 
 
 def test_a_function_makes_the_network_under_the_runs_seed(tmp_path: Path):
     runs = [
-        mixnn.pretrain("digits", backbone=lambda: Net(8), out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
+        mixnn.pretrain("digits", backbone=lambda: Net(8), out=tmp_path / name, verbose=QUIET, **SMALL) for name in "ab"
     ]
     one, other = (mixnn.load(run, backbone=lambda: Net(8))(IMAGES) for run in runs)
     assert torch.equal(one, other)
@@ -195,16 +195,16 @@ def test_a_network_on_a_folder_of_images_is_compared_with_its_start(tmp_path: Pa
     mixnn.data.to_folder(np.repeat(IMAGES, 8, 0).repeat(2, 2).repeat(2, 3), tmp_path / "photos")
     small = SMALL | {"batch_size": 8, "support_size": 16}
     run = mixnn.pretrain(
-        tmp_path / "photos", backbone=Net(), image_size=16, out=tmp_path / "run", reporter=QUIET, **small
+        tmp_path / "photos", backbone=Net(), image_size=16, out=tmp_path / "run", verbose=QUIET, **small
     )
     assert run.judgement()["points"]
-    vectors = mixnn.embed(run, reporter=QUIET)
+    vectors = mixnn.embed(run, verbose=QUIET)
     assert vectors is not None
 
 
 def test_what_is_no_network_is_refused(tmp_path: Path):
     with pytest.raises(mixnn.UserError, match=r"backbone takes a name, a torch.nn.Module or a function .* not a int"):
-        mixnn.pretrain("digits", backbone=5, out=tmp_path / "run", reporter=QUIET)
+        mixnn.pretrain("digits", backbone=5, out=tmp_path / "run", verbose=QUIET)
     assert not (tmp_path / "run").exists()
 
 
@@ -212,8 +212,8 @@ def test_what_is_no_network_is_refused(tmp_path: Path):
 def test_a_network_is_exported_as_a_program(tmp_path: Path, output: str):
     if output == "onnx":
         pytest.importorskip("onnx")
-    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
-    file = mixnn.export(run, output=output, reporter=QUIET)
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
+    file = mixnn.export(run, output=output, verbose=QUIET)
     assert json.loads((file.parent / f"{file.name}.json").read_text())["architecture"]["features"] == 5
 
 
@@ -225,13 +225,11 @@ class Untraceable(Net):
 
 
 def test_a_network_that_cannot_become_a_program_is_refused_with_another_format(tmp_path: Path):
-    run = mixnn.pretrain(
-        "digits", backbone=Untraceable(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0}
-    )
+    run = mixnn.pretrain("digits", backbone=Untraceable(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     with pytest.raises(
         mixnn.UserError, match=r"object:Untraceable cannot be written as pt2: .*\nuse output='safetensors'"
     ):
-        mixnn.export(run, output="pt2", reporter=QUIET)
+        mixnn.export(run, output="pt2", verbose=QUIET)
 
 
 def test_a_network_whose_step_cannot_be_captured_is_refused_with_another_mode(tmp_path: Path, monkeypatch):
@@ -241,7 +239,7 @@ def test_a_network_whose_step_cannot_be_captured_is_refused_with_another_mode(tm
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr("mixnn.training.trainer.Step", refuse)
-    given = {"out": tmp_path / "run", "reporter": QUIET, "mode": "compiled", **SMALL}
+    given = {"out": tmp_path / "run", "verbose": QUIET, "mode": "compiled", **SMALL}
     with pytest.raises(mixnn.UserError, match=r"object:Net cannot be compiled: operation .*\nuse mode='eager'"):
         mixnn.pretrain("digits", backbone=Net(), **given)
     with pytest.raises(RuntimeError, match="operation not permitted") as caught:
@@ -290,8 +288,8 @@ def test_a_run_folder_never_makes_code_run(my_code: Path, capsys, monkeypatch, w
 
 
 def test_a_run_folder_cannot_call_a_function_that_is_loaded_anyway(tmp_path: Path):
-    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
-    file = mixnn.export(run, reporter=QUIET)
+    run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
+    file = mixnn.export(run, verbose=QUIET)
     for name in ("os:abort", "os:getcwd", "my_code:make", "builtins:breakpoint"):
         run.update_config(backbone=name)
         with pytest.raises(mixnn.UserError, match="unknown backbone"):
@@ -323,7 +321,7 @@ def test_a_class_that_can_be_imported_is_recorded_as_such(my_code: Path, capsys,
     sys.path.append(str(my_code.parent))
     import my_code as module  # type: ignore[import-not-found]
 
-    run = mixnn.pretrain("digits", backbone=module.make, out="run", reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", backbone=module.make, out="run", verbose=QUIET, **SMALL)
     assert (run.config.backbone, run.config.imports) == ("my_code:make", [str(my_code)])
     assert mixnn.load(run)(IMAGES).shape == (4, 5)
     forget(monkeypatch)

@@ -145,8 +145,8 @@ def test_the_exported_file_opens_in(package: str, tmp_path: Path, monkeypatch: p
     pytest.importorskip(package, exc_type=(ImportError, RuntimeError))
     monkeypatch.chdir(tmp_path)
     small = {"epochs": 0, "warmup_epochs": 0, "limit": 64, "batch_size": 16, "options": {"hidden": 32}, "device": "cpu"}
-    run = mixnn.pretrain("digits", backbone="resnet18", out="runs/resnet18", reporter=Reporter(quiet=True), **small)
-    mixnn.export(run, reporter=Reporter(quiet=True))
+    run = mixnn.pretrain("digits", backbone="resnet18", out="runs/resnet18", verbose=Reporter(quiet=True), **small)
+    mixnn.export(run, verbose=Reporter(quiet=True))
     code = TORCHVISION
     if package == "timm":
         made = 'timm.create_model("resnet18")'

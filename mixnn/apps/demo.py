@@ -1,6 +1,6 @@
 """demo: MNN on scikit-learn's handwritten digits, without a download; about a minute on two CPU cores.
 
-It prints a table (raw pixels, untrained network, MNN) and draws test images with their nearest training images, before
+It makes a table (raw pixels, untrained network, MNN) and draws test images with their nearest training images, before
 and after training. The few-label columns are means over random draws of the labelled images, the same for every row.
 """
 
@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.config import Interrupted, Param, UserError, setting, verb
+from mixnn.config import Interrupted, Param, UserError, calling, setting, verb
 from mixnn.data import ImageSet, load
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import accuracy_by_vote
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.weights import initial_backbone, load_backbone
-from mixnn.training.pretrain import pretrain
+from mixnn.training.pretrain import start_pretrain
 
 COMMAND = "mixnn demo"  # marks a run folder that the next demo may replace
 K = 20  # neighbors of the kNN column; the paper's 200 is for 50,000 images
@@ -38,32 +38,37 @@ def demo(
     seed: Annotated[int, Param("seed of everything random", low=0)] = 0,
     out: Annotated[str | Path, Param("run folder; an earlier demo's is replaced", metavar="FOLDER")] = "runs/demo",
     epochs: Annotated[int, Param("passes over the images; 0: the recipe's 60", low=0)] = 0,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> dict[str, Any]:
-    """Train, evaluate and show. Returns the table as {row: {column: accuracy}}, the picture's path and the run."""
-    reporter = reporter or Reporter()
+    """Train and evaluate MNN on handwritten digits, and draw nearest neighbors before and after.
+
+    Returns the table as {row: {column: accuracy}}, the picture's path, the seconds of training and the run.
+
+    >>> found = mixnn.demo(epochs=6, out="runs/demo")
+    >>> sorted(found["table"])
+    ['MNN', 'raw pixels', 'untrained network']
+    """
+    reporter = reporter_for(verbose)
     command = Path(out) / "command.txt"
     if Path(out).exists() and not (command.is_file() and command.read_text().strip() == COMMAND):
         raise UserError(f"{out} exists and was not made by the demo: use another {setting('out')}")
     reporter.info("MNN on 1,297 handwritten digits of 8 x 8 pixels, without their labels")
-    settings: dict[str, Any] = {"epochs": epochs} if epochs else {}
+    settings: dict[str, Any] = {"seed": seed, "device": "cpu"} | ({"epochs": epochs} if epochs else {})
     start = time.perf_counter()
     try:
-        run = pretrain(
-            "digits", seed=seed, out=out, overwrite=True, device="cpu", command=COMMAND, reporter=reporter, **settings
-        )
+        given: dict[str, Any] = {"out": out, "overwrite": True, "command": COMMAND, "reporter": reporter}
+        run = start_pretrain("digits", settings=settings, **given)
     except Interrupted as stop:
-        raise Interrupted("stopped: `mixnn demo` starts again from the beginning", stop.signal) from None
+        raise Interrupted(f"stopped: `{calling('demo')}` starts again from the beginning", stop.signal) from None
     seconds = time.perf_counter() - start
     train, test = load("digits", "train"), load("digits", "test")
     spaces = embeddings(run, train, test)
     table = {name: accuracies(bank, train.labels, queries, test.labels) for name, (bank, queries) in spaces.items()}
     picture = draw_neighbors(spaces, train, test, run.path / "neighbors.png")
-    show(table, seconds, picture)
     run.save_results(
         {"demo": {"table": table, "k": K, "draws": NUM_DRAWS, "seed": seed, "train_seconds": round(seconds, 1)}}
     )
-    return {"table": table, "picture": picture, "run": run}
+    return {"table": table, "picture": picture, "seconds": seconds, "run": run}
 
 
 def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Tensor, Tensor]]:
@@ -144,10 +149,12 @@ def _tile(ax: Any, images: ImageSet, i: int, x: float, y: float, false: bool = F
         ax.plot(box[:2], (box[3], box[2]), color="crimson", linewidth=1.2)
 
 
-def show(table: dict[str, dict[str, float]], seconds: float, picture: Path) -> None:
+def show_demo(found: dict[str, Any]) -> None:
+    """Print the table of `demo`, and where the picture is."""
     head = ("accuracy, %", f"kNN (k={K})", "linear, 1 label per class", "5 labels", "all labels")
-    print_table(head, [(name, *(f"{value:.1f}" for value in row.values())) for name, row in table.items()])
+    print_table(head, [(name, *(f"{value:.1f}" for value in row.values())) for name, row in found["table"].items()])
     print(
-        f"\ntrained in {seconds:.0f} s; 500 test images; few-label columns are means over {NUM_DRAWS} draws of labels"
+        f"\ntrained in {found['seconds']:.0f} s; 500 test images; "
+        f"few-label columns are means over {NUM_DRAWS} draws of labels"
     )
-    print(f"nearest images before and after, false ones crossed out: {picture}")
+    print(f"nearest images before and after, false ones crossed out: {found['picture']}")

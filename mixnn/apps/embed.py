@@ -18,13 +18,13 @@ from mixnn.apps.embeddings import Embeddings
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, on_command_line, verb
 from mixnn.data.images import Images
 from mixnn.files import check_output
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
-from mixnn.runs.encoder import Encoder, load
+from mixnn.runs.encoder import Encoder, load_encoder
 from mixnn.runs.start import open_run
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "load"]
+__all__ = ["Embeddings", "Encoder", "collect", "embed"]
 
 OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
@@ -45,7 +45,7 @@ def embed(
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> Embeddings:
     """The vectors of all images of a source, with their names: found.vectors, (M, F), and found.names.
 
@@ -55,11 +55,15 @@ def embed(
     the vectors they compute. Above 20,000 images, vectors stay on the disk and are mapped into memory. Files that
     cannot be read are reported and left out.
 
+    >>> found = mixnn.embed("runs/photos")
+    >>> len(found.names), found.vectors.shape
+    (16, (16, 128))
+
     Examples:
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
-    reporter = reporter or Reporter()
+    reporter = reporter_for(verbose)
     run = open_run(run, reporter)
     images = run.images(source, str(data_dir), split)
     target = None
@@ -83,7 +87,7 @@ def embed(
 
 def _encode_all(run: Run, images: Images, target: Path | None, device: str, reporter: Reporter) -> Embeddings:
     """Embeddings that stay on the disk: in the target, if that is a .npz file, otherwise in one that has no name."""
-    encoder = load(run, device, reporter=reporter)
+    encoder = load_encoder(run, device, reporter)
     if target and target.suffix == ".npz":
         _write(target, run, encoder, images, reporter)
         return store.read(target, mapped=True)
@@ -108,12 +112,12 @@ def collect(
     The cache holds one file per source; files of earlier checkpoints are removed. `encoder`: the run's, if it is
     already loaded.
     """
-    reporter = reporter or Reporter()
+    reporter = reporter or reporter_for(False)
     images = run.images(source, data_dir)
     cached = _cache_file(run, images)
     if cached.is_file():
         return store.read(cached)
-    encoder = load(run, device, reporter=reporter) if encoder is None else encoder
+    encoder = load_encoder(run, device, reporter) if encoder is None else encoder
     with tempfile.TemporaryDirectory() as elsewhere:
         file = cached if _is_writable(cached.parent) else Path(elsewhere) / cached.name
         _write(file, run, encoder, images, reporter)

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from mixnn import methods
 from mixnn.apps.report.run_data import RunData, read_files
-from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, calling, setting, verb
 from mixnn.data import configured_dataset
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.files import check_writable, write_atomically
 from mixnn.nn.backbone import BUILT_IN, TIMM, Network
 from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
@@ -71,17 +71,21 @@ def export(
     ] = "",
     opset: Annotated[int, Param("ONNX operator set", low=OPSETS[0], high=OPSETS[-1])] = OPSET,
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> Path:
     """Write the encoder of a run's last checkpoint to one file (default: encoder.FORMAT in the run folder).
 
     The card is stored inside the file, and next to it as FILE.json.
 
+    >>> mixnn.export("runs/photos", "encoder.safetensors")
+    PosixPath('encoder.safetensors')
+    >>> encoder = mixnn.load("encoder.safetensors")
+
     Examples:
         mixnn export runs/photos
         mixnn export runs/photos --format onnx --out encoder.onnx
     """
-    reporter = reporter or Reporter()
+    reporter = reporter_for(verbose)
     run = open_run(run, reporter)
     out = Path(out).expanduser() if str(out) else run.path / f"encoder.{output}"
     card_file = out.with_name(f"{out.name}.json")
@@ -341,6 +345,6 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
     if not kept:
         reason = "there are no labelled test images"
         if run.dataset().has_labelled_test:
-            reason = f"use {run.command_line('evaluate')}, then export again with {setting('overwrite', True)}"
+            reason = f"use {calling('evaluate', run.path)}, then export again with {setting('overwrite', True)}"
         reporter.info(f"the card states no accuracy: {reason}")
     return kept

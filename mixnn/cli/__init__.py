@@ -1,8 +1,8 @@
 """The command line: a table of commands, each a function of the package, and what happens around a call of one.
 
 To add a command: its function, with `@verb` and a `Param` for each parameter, and its row in VERBS. Its flags and help
-are made from the signature (see cli/parser.py). If its module has a function `show_NAME`, that prints the result, or
---json does; paths are printed as they are.
+are made from the signature (see cli/parser.py). A parameter `verbose` gets the command's reporter. If its module has a
+function `show_NAME`, that prints the result, or --json does; paths are printed as they are.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def run(words: Sequence[str]) -> None:
         as_json, quiet = given.pop("json", False), given.pop("quiet", False)
         result = verb(given, quiet, typed, started)
     if as_json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1, default=lambda one: str(getattr(one, "path", one))))
     elif verb.show:
         verb.show(result)
     elif is_main_process():

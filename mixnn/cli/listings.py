@@ -54,7 +54,7 @@ def data(
         if not name:
             raise UserError("which data set? use: mixnn data get NAME; `mixnn data` lists the names")
         with Reporter().bytes_bar(name) as progress:
-            place = get(name, root, progress=progress)
+            place = get(name, root, progress=progress, log=print)
         if place is not None:
             print(place)
         return

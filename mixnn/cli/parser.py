@@ -11,7 +11,18 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown_name
+from mixnn.config import (
+    Config,
+    Param,
+    Parameter,
+    UserError,
+    bind,
+    fields_of,
+    in_python,
+    kinds_of,
+    parameters,
+    unknown_name,
+)
 
 QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
 IMPORT = Parameter(
@@ -31,15 +42,21 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command:
-    """One command: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result."""
+    """One command: `parse` turns words into arguments, a call runs it, `show` (if there is one) prints its result.
+
+    `start` (if there is one) is called instead of the function, with what only a command knows: its words, and when it
+    started.
+    """
 
     def __init__(self, name: str, where: str, summary: str) -> None:
         module, _, function = where.partition(":")
         home = importlib.import_module(module)
-        self.name, self.function, self.show = name, getattr(home, function), getattr(home, f"show_{function}", None)
+        self.name, self.function = name, getattr(home, function)
+        self.start, self.show = (getattr(home, f"{what}_{function}", None) for what in ("start", "show"))
         self.known = parameters(self.function)
         self.supplied = inspect.signature(self.function).parameters.keys() - self.known.keys()
-        extra = [JSON] * bool(self.show) + [QUIET] * ("reporter" in self.supplied) + [IMPORT]
+        own_format = {"--format", "--json"} & {flag_of(parameter) for parameter in self.known.values()}
+        extra = [JSON] * (self.show is not None and not own_format) + [QUIET] * ("verbose" in self.supplied) + [IMPORT]
         self.parameters = [*self.known.values(), *extra]
         self.parser = Parser(
             prog=f"mixnn {name}",
@@ -104,8 +121,11 @@ class Command:
     def __call__(self, given: dict[str, Any], quiet: bool, command: str, started: float) -> Any:
         from mixnn.progress import Reporter
 
-        internal = {"reporter": Reporter(quiet), "command": command, "started": started}
-        return self.function(**given, **{name: value for name, value in internal.items() if name in self.supplied})
+        reporter = Reporter(quiet)
+        if self.start is not None:
+            arguments = bind(self.function, **given).arguments
+            return self.start(**arguments, reporter=reporter, command=command, started=started)
+        return self.function(**given, **{"verbose": reporter} if "verbose" in self.supplied else {})
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
         """How messages name a setting to those who typed this command."""

@@ -8,6 +8,7 @@ set.
 """
 
 from mixnn.data.dataset import SPLITS, Dataset, configured_dataset, load, open_dataset, open_images
+from mixnn.data.download import get
 from mixnn.data.image_set import ImageSet
 from mixnn.data.images import Images
 from mixnn.data.named import DATASETS, Presence, describe
@@ -25,6 +26,7 @@ __all__ = [
     "configured_dataset",
     "default_root",
     "describe",
+    "get",
     "load",
     "open_dataset",
     "open_images",

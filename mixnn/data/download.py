@@ -21,7 +21,7 @@ from pathlib import Path
 from mixnn.config import UserError, unknown
 from mixnn.data.archive import Archive, extract
 from mixnn.data.named import DATASETS
-from mixnn.data.spec import default_root
+from mixnn.data.spec import default_root, how_to_get
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in total (0 = unknown)
 
@@ -42,11 +42,14 @@ def get(
     root: Path | None = None,
     progress: Progress = lambda *_: None,
     base_url: str | None = None,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Path | None:
     """Download a data set unless it is on disk, and return its folder (None for an embedded one).
 
-    `base_url` replaces the official address, up to the file name.
+    `base_url` replaces the official address, up to the file name. `progress` is called with the bytes that are there
+    and the bytes of the whole file, `log` with sentences.
+
+    >>> mixnn.data.get("digits")  # embedded, so there is no folder
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
@@ -91,7 +94,7 @@ def _check_md5(name: str, path: Path, expected: str) -> None:
         os.replace(path, bad)
         raise UserError(
             f"{path.name} has md5 {found}, expected {expected}; it was renamed to {bad} and not unpacked\n"
-            f"to download it again, use: mixnn data get {name}"
+            f"to download it again, use: {how_to_get(name)}"
         )
 
 

@@ -59,7 +59,12 @@ class FolderSummary:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images with what is known about them; named data sets have no `names`, `skipped` and `summary`."""
+    """Images with what is known about them; named data sets have no `names`, `skipped` and `summary`.
+
+    >>> test = mixnn.data.load("digits", "test")
+    >>> len(test), test.num_classes
+    (500, 10)
+    """
 
     images: Tensor  # uint8 [M,3,H,W]
     labels: Tensor  # int64 [M], -1 = unlabelled

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mixnn.config import UserError
+from mixnn.config import UserError, on_command_line
 from mixnn.data.archive import Archive
 from mixnn.data.image_set import Arrays, Triple
 
@@ -57,7 +58,7 @@ class DatasetSpec:
         return folder
 
     def _problem(self, root: Path) -> UserError:
-        command = f"mixnn data get {self.name}" + ("" if root == default_root() else f" --data-dir {root}")
+        command = how_to_get(self.name, root)
         for layout in self.layouts:
             if layout_folder(layout, root).is_dir():
                 wrong = [wrong_file(root / file, size) for file, size in layout.items()]
@@ -81,6 +82,14 @@ def wrong_file(path: Path, size: int | None) -> str | None:
     return None
 
 
+def how_to_get(name: str, root: Path | None = None) -> str:
+    """What downloads a data set: mixnn data get NAME, or in Python mixnn.data.get(NAME)."""
+    where = root if root is not None and root != default_root() else None
+    if not on_command_line():
+        return f"mixnn.data.get({name!r}" + (f", {str(where)!r})" if where else ")")
+    return f"mixnn data get {name}" + (f" --data-dir {shlex.quote(str(where))}" if where else "")
+
+
 def damaged(name: str, folder: Path, what: str) -> UserError:
-    """The error for files with the right sizes and wrong contents, which `mixnn data get` alone would not replace."""
-    return UserError(f"{what}\nremove {folder}, then run: mixnn data get {name}")
+    """The error for files with the right sizes and wrong contents, which `get` alone would not replace."""
+    return UserError(f"{what}\nremove {folder}, then use: {how_to_get(name)}")

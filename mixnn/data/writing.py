@@ -19,6 +19,9 @@ def to_folder(
 
     Images are (M, H, W, 3), (M, 3, H, W) or, for gray ones, (M, H, W). `classes` are names for the labels 0, 1, ...
     For a test split, write two folders: to_folder(x, "mine/train", y) and to_folder(x_test, "mine/test", y_test).
+
+    >>> mixnn.data.to_folder(images, "as-files", labels=[0, 1] * 4, classes=["cat", "dog"])
+    PosixPath('as-files')
     """
     array, folder = np.asarray(images), Path(folder).expanduser()
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:

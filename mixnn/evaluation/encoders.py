@@ -20,11 +20,11 @@ from torch.nn.functional import interpolate
 from mixnn.config import Config, UserError
 from mixnn.data.image_set import NORMALIZATIONS, Triple
 from mixnn.device import pick_device
-from mixnn.nn.backbone import TIMM
+from mixnn.nn.backbone import TIMM, timm_image_size
 from mixnn.nn.resnet import IMAGENET_STEM
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, Encoder, load
+from mixnn.runs.encoder import CARD, Encoder, load, load_encoder
 from mixnn.runs.weights import STARTS, TORCHVISION, initial_backbone, start_defaults
 
 Normalization = tuple[Triple, Triple]  # mean and std of each channel, on the 0..1 scale
@@ -103,16 +103,17 @@ def find_run(encoder: Any) -> Run | None:
     return Run.open(path)
 
 
-def open_candidate(encoder: Any, device: str, size: int, reporter: Reporter) -> Candidate:
+def open_candidate(encoder: Any, device: str, own_size: int, reporter: Reporter, image_size: int = 0) -> Candidate:
     """What `evaluate` was given, ready to encode. A caller's module is neither moved nor changed.
 
-    `size` is that of the images, for networks whose weights do not say which they were trained on.
+    `own_size` is that of the images, for networks whose weights do not say which they were trained on. `image_size` is
+    what the caller asks for, if anything.
     """
     run = find_run(encoder)
     if run is not None:
-        return _of_encoder(str(run.path), load(run, device, reporter=reporter))
+        return _of_encoder(str(run.path), load_encoder(run, device, reporter))
     if isinstance(encoder, str | Path):
-        return _of_name(str(encoder), device, size)
+        return _of_name(str(encoder), device, own_size, image_size)
     if isinstance(encoder, Encoder):
         return _of_encoder(encoder.origin, _on(encoder, device)[0])
     if isinstance(encoder, nn.Module):
@@ -137,7 +138,7 @@ def _of_encoder(name: str, encoder: Encoder) -> Candidate:
     return Candidate(name, encoder.backbone, encoder.device, encoder.size, (mean, std))
 
 
-def _of_name(name: str, device: str, size: int) -> Candidate:
+def _of_name(name: str, device: str, own_size: int, image_size: int) -> Candidate:
     """One of STARTS, timm:NAME, torchvision:NAME, an exported file, or a file of weights."""
     path = Path(name).expanduser()
     if name in STARTS or _is_export(path):
@@ -145,7 +146,9 @@ def _of_name(name: str, device: str, size: int) -> Candidate:
     defaults = start_defaults(name)
     # A ResNet with a small first layer was trained on small images, and its file does not say how small.
     is_small = defaults.get("image_size", PUBLISHED_SIZE) < IMAGENET_STEM
-    network_size = min(size, IMAGENET_STEM - 1) if is_small else PUBLISHED_SIZE
+    network_size = min(image_size or own_size, IMAGENET_STEM - 1) if is_small else PUBLISHED_SIZE
+    if name.startswith(TIMM):  # a vision transformer is made for one size
+        network_size = image_size or timm_image_size(name) or PUBLISHED_SIZE
     backbone = initial_backbone(Config(init_from=name, bn_groups=1, **defaults | {"image_size": network_size}))
     where = pick_device(device)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import torch
 
 from mixnn.augment import View
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, unknown, verb
+from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, unknown, verb
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.data.dataset import FOLDER_SIZE
 from mixnn.device import pick_device
@@ -23,7 +22,7 @@ from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_folder_writable, check_writable, write_atomically
-from mixnn.progress import Reporter, duration, plural
+from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
@@ -70,7 +69,7 @@ def evaluate(
     data_dir: DataDir = "",
     save: Annotated[str | Path, Param("also write the results to a JSON file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> dict[str, Any]:
     """kNN and linear probe of an encoder: a run's, a published one, or your own network or function.
 
@@ -84,6 +83,10 @@ def evaluate(
 
     docs/evaluation.md says what the numbers mean.
 
+    >>> found = mixnn.evaluate(backbone, "digits", protocol="knn", limit=100)
+    >>> sorted(found["knn"])
+    ['majority', 'protocol', 'seconds', 'weighted']
+
     Examples:
         mixnn evaluate runs/cifar10-mnn
         mixnn evaluate runs/cifar10-mnn --protocol knn --json
@@ -91,7 +94,7 @@ def evaluate(
         mixnn evaluate timm:resnet18 --data cifar10
     """
     names = protocols_of(protocol)
-    reporter, run = reporter or Reporter(), find_run(encoder)
+    reporter, run = reporter_for(verbose), find_run(encoder)
     save = Path(save).expanduser() if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
@@ -108,7 +111,7 @@ def evaluate(
         run, dataset = None, open_dataset(data, data_dir, labels=labels, holdout=holdout, limit=limit)
         _check_has_test(dataset)
         own_size = dataset.stored_size or FOLDER_SIZE
-        candidate = open_candidate(encoder, device, image_size or own_size, reporter)
+        candidate = open_candidate(encoder, device, own_size, reporter, image_size)
         mean_std = read_normalization(normalization, candidate.normalization)
         size = image_size or candidate.size or own_size
         train, test = _labelled_images(dataset, size, candidate.device, mean_std)
@@ -129,9 +132,8 @@ def evaluate(
                 save_summary(run.path, save)
         elif str(save):
             write_atomically(Path(save), (json.dumps(results | about, indent=1) + "\n").encode())
-    except UserError:
-        show_evaluate(results)  # so that a full disk does not cost the numbers
-        raise
+    except UserError as error:  # a full disk must not cost the numbers
+        raise UserError("\n".join([str(error), "the results are:", *_lines(results)])) from None
     return results
 
 
@@ -144,10 +146,10 @@ def _run_on_its_data(
     check_folder_writable(run.path / "results.json")
     config, dataset = run.config, run.dataset(data_dir)
     if not dataset.has_test:
-        classify = f"`{run.command_line('classify')} {shlex.quote(config.labels or 'folders')}`"
+        classify = calling("classify", run.path, config.labels or "folders")
         raise UserError(
             f"{config.data} has no test images to evaluate on\n"
-            f"use {classify}, which only needs labels, or hold some out: mixnn pretrain ... --holdout 0.2"
+            f"use `{classify}`, which only needs labels, or hold some out: {calling('pretrain', ..., holdout=0.2)}"
         )
     tensors, state = run.load_checkpoint(reporter.warn)
     backbone = trained_backbone(run, tensors)
@@ -157,7 +159,7 @@ def _run_on_its_data(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        resume = f"`{run.command_line('pretrain --resume')}` continues it"
+        resume = f"`{calling('pretrain', resume=run.path)}` continues it"
         reporter.warn(
             f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {resume}"
         )
@@ -237,10 +239,17 @@ def protocols_of(choice: str) -> tuple[str, ...]:
 
 def show_evaluate(results: dict[str, Any]) -> None:
     """Prints the accuracies, one line per protocol."""
+    print("\n".join(_lines(results)))
+
+
+def _lines(results: dict[str, Any]) -> list[str]:
+    lines = []
     for name, protocol in PROTOCOLS.items():
         if name in results:
             summary = protocol.summary(results[name])
-            print(f"{protocol.label:6}  {results[name][protocol.headline]:.2f}" + f"  ({summary})" * bool(summary))
+            headline = f"{protocol.label:6}  {results[name][protocol.headline]:.2f}"
+            lines.append(headline + f"  ({summary})" * bool(summary))
+    return lines
 
 
 def save_summary(run: str | Path, file: str | Path) -> None:

@@ -66,7 +66,8 @@ def knn(train_features: Any, train_labels: Any, test_features: Any, test_labels:
     text. k = 0 means 200, or half the mean class size if classes have fewer than 400 rows. With features of images that
     were not augmented, this is the kNN protocol of `evaluate`.
 
-    Example: mixnn.evaluation.knn(train_x, train_y, test_x, test_y).accuracy
+    >>> mixnn.evaluation.knn(train_x, train_y, test_x, test_y, k=3).accuracy
+    100.0
     """
     rows = labelled_features(train_features, train_labels, test_features, test_labels)
     if k < 0:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnn.augment import View
+from mixnn.config import calling
 from mixnn.data.image_set import ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
@@ -101,7 +102,7 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     if len(train) < FEW_IMAGES:
         reporter.info(
             f"the paper's linear probe needs tens of thousands of images and is unsteady with {len(train):,}: "
-            "rely on kNN or mixnn classify instead"
+            f"rely on kNN or {calling('classify')} instead"
         )
     with reporter.bar("linear probe", epochs) as advance:
         found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance)

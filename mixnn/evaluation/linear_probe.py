@@ -52,7 +52,8 @@ def linear_probe(
     penalty / 2 times the sum of the squared weights. By default, a random fifth of the training rows, drawn by `seed`,
     decides among penalties of 1e-1, 1e-2, ..., 1e-5. The test rows decide nothing.
 
-    Example: mixnn.evaluation.linear_probe(train_x, train_y, test_x, test_y).accuracy
+    >>> mixnn.evaluation.linear_probe(train_x, train_y, test_x, test_y).accuracy
+    100.0
     """
     rows = labelled_features(train_features, train_labels, test_features, test_labels)
     if penalty is not None and not penalty > 0:

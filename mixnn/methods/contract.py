@@ -130,6 +130,11 @@ class Method(nn.Module):
     With `process_group`, after_step collects the new rows of the support set from all processes, so that they all hold
     the same one. Each process must then pass the same number of images. Losses still compare the images of one process,
     and gradients are left to DistributedDataParallel or whatever you use. Without it, nothing is communicated.
+
+    >>> method = mixnn.methods.MNN(backbone, topk=5)
+    >>> loss = method(x1, x2)
+    >>> loss.backward()
+    >>> method.after_step()
     """
 
     about: ClassVar[About]

@@ -35,10 +35,7 @@ class TimmBackbone(nn.Module):
 
     def __init__(self, name: str, image_size: int, pretrained: bool = False) -> None:
         super().__init__()
-        try:
-            timm = importlib.import_module("timm")
-        except Exception:  # torchvision, which it needs, raises RuntimeError if it was built for another torch
-            raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
+        timm = _import_timm()
         try:
             self.model = _timm_model(timm, name, image_size, pretrained)
         except RuntimeError as error:
@@ -54,6 +51,22 @@ class TimmBackbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
+
+
+def _import_timm() -> Any:
+    try:
+        return importlib.import_module("timm")
+    except Exception:  # torchvision, which it needs, raises RuntimeError if it was built for another torch
+        raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
+
+
+def timm_image_size(name: str) -> int:
+    """Side of the images that timm's weights of a model were made for; 0 if timm does not say."""
+    try:
+        about = _import_timm().get_pretrained_cfg(name.removeprefix(TIMM))
+    except RuntimeError:  # there are no such weights: making the model says so
+        return 0
+    return about.input_size[-1] if about is not None and about.input_size else 0
 
 
 def _timm_model(timm: Any, name: str, image_size: int, pretrained: bool) -> Any:
@@ -136,6 +149,9 @@ def build_backbone(
 
     `pretrained`: with the weights that timm publishes, for its models only. `network`: the module, which is copied, or
     the function that makes one, if the name alone does not give it.
+
+    >>> mixnn.nn.build_backbone("resnet18", image_size=32, bn_groups=1).num_features
+    512
     """
     if isinstance(network, nn.Module):
         backbone = deepcopy(network).to("cpu")

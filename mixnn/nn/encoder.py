@@ -26,7 +26,10 @@ IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `count_features` tries; some 
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
-    """Linear layers with ReLU between; no bias before a batch norm. out_norm is none, affine or plain."""
+    """Linear layers with ReLU between; no bias before a batch norm. out_norm is none, affine or plain.
+
+    >>> head = mixnn.nn.mlp([32, 64, 16])
+    """
     layers: list[nn.Module] = []
     last = len(sizes) - 2
     for i, (a, b) in enumerate(pairwise(sizes)):
@@ -63,6 +66,11 @@ class Student(nn.Module):
     """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h.
 
     The batch norms of all three are replaced by ones that keep views apart, in f too, which it takes over.
+
+    >>> student = mixnn.nn.Student(backbone, mixnn.nn.mlp([32, 64, 16]), None, views=2)
+    >>> q, p = student(x1, x2)
+    >>> q.shape
+    torch.Size([16, 16])
     """
 
     def __init__(self, f: nn.Module, g: nn.Module, h: nn.Module | None, views: int) -> None:
@@ -86,6 +94,12 @@ class Teacher(nn.Module):
 
     The shuffle (MoCo's) keeps an image's two views from sharing batch-norm groups. Its draws are uniforms, one row
     per view. It stays in train mode when the student leaves it, since it keeps no running statistics.
+
+    >>> student = mixnn.nn.Student(backbone, mixnn.nn.mlp([32, 64, 16]), None, views=1)
+    >>> teacher = mixnn.nn.Teacher(student, views=1)
+    >>> teacher(x2, shuffle=torch.rand(1, 8)).shape
+    torch.Size([8, 16])
+    >>> teacher.update(student, momentum=0.99)
     """
 
     def __init__(self, student: Student, views: int) -> None:

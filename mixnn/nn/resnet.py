@@ -73,7 +73,11 @@ ARCHITECTURES: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...], t
 
 
 class ResNet(nn.Module):
-    """Images (B, 3, H, W) to features (B, F)."""
+    """Images (B, 3, H, W) to features (B, F).
+
+    >>> mixnn.nn.ResNet("resnet8", image_size=32, bn_groups=1)(x1).shape
+    torch.Size([8, 128])
+    """
 
     def __init__(self, name: str, image_size: int, bn_groups: int) -> None:
         super().__init__()

@@ -22,7 +22,12 @@ class Rows(NamedTuple):
 
 
 class SupportSet(nn.Module):
-    """Ring buffer of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer."""
+    """Ring buffer of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer.
+
+    >>> support_set = mixnn.nn.SupportSet(size=64, dim=16)
+    >>> support_set.z_QD.shape
+    torch.Size([64, 16])
+    """
 
     z_QD: Tensor
     labels_Q: Tensor

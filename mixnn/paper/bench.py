@@ -26,7 +26,7 @@ from mixnn.device import pick_device
 from mixnn.files import check_writable, write_atomically
 from mixnn.nn.backbone import check_backbone, name_backbone
 from mixnn.paper.baseline import time_baseline
-from mixnn.progress import Reporter, plural, print_table
+from mixnn.progress import Reporter, plural, print_table, reporter_for
 from mixnn.runs.folder import environment
 from mixnn.training.configure import check_device, check_images
 from mixnn.training.trainer import Trainer
@@ -60,19 +60,23 @@ def bench(
     baseline: Annotated[bool, Param("leave out the plain PyTorch loop with a Pillow DataLoader")] = True,
     save: Annotated[str | Path, Param("also write the numbers to this file", flag="--json", metavar="FILE")] = "",
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> dict[str, Any]:
-    """Time the training step; prints and returns ms per step, images/s, FLOP/s, memory, and time by kind of kernel.
+    """Time the training step: ms per step, images/s, FLOP/s, memory, and time by kind of kernel.
 
     method="all" times every method, and compares it with the time that its encoder passes would take at MNN's rate.
     Methods that encode one view per pass are also timed with twice the batch, so that a pass has as many images as
     MNN's.
 
+    >>> found = mixnn.bench(image_size=8, batch_size=16, baseline=False)
+    >>> found["ms_per_step"] > 0
+    True
+
     Examples:
         mixnn bench
         mixnn bench --method all --no-baseline --json bench.json
     """
-    reporter, where = reporter or Reporter(), pick_device(device)
+    reporter, where = reporter_for(verbose), pick_device(device)
     names = methods.METHODS if method == "all" else [method]
     backbone = name_backbone(backbone)[0] if backbone else ""
     configs = {name: _config(name, options or {}, backbone, image_size, batch_size, device, mode) for name in names}
@@ -162,7 +166,6 @@ def _one_method(
             images, config, trainer.step.views, seconds=20 if where.type == "cuda" else 10
         )
         result["times_faster"] = round(result["plain_loop"]["ms_per_step"] / result["ms_per_step"], 1)
-    _print(result)
     return result
 
 
@@ -179,11 +182,7 @@ def _all_methods(
         row["expected_ms"] = round(measured["mnn"]["ms_per_step"] / costs["mnn"] * costs[label], 3)
         row["over_expected"] = round(row["ms_per_step"] / row["expected_ms"], 3)
     about = {k: getattr(configs["mnn"], k) for k in ("backbone", "image_size", "batch_size")}
-    result = {"config": about, "environment": environment(where), "methods": measured}
-    heads = ("method", "passes", "ms per step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
-    print_table(heads, [_table_row(label, row) for label, row in measured.items()])
-    print(f"{result['environment']['device']}, torch {result['environment']['torch']}, {configs['mnn'].backbone}")
-    return result
+    return {"config": about, "environment": environment(where), "methods": measured}
 
 
 def _table_row(label: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -282,7 +281,18 @@ def _share_by_kernel(advance: Callable[[], None], device: torch.device) -> dict[
     return {kind: round(spent / total, 3) for kind, spent in sorted(shares.items(), key=lambda item: -item[1])}
 
 
-def _print(r: dict[str, Any]) -> None:
+def show_bench(result: dict[str, Any]) -> None:
+    """Print what `bench` measured."""
+    if "methods" not in result:
+        _show_one(result)
+        return
+    heads = ("method", "passes", "ms per step", "at MNN's rate", "ratio", "GFLOP", "memory", "first step")
+    print_table(heads, [_table_row(label, row) for label, row in result["methods"].items()])
+    about = result["environment"]
+    print(f"{about['device']}, torch {about['torch']}, {result['config']['backbone']}")
+
+
+def _show_one(r: dict[str, Any]) -> None:
     """Print the measurements of one method."""
     rows = [
         (

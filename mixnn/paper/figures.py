@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from mixnn.config import SETTING, Param, UserError, setting, unknown, verb
+from mixnn.config import SETTING, Param, UserError, calling, setting, unknown, verb
 from mixnn.files import check_free, write_atomically
 from mixnn.paper.plan import resolve_data
 from mixnn.paper.plots import accuracies, curves
 from mixnn.paper.plots.drawing import CannotDraw, Drawing, FinishedRuns, encode, figure_style
 from mixnn.paper.plots.tsne import tsne
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
 
 __all__ = ["FIGURES", "figures"]
@@ -35,14 +35,14 @@ FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
 
 @verb
 def figures(
-    names: Annotated[Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
+    names: Annotated[str | Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
     *,
     results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
     out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
     data: Annotated[str | Path, Param("data set")] = "cifar10",
     runs: Annotated[Sequence[str | Path | Run], Param("a run folder, for t-SNE", flag="--run", metavar="RUN")] = (),
     overwrite: Annotated[bool, Param("replace figures that exist")] = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
     **settings: Annotated[Any, SETTING],
 ) -> list[Path]:
     """Draw these figures, or all whose runs are finished; returns the files.
@@ -50,19 +50,23 @@ def figures(
     The runs are the summaries in the folder `results` and the run folders `runs`. `settings` are fields of Config, for
     runs that were not made with the defaults.
 
+    >>> mixnn.figures("main", results="results", out="figures")[0].name
+    'cifar10-main.svg'
+
     Examples:
         mixnn figures
         mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
     """
+    names = [names] if isinstance(names, str) else names
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
     data, settings = resolve_data(data, settings)
-    reporter, results, out = reporter or Reporter(), Path(results).expanduser(), Path(out).expanduser()
+    reporter, results, out = reporter_for(verbose), Path(results).expanduser(), Path(out).expanduser()
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not results.is_dir() and not folders:
         raise UserError(
-            f"no finished runs: there is no folder {results.absolute()}; `mixnn reproduce` makes one\n"
+            f"no finished runs: there is no folder {results.absolute()}; `{calling('reproduce')}` makes one\n"
             f"use {setting('results', 'FOLDER')} for another folder, {setting('runs', 'RUN')} for run folders"
         )
     for run in folders:

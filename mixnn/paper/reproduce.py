@@ -14,11 +14,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from mixnn import methods
-from mixnn.config import SETTING, Config, Interrupted, Param, UserError, fields_of, setting, unknown, verb
+from mixnn.config import (
+    SETTING,
+    Config,
+    Interrupted,
+    Param,
+    UserError,
+    fields_of,
+    on_command_line,
+    setting,
+    unknown,
+    verb,
+)
 from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
@@ -37,13 +49,24 @@ from mixnn.paper.plan import (
 )
 from mixnn.paper.render import FORMATS, FilledTable, cells, print_tables, title
 from mixnn.paper.tables import PROBE_EPOCHS, Row, Table, tables_with
-from mixnn.progress import Reporter, duration, plural, print_table
+from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.folder import device_name
-from mixnn.training.pretrain import RESUMABLE_SETTINGS, pretrain
+from mixnn.training.pretrain import RESUMABLE_SETTINGS, start_pretrain
 
 __all__ = ["reproduce", "tables_with"]
+
+
+class Reproduction(dict[str, Any]):
+    """Cells of each table, by its name. `show()` prints the tables, the plan, or the list of tables."""
+
+    show: Callable[[], None]
+    problem: str = ""  # why cells are missing, if runs failed
+
+    def __init__(self, cells: Mapping[str, Any], show: Callable[[], None]) -> None:
+        super().__init__(cells)
+        self.show = show
 
 
 @verb
@@ -61,23 +84,29 @@ def reproduce(
     protocol: Annotated[str, Param(f"how runs are evaluated: all, {', '.join(PROTOCOLS)}")] = "all",
     probe_epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = PROBE_EPOCHS,
     tables: Annotated[str | Path, Param("YAML file with tables of your own", metavar="FILE")] = "",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
     **settings: Annotated[Any, SETTING],
-) -> dict[str, Any]:
-    """Train and evaluate the runs that a table (or "all") lacks, then print it; returns the cells by table.
+) -> Reproduction:
+    """Train and evaluate the runs that a table (or "all") lacks; returns the cells by table, and `show()` prints them.
 
-    `rows` selects rows by name. `run=False` prints what is there, `dry_run` what would be run. `tables` is a file with
-    tables of your own. `settings` are fields of Config.
+    `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` shows the plan only. `tables` is a file
+    with tables of your own. `settings` are fields of Config. If runs fail, UserError says which.
+
+    >>> mixnn.reproduce().show()  # doctest: +ELLIPSIS
+    table ...
+    >>> found = mixnn.reproduce("main", rows="MNN", run=False, results="results")
+    >>> list(found)
+    ['main']
 
     Examples:
         mixnn reproduce main --dry-run
         mixnn reproduce main --row MNN --row MSF --seeds 0,1,2
         mixnn reproduce main --results results --no-run --format markdown
     """
-    reporter, known = reporter or Reporter(), tables_with(tables)
+    reporter, known = reporter_for(verbose), tables_with(tables)
     if not table:
-        print_table(("table", "what it compares", "rows"), [(n, t.title, str(len(t.rows))) for n, t in known.items()])
-        return {}
+        listed = [(n, t.title, str(len(t.rows))) for n, t in known.items()]
+        return Reproduction({}, lambda: print_table(("table", "what it compares", "rows"), listed))
     protocols = protocols_of(protocol)
     data, settings = resolve_data(data, settings)
     seeds, selected = check_seeds(seeds), select_tables(table, rows, known)
@@ -96,8 +125,7 @@ def reproduce(
             f"use {setting('results', 'FOLDER')} for another"
         )
     if dry_run:
-        runner.print_plan(needed, finished)
-        return {}
+        return Reproduction({}, runner.plan(needed, finished))
     missing = [planned for planned in needed if runner.missing_protocols(planned, finished)] if run else []
     failed: dict[str, str] = {}
     elsewhere: list[str] = []
@@ -109,15 +137,25 @@ def reproduce(
         reporter.warn(warning)
     found = {t.name: cells(t, data, seeds, settings, finished) for t in chosen}
     filled = [FilledTable(t.name, title(t, data, settings, probe_epochs), data, found[t.name]) for t in chosen]
-    print_tables(filled, output, as_list=table == "all")
+    reproduction = Reproduction(found, partial(print_tables, filled, output, as_list=table == "all"))
     if elsewhere:
         reporter.warn(f"another process is running {', '.join(elsewhere)}: run this again later for their numbers")
     if no_data:
-        raise UserError(f"{plural(len(missing), 'run')} missing, and {no_data}")
+        reproduction.problem = f"{plural(len(missing), 'run')} missing, and {no_data}"
     if failed:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failed.items())
-        raise UserError(f"{len(failed)} of {plural(len(missing), 'run')} failed; the same command tries again\n{names}")
-    return found
+        again = f"{len(failed)} of {plural(len(missing), 'run')} failed; repeat this to try again"
+        reproduction.problem = f"{again}\n{names}"
+    if reproduction.problem and not on_command_line():  # a command prints first what is there
+        raise UserError(reproduction.problem)
+    return reproduction
+
+
+def show_reproduce(reproduction: Reproduction) -> None:
+    """Print what `reproduce` returned; UserError if runs failed."""
+    reproduction.show()
+    if reproduction.problem:
+        raise UserError(reproduction.problem)
 
 
 # What the user asks for, checked before anything runs
@@ -254,7 +292,7 @@ class Runner:
         where: dict[str, Any] = {"device": run.config.device, "data_dir": run.config.data_dir}
         for protocol in dict.fromkeys([*self.protocols, *had]):
             if protocol not in valid:
-                evaluate(trained, protocol=protocol, epochs=self.probe_epochs, reporter=self.reporter, **where)
+                evaluate(trained, protocol=protocol, epochs=self.probe_epochs, verbose=self.reporter, **where)
         save_summary(trained.path, self.summary_file(run))
 
     def _train(self, run: PlannedRun) -> Run:
@@ -263,16 +301,14 @@ class Runner:
         if Run.is_run_folder(path) and list_checkpoints(path / "checkpoints"):
             defaults = {f.name: f.default for f in dataclasses.fields(Config)}
             given = {k: getattr(config, k) for k in RESUMABLE_SETTINGS if getattr(config, k) != defaults[k]}
-            return pretrain(resume=path, reporter=self.reporter, **given)
+            return start_pretrain(resume=path, settings=given, reporter=self.reporter)
         settings = {name: getattr(config, name) for name in fields_of(Config) if name != "data"}
         try:
             Run.check_replaceable(path, overwrite=True)
         except UserError:
             raise UserError(f"{path} is not a run folder: use another {setting('runs')}") from None
-        where: dict[str, Any] = {"out": path, "overwrite": path.exists()}
-        return pretrain(
-            config.data, options=config.options, command=run.command, reporter=self.reporter, **where, **settings
-        )
+        about: dict[str, Any] = {"out": path, "overwrite": path.exists(), "command": run.command}
+        return start_pretrain(config.data, settings=settings, options=config.options, reporter=self.reporter, **about)
 
     def load_finished(self) -> Summaries:
         return load_finished(self.results, self.probe_epochs)
@@ -314,8 +350,8 @@ class Runner:
             return f"; {self.error_file(run)} has the traceback"
         return ""
 
-    def print_plan(self, needed: Sequence[PlannedRun], finished: Summaries) -> None:
-        """Each run, what is to be done for it, and about how long that takes."""
+    def plan(self, needed: Sequence[PlannedRun], finished: Summaries) -> Callable[[], None]:
+        """What prints each run, what is to be done for it, and about how long that takes."""
         pace, other_device = seconds_per_cost(finished, needed[0].config)
         missing = [run for run in needed if self.missing_protocols(run, finished)]
         left = {run.name: self.epochs_left(run) for run in missing}
@@ -333,11 +369,16 @@ class Runner:
             elif run in missing:
                 state = f"to evaluate: {' and '.join(self.missing_protocols(run, finished))}"
             rows.append((run.name, " ".join(f"{k}={v}" for k, v in _changed_options(run.config).items()), state))
-        print_table(("run", "non-default options", "time"), rows)
         seconds = sum(training_cost(run.config, left[run.name]) for run in to_train) * pace
         total = f", about {duration(seconds)}{other_device} at the pace of the fastest run in {self.results}"
         rest = f"; {len(missing) - len(to_train)} to evaluate" if len(missing) > len(to_train) else ""
-        print(f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if pace and to_train else ''}{rest}")
+        to_do = f"{len(to_train)} of {plural(len(needed), 'run')} to do{total if pace and to_train else ''}{rest}"
+
+        def show() -> None:
+            print_table(("run", "non-default options", "time"), rows)
+            print(to_do)
+
+        return show
 
 
 def _changed_options(config: Config) -> dict[str, Any]:

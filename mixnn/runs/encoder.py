@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mixnn.augment import normalize
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, calling
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
 from mixnn.nn.backbone import Network, build_backbone
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, reporter_for
 from mixnn.registry import UnknownName
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
@@ -113,19 +113,15 @@ class Encoder(nn.Module):
         return self.mean.device
 
 
-def load(
-    run: str | Path | Run,
-    device: str = "auto",
-    *,
-    backbone: Network | None = None,
-    reporter: Reporter | None = None,
-) -> Encoder:
+def load(run: str | Path | Run, device: str = "auto", *, backbone: Network | None = None) -> Encoder:
     """The encoder of a run folder, of an exported .safetensors file, or of a name in STARTS: imagenet.
 
     `backbone`: for a network of your own that was handed to pretrain, that module or the function that makes it. Its
     weights are replaced, in a copy, by those of the run.
 
-    Example: vectors = mixnn.load("runs/x")(images)
+    >>> encoder = mixnn.load("runs/photos")
+    >>> encoder.files(["photos/cat0.png"]).shape
+    (1, 128)
     """
     if backbone is not None and not callable(backbone):  # modules are callable too
         raise UserError(
@@ -138,7 +134,16 @@ def load(
     else:
         run = run if isinstance(run, Run) else Run.open(run)
         run = run if backbone is None else replace(run, network=backbone)
-        encoder = encoder_from_checkpoint(run, *run.load_checkpoint((reporter or Reporter()).warn))
+        return load_encoder(run, device, reporter_for(False))
+    return _place(encoder, device)
+
+
+def load_encoder(run: Run, device: str, reporter: Reporter) -> Encoder:
+    """The encoder of a run. The reporter hears of damaged checkpoints that were passed over."""
+    return _place(encoder_from_checkpoint(run, *run.load_checkpoint(reporter.warn)), device)
+
+
+def _place(encoder: Encoder, device: str) -> Encoder:
     return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -175,8 +180,8 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
         size, (mean, std) = int(inputs["size"]), (torch.tensor(inputs[k], dtype=torch.float32) for k in ("mean", "std"))
     except (KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} was not written by `mixnn export`: give a run folder or an exported file\n"
-            "to start training from other weights, use mixnn pretrain --init-from"
+            f"{path} was not written by `{calling('export')}`: give a run folder or an exported file\n"
+            f"to start training from other weights, use {calling('pretrain', ..., init_from=path)}"
         ) from None
     if version != CARD_VERSION or not isinstance(name, str) or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")

@@ -31,7 +31,7 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, in_python, make, setting, spelling
+from mixnn.config import Config, UserError, calling, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
@@ -60,7 +60,12 @@ class Diverged(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder that exists. `data`: the images it was trained on, if they are in memory and were handed in."""
+    """A run folder that exists. `data`: the images it was trained on, if they are in memory and were handed in.
+
+    >>> run = mixnn.Run.open("runs/photos")
+    >>> run.config.method, len(run.metrics())
+    ('mnn', 1)
+    """
 
     path: Path
     config: Config
@@ -144,7 +149,7 @@ class Run:
             hint = f"; did you mean {similar[0]}?" if similar else ""
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
+            raise UserError(f"{path} is not a run folder (it has no config.yaml); `{calling('pretrain')}` makes one")
         try:
             values = yaml.safe_load((path / "config.yaml").read_text())
             with spelling(in_python):  # the mistake is in the file
@@ -337,7 +342,7 @@ class Run:
             except checkpoint.Damaged as error:
                 warn(f"{error}{'' if path == paths[-1] else '; using the one before'}")
         damaged = ": all are damaged" if paths else ""
-        again = f"train it again with mixnn pretrain ... --out {self.path} --overwrite"
+        again = f"train it again with {calling('pretrain', ..., out=self.path, overwrite=True)}"
         raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
 
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -346,7 +351,7 @@ class Run:
         if not any(name.startswith("method.") for name in tensors):
             raise UserError(
                 f"{self.path} holds the {self.config.init_from} encoder as it comes and was not trained: "
-                f"use `mixnn pretrain {shlex.quote(self.config.data)}`"
+                f"use `{calling('pretrain', self.config.data)}`"
             )
         return tensors, state
 

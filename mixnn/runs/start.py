@@ -17,7 +17,7 @@ from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, environment
@@ -38,7 +38,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")
     if not path.is_dir() or (path / "config.yaml").is_file():
         return Run.open(path)
-    return start_run(path, reporter or Reporter())
+    return start_run(path, reporter or reporter_for(False))
 
 
 def start_run(folder: Path, reporter: Reporter) -> Run:

@@ -15,7 +15,7 @@ from mixnn.config import RUN, DataDir, Device, MovedTo, Param, setting, verb
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
-from mixnn.progress import Reporter, print_table
+from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
 
@@ -41,17 +41,21 @@ def diagnose(
     source: MovedTo = "",
     device: Device = "auto",
     data_dir: DataDir = "",
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> dict[str, float]:
     """Means over some batches of training images that the support set does not hold, augmented as in training.
 
     The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
 
+    >>> found = mixnn.diagnose("runs/photos", batches=1)
+    >>> 0 <= found["feature_spread"]
+    True
+
     Examples:
         mixnn diagnose runs/photos
         mixnn diagnose runs/photos --batches 100 --json
     """
-    reporter, run = reporter or Reporter(), run if isinstance(run, Run) else Run.open(run)
+    reporter, run = reporter_for(verbose), run if isinstance(run, Run) else Run.open(run)
     run = run.moved(source)
     run.check_data(f"use {setting('source', 'FOLDER')}")
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}

@@ -67,9 +67,8 @@ class LARS(torch.optim.Optimizer):
 
     u = g + weight_decay w;  b <- momentum b + trust |w| / |u| u;  w <- w - lr b
 
-    Biases and parameters of norms are updated as by SGD, u = g. Written here because the LARS of other packages
-    (pytorch-optimizer, timm, lightly) read the learning rate on the host, or make state in the first step, and a step
-    with them cannot be captured.
+    Biases and parameters of norms are updated as by SGD, u = g. The learning rate may be a tensor, and all state exists
+    before the first step, so that a step can be captured in a CUDA graph.
     """
 
     def __init__(self, params: Any, lr: float | Tensor = 0.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:

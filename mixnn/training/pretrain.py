@@ -14,13 +14,13 @@ from torch import nn
 
 from mixnn import dist, methods
 from mixnn.augment import View
-from mixnn.config import Config, Param, UserError, duration_text, parse_duration, setting, verb
+from mixnn.config import Config, Param, UserError, calling, duration_text, parse_duration, setting, verb
 from mixnn.data import Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.files import LOCK, lock_run
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
-from mixnn.progress import Reporter, Silence, duration, plural
+from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
@@ -56,12 +56,9 @@ def pretrain(
     out: Annotated[
         str | Path, Param("run folder to create [runs/DATA-METHOD; -2, -3, ... if that exists]", metavar="FOLDER")
     ] = "",
-    overwrite: Annotated[bool, Param("with --out: replace the run in that folder; other files there stay")] = False,
+    overwrite: Annotated[bool, Param("replace the run in that output folder; other files there stay")] = False,
     resume: Annotated[str | Path | Run, Param("continue this run from its last checkpoint", metavar="RUN")] = "",
-    command: str = "mixnn.pretrain(...)",
-    started: float | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
     **settings: Annotated[Any, Config],
 ) -> Run:
     """Train an encoder without labels; returns the run folder.
@@ -71,15 +68,19 @@ def pretrain(
     the method says so. A run on images in memory is resumed with the same images: pretrain(images, resume="runs/x").
 
     `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). They default
-    to the paper's; for a folder of images they are chosen, and the reasons printed. Options may also be given together,
-    as `options`.
+    to the paper's; for a folder of images they are chosen, and verbose=True prints the reasons. Options may also be
+    given together, as `options`.
 
     `backbone` may also be a torch.nn.Module from images (B, 3, H, W) to features (B, F), of which a copy is trained, or
     a function that makes one. `views` replaces the views of the method, views=(View(32, jitter=0.8), "weak"), or
     changes them, views={"strong": {"blur": 0.2}}.
 
     With `time_budget` the learning rate follows the clock, and training ends in time, in the middle of an epoch if need
-    be. The time counts from this call, or from `started`, a reading of `clock`. `command` is stored in the run folder.
+    be. The time counts from this call.
+
+    >>> run = mixnn.pretrain("digits", epochs=1, warmup_epochs=0, topk=3, out="runs/digits")
+    >>> run.metrics()[-1]["epoch"]
+    1
 
     Examples:
         mixnn pretrain cifar10
@@ -87,7 +88,30 @@ def pretrain(
         mixnn pretrain cifar10 --method msf --set topk=1 --set views=s/s --seed 3
         mixnn pretrain --resume runs/photos
     """
-    reporter = (reporter or Reporter()) if is_main_process() else Silence()
+    given: dict[str, Any] = {"options": options, "views": views, "out": out, "overwrite": overwrite, "resume": resume}
+    return start_pretrain(data, settings=settings, **given, reporter=reporter_for(verbose))
+
+
+def start_pretrain(
+    data: Any = "",
+    *,
+    settings: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    views: Any = None,
+    out: str | Path = "",
+    overwrite: bool = False,
+    resume: str | Path | Run = "",
+    reporter: Reporter,
+    command: str = "mixnn.pretrain(...)",
+    started: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Run:
+    """`pretrain` for commands. `command` is stored in the run folder.
+
+    A time budget counts from `started`, a reading of `clock`; default: from now.
+    """
+    reporter = reporter if is_main_process() else Silence()
+    settings = dict(settings or {})
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
@@ -127,7 +151,7 @@ def pretrain(
     given = {*settings, *options} - {"augmentation"}  # what the user chose; the report tells it from the rest
     given |= {f"{view}.{part}" for view, parts in settings.get("augmentation", {}).items() for part in parts}
     if not is_given(data):
-        raise UserError("pretrain needs a data set or a folder of images: `mixnn data` lists the data sets")
+        raise UserError(f"pretrain needs a data set or a folder of images: `{calling('data')}` lists the data sets")
     dataset = open_data(data, settings, labels)
     folder = Path(out).expanduser() if str(out) else None
     if folder:

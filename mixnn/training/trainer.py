@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.config import Config, Interrupted, UserError, parse_duration, setting
+from mixnn.config import Config, Interrupted, UserError, calling, parse_duration, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
@@ -89,7 +89,7 @@ class Trainer:
         if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
             raise UserError(
                 f"{config.method} trains with labels, and some images of {config.data} have none: add labels with "
-                f"{setting('labels')}, or use a method that needs none (`mixnn methods` lists them)"
+                f"{setting('labels')}, or use a method that needs none (`{calling('methods')}` lists them)"
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -282,7 +282,7 @@ class Trainer:
                 self.knn_sets = None
                 self.reporter.warn(
                     f"a kNN evaluation would take {seconds:.0f} of {self.plan.budget:.0f} s and is left out: "
-                    "`mixnn evaluate` does it afterwards"
+                    f"`{calling('evaluate')}` does it afterwards"
                 )
         tensors, state = self.state()
         tensors = {name: t.clone() for name, t in tensors.items()}
@@ -347,7 +347,7 @@ class Trainer:
                     self._save(run)
                     epoch_start, first_step = self.clock(), self.done
                 if request > SAVE and not self.over:
-                    how = f"continue with `{run.command_line('pretrain --resume')}`"
+                    how = f"continue with `{calling('pretrain', resume=run.path)}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", request)
             if self.judge and self.done and self.judge.due(self.progress):  # resumed when its time was up
                 self._judge(run)

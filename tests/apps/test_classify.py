@@ -47,7 +47,7 @@ from mixnn.apps.classify.classify import classify
 from mixnn.apps.classify.features import RUN, START, Features, pixels_name
 from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.cli import command
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, spelling
 from mixnn.data import Images, open_images
 from mixnn.data.decode import decode_all
 from mixnn.data.labels import from_csv
@@ -122,7 +122,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
     monkeypatch.setattr(classify_module, "all_features", lambda *_: found)
     monkeypatch.setattr(classify_module, "compare", compared())
     monkeypatch.setattr(classify_module, "train_classifier", functools.partial(train_classifier, draws=1))
-    monkeypatch.setattr(classify_module, "load", lambda *_, **__: None)
+    monkeypatch.setattr(classify_module, "load_encoder", lambda *_, **__: None)
 
     def images(*_: Any) -> SimpleNamespace:
         names = [*embeddings.names, *(name for name, _ in embeddings.skipped)]
@@ -515,7 +515,7 @@ def test_linear_algebra_runs_on_one_thread_while_learning(monkeypatch):
 def test_predictions_name_every_image_and_mark_the_labelled(stub, tmp_path):
     run, embeddings, truth = stub
     given = some(embeddings, truth, 3) | {ODD_NAMES[1]: "007"}
-    found = classify(run, write_labels(tmp_path / "my labels.csv", given), reporter=QUIET)
+    found = classify(run, write_labels(tmp_path / "my labels.csv", given), verbose=QUIET)
     rows = read(found["files"]["predictions"])
     assert list(rows[0]) == ["file", "label", "confidence", "second", "second_confidence", "labelled"]
     assert [row["file"] for row in rows] == embeddings.names
@@ -533,9 +533,9 @@ def test_predictions_name_every_image_and_mark_the_labelled(stub, tmp_path):
 def test_a_saved_classifier_predicts_what_it_predicted(stub, tmp_path, model):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 4))
-    first = classify(run, labels, model=model, new_images="elsewhere/new images", out=tmp_path / "out", reporter=QUIET)
+    first = classify(run, labels, model=model, new_images="elsewhere/new images", out=tmp_path / "out", verbose=QUIET)
     assert Path(first["files"]["applied"]).name == "predictions-new images.csv"
-    later = classify(run, new_images="new", out=tmp_path / "out", reporter=QUIET)
+    later = classify(run, new_images="new", out=tmp_path / "out", verbose=QUIET)
     trained, applied, again = (
         read(f) for f in (*map(first["files"].get, ("predictions", "applied")), later["files"]["applied"])
     )
@@ -568,23 +568,23 @@ def test_a_classifier_in_the_first_format_can_still_be_applied(stub, model):
     np.savez(path, mean=np.zeros(6), scale=np.ones(6), **arrays)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("about.json", json.dumps(about))
-    rows = read(classify(run, new_images="new", reporter=QUIET)["files"]["applied"])
+    rows = read(classify(run, new_images="new", verbose=QUIET)["files"]["applied"])
     assert [row["label"] for row in rows] == truth
 
 
 def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, tmp_path):
     run, embeddings, truth = stub
     true = dict(zip(embeddings.names, truth, strict=True))
-    found = classify(run, suggest=6, reporter=QUIET)
+    found = classify(run, suggest=6, verbose=QUIET)
     template = Path(found["files"]["suggestions"])
     assert read(str(template)) == [{"file": name, "label": ""} for name in found["suggested"]]
     assert found["files"]["page"] == str(template.with_suffix(".html"))
     assert template.with_suffix(".html").read_text().count("<input ") == 6
     assert len({true[name] for name in found["suggested"]}) == 3
-    assert classify(run, suggest=6, reporter=QUIET)["files"]["suggestions"] == str(template), "nothing was filled in"
+    assert classify(run, suggest=6, verbose=QUIET)["files"]["suggestions"] == str(template), "nothing was filled in"
     write_labels(template, {name: true[name] for name in found["suggested"]})
     filled = template.read_bytes()
-    second = classify(run, template, suggest=4, model="knn", reporter=QUIET)
+    second = classify(run, template, suggest=4, model="knn", verbose=QUIET)
     assert template.read_bytes() == filled
     rows = read(second["files"]["suggestions"])
     assert Path(second["files"]["suggestions"]).name == "suggestions-2.csv"
@@ -595,7 +595,7 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert "6 of the 6 labelled images were suggested" in second["notes"][-1]
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
-    assert classify(run, plenty, suggest=4, model="knn", reporter=QUIET)["suggested_by"] == "uncertain"
+    assert classify(run, plenty, suggest=4, model="knn", verbose=QUIET)["suggested_by"] == "uncertain"
 
 
 HOSTILE = [
@@ -673,7 +673,7 @@ def test_labels_typed_into_the_page_are_saved_as_a_csv_that_classify_reads(pictu
 def test_a_file_of_another_in_the_place_of_the_suggested_is_refused_before_any_work(stub, tmp_path, text):
     (tmp_path / "suggested.json").write_text(text)
     with pytest.raises(UserError, match="is not a list of suggested images"):
-        classify(stub[0], suggest=4, out=tmp_path, reporter=QUIET)
+        classify(stub[0], suggest=4, out=tmp_path, verbose=QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["suggested.json"]
     assert (tmp_path / "suggested.json").read_text() == text
 
@@ -693,7 +693,7 @@ def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sampl
 
 def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(stub, tmp_path, capsys):
     run, embeddings, truth = stub
-    found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), reporter=QUIET)
+    found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), verbose=QUIET)
     found["held_out"] |= {"accuracy": 81.249, "low": 60.0, "high": 90.0}
     classify_module.show_classify(found)
     said = capsys.readouterr().out
@@ -720,7 +720,7 @@ def test_spaces_around_a_name_are_part_of_it_when_suggestions_are_looked_at(tmp_
 def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
-    classify_module.show_classify(classify(run, labels, suggest=2, new_images="new", reporter=QUIET))
+    classify_module.show_classify(classify(run, labels, suggest=2, new_images="new", verbose=QUIET))
     said = capsys.readouterr().out
     for words in (
         "Accuracy: 100.0% (95% interval",
@@ -733,9 +733,9 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
         "Gain from training: +30.0 points over the better baseline.\n",
     ):
         assert words in said
-    classify_module.show_classify(classify(run, suggest=2, reporter=QUIET))
+    classify_module.show_classify(classify(run, suggest=2, verbose=QUIET))
     few = write_labels(tmp_path / "few.csv", {"0.png": "cat", "25.png": "dog"})
-    classify_module.show_classify(classify(run, few, reporter=QUIET))
+    classify_module.show_classify(classify(run, few, verbose=QUIET))
     said = capsys.readouterr().out
     assert "Accuracy is not known yet" in said
     assert "it is not calibrated" in said
@@ -754,7 +754,7 @@ def test_features_that_are_clearly_better_are_used_and_named(stub, tmp_path, mon
     monkeypatch.setattr(classify_module, "all_features", lambda *_: found)
     monkeypatch.setattr(classify_module, "compare", compared(100.0))
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
-    results = classify(run, labels, model="knn", reporter=QUIET)
+    results = classify(run, labels, model="knn", verbose=QUIET)
     assert results["features"] == PIXELS
     assert results["held_out"]["accuracy"] == 100
     assert [row["label"] for row in read(results["files"]["predictions"])] == truth
@@ -762,7 +762,7 @@ def test_features_that_are_clearly_better_are_used_and_named(stub, tmp_path, mon
     said = capsys.readouterr().out
     assert "Predictions use raw pixels, 16 x 16, not this run: " in said
     assert re.search(r"Gain from training: -\d+\.\d points over the better baseline\.", said)
-    later = classify(run, new_images="new", reporter=QUIET)
+    later = classify(run, new_images="new", verbose=QUIET)
     assert later["applied"]["features"] == PIXELS
     assert [row["label"] for row in read(later["files"]["applied"])] == truth
 
@@ -783,7 +783,7 @@ def test_a_difference_is_paired_and_its_error_is_that_of_fewer_independent_label
 
 def test_a_classifier_of_unknown_features_is_refused(stub, tmp_path):
     run, embeddings, truth = stub
-    classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", reporter=QUIET)
+    classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", verbose=QUIET)
     with pytest.raises(UserError, match="classify with the labels again"):
         files.load_classifier(run.path / "classifier" / files.CLASSIFIER, {})
 
@@ -793,7 +793,7 @@ def test_a_comparison_on_a_part_of_the_labels_says_so(stub, tmp_path, monkeypatc
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 2))
     for number in (30, 12):
         monkeypatch.setattr(classify_module, "compare", compared(labels=number))
-        classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+        classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
         assert ("Compared on 12 of the 30 labels, chosen at random." in capsys.readouterr().out) == (number == 12)
 
 
@@ -830,8 +830,8 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ),
         ({"classes": {"cat": 5, "dog": 5}}, "learning", []),
         ({}, "start", []),
-        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
-        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn pretrain "]),
+        ({"accuracy": 60.0}, "start", ["Train the encoder on these images, which may help: `mixnn.pretrain("]),
+        ({"ahead": 5.0}, "start", ["Train the encoder on these images, which may help: `mixnn.pretrain("]),
         (
             {"classes": {"cat": 5, "dog": 5}, "curve": [{"gain_low": 1.0}]},
             "judged",
@@ -874,6 +874,9 @@ def test_a_run_that_failed_is_never_told_to_train_for_longer(state):
 
 def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
     (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
+    assert "`mixnn.pretrain('/home/me/my photos', time_budget='10m')`" in advice
+    with spelling(command("classify").spell):
+        (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
     assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 
@@ -884,7 +887,7 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
     for spread, said in ((0.01, "'collapsed'"), (0.9, "for longer, or from another start")):
         record = {"epoch": 200, "loss": 1.0, "spread": spread}
         monkeypatch.setattr(Run, "metrics", lambda _, record=record: [record])
-        classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+        classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
         printed = capsys.readouterr().out
         assert "Gain from training: +0.0 points over the better baseline." in printed
         assert said in printed
@@ -900,7 +903,7 @@ def test_the_gain_of_a_run_without_training_is_the_encoders_over_raw_pixels(stub
         return found
 
     monkeypatch.setattr(classify_module, "compare", compare)
-    classify_module.show_classify(classify(run, labels, model="knn", reporter=QUIET))
+    classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
     said = capsys.readouterr().out
     assert "Gain from the encoder: +30.0 points over raw pixels." in said
     assert "Gain from training" not in said
@@ -939,7 +942,8 @@ def test_two_labels_a_class_are_said_to_understate_the_accuracy():
 def test_what_is_piped_has_no_lines_of_progress(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
-    classify(run, labels, reporter=Reporter())
+    with spelling(command("classify").spell):
+        classify(run, labels, verbose=Reporter())
     assert capsys.readouterr() == ("", "")
 
 
@@ -948,15 +952,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(stub, tmp_pa
     run, embeddings, truth = stub
     monkeypatch.chdir(tmp_path)
     write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
-    classify(run, "l.csv", model="knn", reporter=QUIET)
-    monkeypatch.setattr(classify_module, "load", lambda *_, **__: pytest.fail("the encoder was loaded"))
+    classify(run, "l.csv", model="knn", verbose=QUIET)
+    monkeypatch.setattr(classify_module, "load_encoder", lambda *_, **__: pytest.fail("the encoder was loaded"))
     monkeypatch.setattr(Run, "images", lambda *_: pytest.fail("the images were listed"))
     monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != run.path / "classifier")
     with pytest.raises(UserError, match=f"{run.path}/classifier is not writable: use out='FOLDER'"):
-        classify(run, **arguments, reporter=QUIET)
+        classify(run, **arguments, verbose=QUIET)
     monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
-        classify(run, **({"labels": "l.csv"} | arguments), out=tmp_path / "new" / "deep", reporter=QUIET)
+        classify(run, **({"labels": "l.csv"} | arguments), out=tmp_path / "new" / "deep", verbose=QUIET)
 
 
 def test_help_explains_confidence_the_numbers_of_suggestions_and_the_columns_of_vectors():
@@ -968,9 +972,9 @@ def test_help_explains_confidence_the_numbers_of_suggestions_and_the_columns_of_
 
 def test_labels_are_read_before_any_work(stub, tmp_path, monkeypatch):
     run, *_ = stub
-    monkeypatch.setattr(classify_module, "load", lambda *_, **__: pytest.fail("the encoder was loaded"))
+    monkeypatch.setattr(classify_module, "load_encoder", lambda *_, **__: pytest.fail("the encoder was loaded"))
     with pytest.raises(UserError, match=r"gone.csv: No such file"):
-        classify(run, tmp_path / "gone.csv", reporter=QUIET)
+        classify(run, tmp_path / "gone.csv", verbose=QUIET)
 
 
 LABELS = "file,label\n0.png,cat\n25.png,dog\n"
@@ -1004,7 +1008,7 @@ def test_what_is_refused_and_how(stub, tmp_path, monkeypatch, text, arguments, m
     monkeypatch.chdir(tmp_path)
     Path("labels.csv").write_text(text)
     with pytest.raises(UserError) as refusal:
-        classify(run, **({"labels": "labels.csv", "reporter": QUIET} | arguments))
+        classify(run, **({"labels": "labels.csv", "verbose": QUIET} | arguments))
     assert message in str(refusal.value)
     assert not (run.path / "classifier" / "classifier.npz").exists()
 
@@ -1013,25 +1017,25 @@ def test_nothing_left_to_suggest_predictions_as_labels_and_broken_embeddings_are
     run, embeddings, truth = stub
     every = write_labels(tmp_path / "every.csv", some(embeddings, truth, 1))
     with pytest.raises(UserError, match="every image has a label"):
-        classify(run, every, suggest=1, reporter=QUIET)
-    found = classify(run, every, model="knn", reporter=QUIET)
+        classify(run, every, suggest=1, verbose=QUIET)
+    found = classify(run, every, model="knn", verbose=QUIET)
     assert found["predicted"]["images"] == 0
     classify_module.show_classify(found)
     with pytest.raises(UserError, match="would be overwritten"):
-        classify(run, found["files"]["predictions"], reporter=QUIET)
+        classify(run, found["files"]["predictions"], verbose=QUIET)
     embeddings.vectors[0, 0] = np.nan
     with pytest.raises(UserError, match="NaN or inf"):
-        classify(run, every, reporter=QUIET)
+        classify(run, every, verbose=QUIET)
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"PK" + b[50:], lambda _: b""])
 def test_a_damaged_classifier_is_refused(stub, tmp_path, damage):
     run, embeddings, truth = stub
-    classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", reporter=QUIET)
+    classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 5)), model="knn", verbose=QUIET)
     path = run.path / "classifier" / files.CLASSIFIER
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match="is damaged"):
-        classify(run, new_images="new", reporter=QUIET)
+        classify(run, new_images="new", verbose=QUIET)
 
 
 # --- a real run ---
@@ -1052,7 +1056,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, dict[str,
     (folder / "broken.png").write_bytes(b"no image")
     quick: dict[str, Any] = {"epochs": 2, "batch_size": 32, "bn_groups": 1, "warmup_epochs": 0, "knn_every": 0}
     run = mixnn.pretrain(
-        folder, out=root / "run", backbone="resnet8", image_size=16, device="cpu", reporter=QUIET, **quick,
+        folder, out=root / "run", backbone="resnet8", image_size=16, device="cpu", verbose=QUIET, **quick,
         options={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
     return run, folder, truth
@@ -1061,17 +1065,17 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, dict[str,
 def test_a_real_run_from_suggestion_to_new_images(real, tmp_path):
     run, folder, truth = real
     out = tmp_path / "out"
-    suggested = classify(run.path, suggest=20, out=out, reporter=QUIET)["suggested"]
+    suggested = classify(run.path, suggest=20, out=out, verbose=QUIET)["suggested"]
     labels = write_labels(tmp_path / "l.csv", {name: truth[name] for name in suggested} | {"broken.png": "3"})
-    found = classify(run.path, labels, out=out, device="cpu", reporter=QUIET)
+    found = classify(run.path, labels, out=out, device="cpu", verbose=QUIET)
     rows = read(found["files"]["predictions"])
     assert {row["file"] for row in rows} == set(truth)
     right = np.mean([row["label"] == truth[row["file"]] for row in rows if not row["labelled"]])
     assert right > 0.3, "chance is a tenth"
-    applied = read(classify(run.path, new_images=folder, out=out, reporter=QUIET)["files"]["applied"])
+    applied = read(classify(run.path, new_images=folder, out=out, verbose=QUIET)["files"]["applied"])
     same = {row["file"]: row for row in applied}
     assert all(same[row["file"]] == row for row in rows if not row["labelled"])
-    halves = classify(run.path, "folders", out=tmp_path / "halves", model="knn", reporter=QUIET)
+    halves = classify(run.path, "folders", out=tmp_path / "halves", model="knn", verbose=QUIET)
     assert set(halves["classes"]) == {"0 odd", "1 odd"}
 
 
@@ -1080,7 +1084,7 @@ def test_the_checkpoint_is_read_once(real, tmp_path, monkeypatch):
     reads, load_checkpoint = [], Run.load_checkpoint
     monkeypatch.setattr(Run, "load_checkpoint", lambda self, *_: reads.append(self) or load_checkpoint(self, *_))
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::4]))
-    classify(run, labels, new_images=folder, model="knn", out=tmp_path / "out", reporter=QUIET)
+    classify(run, labels, new_images=folder, model="knn", out=tmp_path / "out", verbose=QUIET)
     assert len(reads) == 1
 
 
@@ -1088,7 +1092,7 @@ def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real,
     run, folder, truth = real
     given = dict(list(truth.items())[::3])
     labels = write_labels(tmp_path / "l.csv", given)
-    results = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
+    results = classify(run, labels, model="knn", out=tmp_path / "out", verbose=QUIET)
     found, names = results["comparison"]["accuracy"], [row["file"] for row in read(results["files"]["predictions"])]
     assert results["comparison"]["labels"] == len(given)
     (title,) = {*found} - {RUN, START}
@@ -1100,10 +1104,10 @@ def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real,
     assert {key: found[title][key] for key in keys} == {key: expected[key] for key in keys}
     settings = {name: getattr(run.config, name) for name in ("backbone", "image_size", "batch_size", "bn_groups")}
     none = mixnn.pretrain(
-        folder, out=tmp_path / "none", epochs=0, warmup_epochs=0, device="cpu", reporter=QUIET, **settings,
+        folder, out=tmp_path / "none", epochs=0, warmup_epochs=0, device="cpu", verbose=QUIET, **settings,
         options={"hidden": 64, "dim": 32, "support_size": 64},
     )  # fmt: skip
-    rows = classify(none, labels, model="knn", reporter=QUIET)["comparison"]["accuracy"]
+    rows = classify(none, labels, model="knn", verbose=QUIET)["comparison"]["accuracy"]
     assert found[START]["accuracy"] == rows[RUN]["accuracy"]
     assert START not in rows, "the run did not train, so the two are the same"
 
@@ -1143,9 +1147,9 @@ def test_a_classifier_of_any_features_is_applied_with_the_same_ones(real, tmp_pa
     run, folder, truth = real
     monkeypatch.setattr(classify_module, "best_features", lambda _: name)
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::3]))
-    trained = classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
+    trained = classify(run, labels, model="knn", out=tmp_path / "out", verbose=QUIET)
     assert trained["features"] == name
-    applied = classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)
+    applied = classify(run, new_images=folder, out=tmp_path / "out", verbose=QUIET)
     assert applied["applied"]["features"] == name
     rows = {row["file"]: row["label"] for row in read(applied["files"]["applied"])}
     assert all(
@@ -1157,7 +1161,7 @@ def test_a_classifier_of_another_encoder_is_refused(real, tmp_path, monkeypatch)
     run, folder, truth = real
     monkeypatch.setattr(classify_module, "best_features", lambda _: RUN)
     labels = write_labels(tmp_path / "l.csv", dict(list(truth.items())[::8]))
-    classify(run, labels, model="knn", out=tmp_path / "out", reporter=QUIET)
+    classify(run, labels, model="knn", out=tmp_path / "out", verbose=QUIET)
     path = list_checkpoints(run.path / "checkpoints")[0]
     tensors, state = run.load_checkpoint(lambda _: None)
     name = next(n for n in tensors if n.startswith("method.student.f.") and n.endswith("conv1.weight"))
@@ -1165,7 +1169,7 @@ def test_a_classifier_of_another_encoder_is_refused(real, tmp_path, monkeypatch)
     newer = run.save_checkpoint(step, tensors | {name: tensors[name] + 0.01 * torch.ones(())}, state)
     try:
         with pytest.raises(UserError, match="encoder has changed since"):
-            classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)
+            classify(run, new_images=folder, out=tmp_path / "out", verbose=QUIET)
     finally:
         newer.unlink()
-    classify(run, new_images=folder, out=tmp_path / "out", reporter=QUIET)
+    classify(run, new_images=folder, out=tmp_path / "out", verbose=QUIET)

@@ -6,16 +6,19 @@ import pytest
 from PIL import Image
 
 import mixnn
+from mixnn.apps.demo import show_demo
 from mixnn.progress import Reporter
 
 
 def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    result = mixnn.demo(seed=0, out=tmp_path / "demo", epochs=1, reporter=Reporter(quiet=True))
+    result = mixnn.demo(seed=0, out=tmp_path / "demo", epochs=1, verbose=Reporter(quiet=True))
     table = result["table"]
     assert list(table) == ["raw pixels", "untrained network", "MNN"]
     expected = {"kNN": 98.2, "1": 66.4, "5": 86.8, "all": 98.2}
     assert table["raw pixels"] == pytest.approx(expected, abs=1.0), "of 500 images, a CPU's rounding moves a few"
     assert table["raw pixels"]["1"] > table["untrained network"]["1"]
+    assert capsys.readouterr().out == ""
+    show_demo(result)
     out = capsys.readouterr().out
     assert "raw pixels" in out
     assert "neighbors.png" in out

@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 def run(folder, tmp_path_factory):
     os.environ["MIXNN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     settings = {"epochs": 1, "batch_size": 8, "image_size": SIZE, "options": {"hidden": 8, "dim": 8, "support_size": 8}}
-    return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", reporter=QUIET, **settings)
+    return mixnn.pretrain(folder, out=tmp_path_factory.mktemp("runs") / "run", verbose=QUIET, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_encoder_is_the_students_backbone_with_its_normalization(run):
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_npz(run, folder, expected, tmp_path, batch, monkeypatch):
     monkeypatch.setattr(encoder, "BATCH", batch)
-    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET).path
+    path = mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", verbose=QUIET).path
     with np.load(path, allow_pickle=False) as archive:
         assert archive.files == ["vectors", "file", "skipped", "about"]
         assert all(isinstance(archive[key], np.ndarray) for key in archive.files)
@@ -96,7 +96,7 @@ def test_nothing_is_written_without_a_path_and_the_command_writes_into_the_run_f
     run, folder, expected, tmp_path, capsys
 ):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
-    found = mixnn.embed(copy, folder, device="cpu", reporter=QUIET)
+    found = mixnn.embed(copy, folder, device="cpu", verbose=QUIET)
     same(found.names, found.vectors, expected)
     assert found.path is None
     assert not (copy.path / "embeddings.npz").exists()
@@ -112,7 +112,7 @@ def test_many_vectors_stay_on_the_disk_and_are_the_same(run, folder, expected, t
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
     out = tmp_path / name if name else ""
-    found = mixnn.embed(copy, folder, out, device="cpu", reporter=QUIET)
+    found = mixnn.embed(copy, folder, out, device="cpu", verbose=QUIET)
     assert isinstance(found.vectors, np.memmap)
     same(found.names, found.vectors, expected)
     assert not (copy.path / "embeddings").exists()
@@ -139,7 +139,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(run, folder, tmp_path, monkeypa
 
     monkeypatch.setattr(np.lib.format, "write_array", full)
     with pytest.raises(mixnn.UserError, match=r"cannot write .*x.npz: No space left on device"):
-        mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", reporter=QUIET)
+        mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", verbose=QUIET)
     assert not [*tmp_path.iterdir()]
 
 
@@ -150,7 +150,7 @@ def test_the_help_explains_the_columns():
 
 
 def test_csv(run, folder, expected, tmp_path):
-    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", reporter=QUIET).path
+    path = mixnn.embed(run, folder, tmp_path / "x.csv", device="cpu", verbose=QUIET).path
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0][:2] == ["file", "f0"]
@@ -159,13 +159,13 @@ def test_csv(run, folder, expected, tmp_path):
 
 def test_parquet(run, folder, expected, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET).path
+    path = mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", verbose=QUIET).path
     table = parquet.read_table(path).to_pydict()
     same(table["file"], np.array(table["embedding"], np.float32), expected)
 
 
 def test_unreadable_files_are_named(run, folder, tmp_path, capfd):
-    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu")
+    mixnn.embed(run, folder, tmp_path / "x.npz", device="cpu", verbose=Reporter())
     said = capfd.readouterr().err
     assert "skipped 5.png: empty file" in said
     assert "23 vectors" in said
@@ -188,9 +188,9 @@ def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(ru
 
 
 def test_single_files_and_data_sets_are_sources_too(run, folder, expected):
-    one = mixnn.embed(run, folder / "3.png", device="cpu", reporter=QUIET)
+    one = mixnn.embed(run, folder / "3.png", device="cpu", verbose=QUIET)
     np.testing.assert_allclose(one.vectors[0], expected["3.png"], atol=1e-5)
-    digits = mixnn.embed(run, "digits", split="test", device="cpu", reporter=QUIET)
+    digits = mixnn.embed(run, "digits", split="test", device="cpu", verbose=QUIET)
     assert len(digits) == 500
     assert digits.names[7] == "digits/test/7"
 
@@ -208,9 +208,9 @@ def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expec
     first = collect(run, folder, device="cpu", reporter=QUIET)
     same(first.names, first.vectors, expected)
     with monkeypatch.context() as patch:
-        patch.setattr(embedding, "load", lambda *_: pytest.fail("encoded again"))
+        patch.setattr(embedding, "load_encoder", lambda *_: pytest.fail("encoded again"))
         again = collect(run, folder, device="cpu", reporter=QUIET)
-        written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", reporter=QUIET).path)
+        written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", verbose=QUIET).path)
     assert np.array_equal(again.vectors, first.vectors)
     assert again.skipped == first.skipped
     same(written["file"].tolist(), written["vectors"], expected)
@@ -289,7 +289,7 @@ def test_bad_input_is_refused_and_leaves_nothing(run, tmp_path, source, out, say
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.png").write_bytes(b"x")
     with pytest.raises(mixnn.UserError, match=says):
-        mixnn.embed(run, source, out, device="cpu", reporter=QUIET)
+        mixnn.embed(run, source, out, device="cpu", verbose=QUIET)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "empty"]
 
 
@@ -304,7 +304,7 @@ def test_parquet_without_pyarrow_says_what_to_install(run, folder, tmp_path, mon
 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(mixnn.UserError, match="pip install pyarrow"):
-        mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", reporter=QUIET)
+        mixnn.embed(run, folder, tmp_path / "x.parquet", device="cpu", verbose=QUIET)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_an_encoder_enlarges_small_images_as_it_does_small_files(run, tmp_path):
     assert wide.shape == (2, 3, SIZE, 36), "nothing of a wide image is cut off"
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(run, folder, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(run.path, other)
     shutil.rmtree(other / "embeddings", ignore_errors=True)
@@ -346,19 +346,23 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     data = bytearray(good.read_bytes())
     data[-1] ^= 1
     bad.write_bytes(data)
-    found = collect(Run.open(other), folder, device="cpu")
+    damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
+    with damaged, pytest.warns(mixnn.MixnnWarning, match="skipped 5.png: empty file; skipped "):
+        found = collect(Run.open(other), folder, device="cpu")
     assert found.about["checkpoint"] == good.name
     shutil.rmtree(other / "embeddings")
-    mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
+    damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
+    with damaged, pytest.warns(mixnn.MixnnWarning, match="skipped"):
+        mixnn.embed(other, folder, tmp_path / "x.npz", device="cpu")
     assert store.read(tmp_path / "x.npz").about["checkpoint"] == good.name
-    mixnn.load(other)
-    printed = "".join(capsys.readouterr().err.split())  # however the console breaks its lines
-    assert printed.count(f"{bad.name}isdamaged") == 3
+    with pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged") as heard:
+        mixnn.load(other)
+    assert [warning.filename for warning in heard] == [__file__], "a warning points at the line of the caller"
 
 
 def test_an_empty_list_is_not_all_images(run, tmp_path):
     with pytest.raises(mixnn.UserError, match="the list of files is empty"):
-        mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", reporter=QUIET)
+        mixnn.embed(run, [], tmp_path / "x.npz", device="cpu", verbose=QUIET)
     assert not (tmp_path / "x.npz").exists()
 
 

@@ -94,13 +94,13 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         knn_every=0,
         device="cpu",
         options={"support_size": 64, "hidden": 32},
-        reporter=Reporter(quiet=True),
+        verbose=Reporter(quiet=True),
     )
 
 
 @pytest.fixture(scope="module")
 def made(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = explore(run, out=tmp_path_factory.mktemp("page") / "map.html", device="cpu", reporter=Quiet())
+    path = explore(run, out=tmp_path_factory.mktemp("page") / "map.html", device="cpu", verbose=Quiet())
     assert path
     return path
 
@@ -345,7 +345,7 @@ def test_labels_come_from_a_csv_or_are_left_out(run: Run, tmp_path: Path):
     table = tmp_path / "labels.csv"
     table.write_text("file,label\n3/003.png,three\n4/004.png,four\n")
     for labels, expected in ((table, ["four", "three"]), ("none", [])):
-        path = explore(run, out=tmp_path / f"{len(expected)}.html", labels=labels, layout="pca", reporter=Quiet())
+        path = explore(run, out=tmp_path / f"{len(expected)}.html", labels=labels, layout="pca", verbose=Quiet())
         assert path
         assert json.loads(blocks(path)["data-meta"])["classes"] == expected
 
@@ -355,14 +355,14 @@ def test_labels_are_the_runs_own_however_its_folder_is_spelled(run: Run, tmp_pat
     monkeypatch.chdir(place.parent)
     monkeypatch.setenv("HOME", str(place.parent))
     for i, source in enumerate((place.name, f"~/{place.name}", f"{place}/")):
-        path = explore(run, source, out=tmp_path / f"{i}.html", layout="pca", reporter=Quiet())
+        path = explore(run, source, out=tmp_path / f"{i}.html", layout="pca", verbose=Quiet())
         assert path
         assert json.loads(blocks(path)["data-meta"])["classes"] == [*"0123456789", "<"]
 
 
 def test_a_data_set_has_its_own_labels_and_max_images_are_chosen_at_random(run: Run, tmp_path: Path):
     path = explore(
-        run, "digits", out=tmp_path / "x.html", layout="pca", max_images=60, neighbors=3, device="cpu", reporter=Quiet()
+        run, "digits", out=tmp_path / "x.html", layout="pca", max_images=60, neighbors=3, device="cpu", verbose=Quiet()
     )
     assert path
     found = blocks(path)
@@ -394,7 +394,7 @@ def test_a_data_set_has_its_own_labels_and_max_images_are_chosen_at_random(run: 
 )
 def test_wrong_options_are_refused_with_what_to_do(options: dict[str, Any], message: str, run: Run):
     with pytest.raises(UserError, match=re.escape(message)):
-        explore(run, reporter=Quiet(), **options)
+        explore(run, verbose=Quiet(), **options)
 
 
 # The server
@@ -504,7 +504,7 @@ def test_serving_ends_with_ctrl_c(run: Run, capsys: pytest.CaptureFixture[str]):
             os.kill(os.getpid(), signal.SIGINT)
 
     reporter = Stop()
-    assert explore(run, serve=True, layout="pca", device="cpu", reporter=reporter) is None
+    assert explore(run, serve=True, layout="pca", device="cpu", verbose=reporter) is None
     assert b'"served":true' in reporter.page
     assert capsys.readouterr().out == f"http://127.0.0.1:{reporter.port}/\n"  # even when quiet
     assert reporter.messages[-1] == "stopped"
@@ -586,7 +586,7 @@ def test_the_page_and_the_command_report_the_same_purity(browser: Browser, made:
     names, reporter = json.loads(blocks(made)["data-names"]), Quiet()
     rows = [f"{name},{name[0]}" for i, name in enumerate(names) if i % 3 and "," not in name and '"' not in name]
     (tmp_path / "some.csv").write_text("\n".join(["file,label", *rows]) + "\n")
-    path = explore(run, out=tmp_path / "some.html", labels=tmp_path / "some.csv", layout="pca", reporter=reporter)
+    path = explore(run, out=tmp_path / "some.html", labels=tmp_path / "some.csv", layout="pca", verbose=reporter)
     assert path
     (told,) = (found[1] for line in reporter.messages if (found := re.match(r"([\d.]+)% of the 10 nearest", line)))
     tab = browser.open(path.as_uri())
@@ -774,7 +774,7 @@ def classified(run: Run, folder: Path, tmp_path_factory: pytest.TempPathFactory)
     found = Run.open(place)
     with pytest.MonkeyPatch.context() as patch:  # raw pixels may do better after one epoch
         patch.setattr(classify, "best_features", lambda _: RUN)
-        mixnn.classify(found, place.parent / "labels.csv", device="cpu", model="knn", reporter=Reporter(quiet=True))
+        mixnn.classify(found, place.parent / "labels.csv", device="cpu", model="knn", verbose=Reporter(quiet=True))
     return found
 
 
@@ -784,7 +784,7 @@ def written(run: Run) -> dict[str, dict[str, str]]:
 
 
 def test_predictions_of_classify_are_in_the_page(classified: Run, tmp_path: Path):
-    path, rows = explore(classified, out=tmp_path / "map.html", layout="pca", reporter=Quiet()), written(classified)
+    path, rows = explore(classified, out=tmp_path / "map.html", layout="pca", verbose=Quiet()), written(classified)
     assert path
     found = blocks(path)
     names, meta = json.loads(found["data-names"]), json.loads(found["data-meta"])
@@ -799,7 +799,7 @@ def test_predictions_of_classify_are_in_the_page(classified: Run, tmp_path: Path
 def test_predictions_for_other_images_or_of_another_encoder_are_left_out(classified: Run, folder: Path, tmp_path: Path):
     def options(found: Run, **given: Any) -> tuple[bool, list[str]]:
         said = Quiet()
-        path = explore(found, out=tmp_path / "map.html", layout="pca", overwrite=True, reporter=said, **given)
+        path = explore(found, out=tmp_path / "map.html", layout="pca", overwrite=True, verbose=said, **given)
         assert path
         return json.loads(blocks(path)["data-meta"])["predicted"], said.messages
 
@@ -820,7 +820,7 @@ def test_predictions_for_other_images_or_of_another_encoder_are_left_out(classif
 
 
 def test_the_map_is_colored_by_predicted_label_and_confidence(browser: Browser, classified: Run, tmp_path: Path):
-    path = explore(classified, out=tmp_path / "map.html", layout="pca", reporter=Quiet())
+    path = explore(classified, out=tmp_path / "map.html", layout="pca", verbose=Quiet())
     assert path
     tab, rows = browser.open(), written(classified)
     tab.size(1280, 800)

@@ -23,7 +23,7 @@ from mixnn.training import judgement
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
 QUIET = Reporter(quiet=True)
-SMALL = {"epochs": 1, "knn_every": 0, "batch_size": 32, "device": "cpu", "reporter": QUIET}
+SMALL = {"epochs": 1, "knn_every": 0, "batch_size": 32, "device": "cpu", "verbose": QUIET}
 SMALL |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}}
 # one image; a batch of a size that no program was traced or checked with; other sides than the run's
 SHAPES = [(1, 3, 8, 8), (7, 3, 8, 8), (2, 3, 12, 15)]
@@ -32,7 +32,7 @@ SHAPES = [(1, 3, 8, 8), (7, 3, 8, 8), (2, 3, 12, 15)]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     made = mixnn.pretrain("digits", limit=128, out=tmp_path_factory.mktemp("runs") / "digits", **SMALL)
-    mixnn.evaluate(made, epochs=1, device="cpu", reporter=QUIET)
+    mixnn.evaluate(made, epochs=1, device="cpu", verbose=QUIET)
     return made
 
 
@@ -69,7 +69,7 @@ class Listening(Reporter):
 
 
 def test_safetensors_have_torchvisions_names_and_shapes(run18, tmp_path):
-    made = load_file(export(run18, tmp_path / "a.safetensors", reporter=QUIET))
+    made = load_file(export(run18, tmp_path / "a.safetensors", verbose=QUIET))
     assert {name: tuple(t.shape) for name, t in made.items()} == torchvision_resnet18_shapes()
 
 
@@ -96,7 +96,7 @@ def resnet_by_names(w, x, stem):
 @pytest.mark.parametrize("kind", ["run", "run18"])
 def test_names_and_card_alone_give_the_encoders_features(kind, request, tmp_path):
     run = request.getfixturevalue(kind)
-    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    path = export(run, tmp_path / "a.safetensors", verbose=QUIET)
     looks, u8 = card_of(path)["preprocessing"], images(5, 3, 8, 8)
     mean, std = (torch.tensor(looks[k]).view(3, 1, 1) for k in ("mean", "std"))
     weights = dict(sorted(load_file(path).items()))
@@ -106,7 +106,7 @@ def test_names_and_card_alone_give_the_encoders_features(kind, request, tmp_path
 
 def test_torchvisions_resnet18_with_the_cards_stem_gives_the_encoders_features(run18, tmp_path):
     models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
-    path = export(run18, tmp_path / "a.safetensors", reporter=QUIET)
+    path = export(run18, tmp_path / "a.safetensors", verbose=QUIET)
     card, network = card_of(path), models.resnet18()
     stem, looks = card["architecture"]["stem"], card["preprocessing"]
     network.conv1 = torch.nn.Conv2d(3, 64, stem["kernel"], stem["stride"], stem["padding"], bias=False)
@@ -122,7 +122,7 @@ def test_torchvisions_resnet18_with_the_cards_stem_gives_the_encoders_features(r
 @pytest.mark.parametrize("kind", ["run", "run18"])
 def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
     run = request.getfixturevalue(kind)
-    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    path = export(run, tmp_path / "a.safetensors", verbose=QUIET)
     path.with_name("a.safetensors.json").unlink()  # the file alone is enough
     mine, theirs = load(run, "cpu"), mixnn.load(str(path), "cpu")
     assert (theirs.size, theirs.num_features) == (mine.size, mine.num_features)
@@ -132,8 +132,8 @@ def test_loading_an_export_is_loading_the_run(kind, request, tmp_path):
 
 def test_an_efficientnet_is_exported_and_read_like_a_resnet(run_lite0, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    made = export(run_lite0, tmp_path / "a.safetensors", reporter=QUIET)
-    program = export(run_lite0, tmp_path / "a.onnx", output="onnx", reporter=QUIET)
+    made = export(run_lite0, tmp_path / "a.safetensors", verbose=QUIET)
+    program = export(run_lite0, tmp_path / "a.onnx", output="onnx", verbose=QUIET)
     card, encoder, read = card_of(made), load(run_lite0, "cpu"), mixnn.load(made, "cpu")
     assert card["file"]["names"] == "mixnn's efficientnet_lite0"
     assert card["architecture"]["parameters"] == sum(p.numel() for p in encoder.parameters())
@@ -149,7 +149,7 @@ def test_an_efficientnet_is_exported_and_read_like_a_resnet(run_lite0, tmp_path)
 @pytest.mark.parametrize("opset", [17, *OPSETS[:: len(OPSETS) - 1]])
 def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
     onnx, onnxruntime = (pytest.importorskip(name) for name in ("onnx", "onnxruntime"))
-    path = export(run, tmp_path / "a.onnx", output="onnx", opset=opset, reporter=QUIET)
+    path = export(run, tmp_path / "a.onnx", output="onnx", opset=opset, verbose=QUIET)
     assert capfd.readouterr() == ("", "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "a.onnx.json"]  # no separate file of weights
     model = onnx.load(path)
@@ -162,7 +162,7 @@ def test_onnx_is_the_encoder(run, tmp_path, opset, capfd):
 
 
 def test_a_torch_export_program_is_the_encoder_and_names_no_folder_of_this_machine(run, tmp_path, capfd):
-    path = export(run, tmp_path / "a.pt2", output="pt2", reporter=QUIET)
+    path = export(run, tmp_path / "a.pt2", output="pt2", verbose=QUIET)
     assert capfd.readouterr() == ("", "")
     inside = {"card.json": ""}
     program, encoder = torch.export.load(path, extra_files=inside).module(), load(run, "cpu")
@@ -173,7 +173,7 @@ def test_a_torch_export_program_is_the_encoder_and_names_no_folder_of_this_machi
 
 
 def test_the_card_says_what_is_needed_to_use_and_to_judge_the_encoder(run, tmp_path):
-    path = export(run, tmp_path / "a.safetensors", licence="CC-BY-4.0", reporter=QUIET)
+    path = export(run, tmp_path / "a.safetensors", licence="CC-BY-4.0", verbose=QUIET)
     card = card_of(path)
     with safe_open(path, framework="pt") as file:
         assert json.loads(file.metadata()[CARD]) == card
@@ -276,18 +276,18 @@ def test_the_encoder_of_a_folder_without_any_training_has_a_card(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     Image.fromarray(images(40, 40, 3).numpy()).save(tmp_path / "photos" / "a.png")
-    card = card_of(export("photos", reporter=QUIET))
+    card = card_of(export("photos", verbose=QUIET))
     assert card["start"]["done_here"] == "nothing: the weights are as they come"
     assert (card["training"]["epochs"], card["preprocessing"]["size"]) == (0, 224)
 
 
 def test_the_default_place_is_the_run_folder_and_only_overwrite_replaces_a_file(run):
-    path = export(run.path, licence="first", reporter=QUIET)
+    path = export(run.path, licence="first", verbose=QUIET)
     assert path == run.path / "encoder.safetensors"
     with pytest.raises(UserError, match="exists"):
-        export(run, reporter=QUIET)
+        export(run, verbose=QUIET)
     assert card_of(path)["licence"] == "first"
-    export(run, licence="second", overwrite=True, reporter=QUIET)
+    export(run, licence="second", overwrite=True, verbose=QUIET)
     assert card_of(path)["licence"] == "second"
     assert [file.name for file in run.path.glob(".*")] == [".lock"], "nothing half written"
 
@@ -309,7 +309,7 @@ def test_a_program_that_differs_from_the_encoder_is_not_written(run, tmp_path, m
     from_numpy = torch.from_numpy
     monkeypatch.setattr(torch, "from_numpy", lambda x: from_numpy(x) + wrong)
     with pytest.raises(UserError, match="differs from the encoder"):
-        export(run, tmp_path / "a.onnx", output="onnx", reporter=QUIET)
+        export(run, tmp_path / "a.onnx", output="onnx", verbose=QUIET)
     assert not list(tmp_path.iterdir())
 
 
@@ -317,7 +317,7 @@ def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, m
     pytest.importorskip("onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     reporter = Listening()
-    assert export(run, tmp_path / "a.onnx", output="onnx", reporter=reporter).is_file()
+    assert export(run, tmp_path / "a.onnx", output="onnx", verbose=reporter).is_file()
     assert ["pip install onnxruntime" in text for text in reporter.warned] == [True]
 
 
@@ -354,9 +354,9 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
 @pytest.mark.parametrize(
     "card, message",
     [
-        (None, "was not written by `mixnn export`"),
-        ("no JSON", "was not written by `mixnn export`"),
-        ({"preprocessing": {}}, "was not written by `mixnn export`"),
+        (None, "was not written by `mixnn.export"),
+        ("no JSON", "was not written by `mixnn.export"),
+        ({"preprocessing": {}}, "was not written by `mixnn.export"),
         ({"card_version": 2}, "use a newer one"),
         (
             {"architecture": {"name": "resnet1000"}},
@@ -366,7 +366,7 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
     ],
 )
 def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):
-    path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
+    path = export(run, tmp_path / "a.safetensors", verbose=QUIET)
     text = card if isinstance(card, str) else json.dumps(card_of(path) | (card or {}))
     save_file(load_file(path), path, None if card is None else {CARD: text})
     with pytest.raises(UserError, match=message):

@@ -31,6 +31,7 @@ from mixnn.paper.tables import TABLES
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.training.judgement import NUMBERS
+from mixnn.training.pretrain import start_pretrain
 from tests.browser import NAMES, Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[2]
@@ -282,10 +283,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Real runs: mnn (evaluated), msf, a folder with names that mean harm, and mnn again under such a name."""
     place, patch = tmp_path_factory.mktemp("report"), pytest.MonkeyPatch()
     patch.setenv("MIXNN_CACHE", str(place / "cache"))
-    common = {"limit": 256, "knn_every": 1, "checkpoint_every": 1, "device": "cpu", "reporter": QUIET}
+    common = {"limit": 256, "knn_every": 1, "checkpoint_every": 1, "device": "cpu", "verbose": QUIET}
     command = "mixnn pretrain digits --epochs 2 </script><script>alert(3)</script>"
-    mixnn.pretrain("digits", epochs=2, out=place / "mnn", command=command, **common)
-    mixnn.evaluate(place / "mnn", epochs=2, device="cpu", reporter=QUIET)
+    settings = {name: value for name, value in common.items() if name != "verbose"} | {"epochs": 2}
+    start_pretrain("digits", settings=settings, out=place / "mnn", command=command, reporter=QUIET)
+    mixnn.evaluate(place / "mnn", epochs=2, device="cpu", verbose=QUIET)
     mixnn.pretrain("digits", epochs=1, method="msf", options={"topk": 2}, seed=1, out=place / "msf", **common)
     rng = np.random.default_rng(0)
     for i in range(24):
@@ -305,7 +307,7 @@ def pages(place: Path) -> dict[str, Path]:
     """One run, two runs, the folder's run."""
     runs = {"one": [EVIL], "two": ["mnn", "msf"], "own": ["own"]}
     return {
-        name: report([place / run for run in names], place / f"{name}.html", images=60, device="cpu", reporter=QUIET)
+        name: report([place / run for run in names], place / f"{name}.html", images=60, device="cpu", verbose=QUIET)
         for name, names in runs.items()
     }
 
@@ -360,14 +362,14 @@ def test_the_users_settings_are_told_from_those_chosen_for_the_folder(pages, pla
     about = json.loads((tmp_path / "older/environment.json").read_text())
     del about["given"]
     (tmp_path / "older/environment.json").write_text(json.dumps(about))
-    page = report(tmp_path / "older", tmp_path / "older.html", images=0, reporter=QUIET)
+    page = report(tmp_path / "older", tmp_path / "older.html", images=0, verbose=QUIET)
     assert {row["setBy"] for row in values(page)["runs"][0]["changed"]} == {""}, "it does not say"
 
 
 def test_epochs_that_are_added_later_are_the_users_own(place, tmp_path):
     shutil.copytree(place / "own", tmp_path / "longer")
     Run.open(tmp_path / "longer").write_environment({"given": ["labels"]})
-    mixnn.pretrain(resume=tmp_path / "longer", epochs=2, reporter=QUIET)
+    mixnn.pretrain(resume=tmp_path / "longer", epochs=2, verbose=QUIET)
     assert read(tmp_path / "longer").environment == {"given": ["epochs", "labels"]}
 
 
@@ -379,12 +381,12 @@ def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_p
     for epoch in (1, 2, 3, 4, 5, 6):
         run.log({"epoch": epoch, "step": steps * epoch, "loss": 1.0, "spread": 0.8, "seconds": 90.0 * epoch})
     run.log({"epoch": 6.4, "step": 6 * steps + 3, "loss": 0.9, "spread": 0.8, "seconds": 580.0})
-    shown = values(report(run, tmp_path / "timed.html", images=0, reporter=QUIET))["runs"][0]
+    shown = values(report(run, tmp_path / "timed.html", images=0, verbose=QUIET))["runs"][0]
     assert shown["verdict"]["state"] == "unlabelled"
     assert shown["overview"]["progress"].startswith("6.4 epochs, as many as fit into 10m, 10 min of training")
     assert shown["overview"]["training"].startswith("10m, batch size")
     run.update_config(epochs=9)  # planned, but stopped early
-    shown = values(report(run, tmp_path / "stopped.html", images=0, reporter=QUIET))["runs"][0]
+    shown = values(report(run, tmp_path / "stopped.html", images=0, verbose=QUIET))["runs"][0]
     assert shown["verdict"]["title"] == "Unfinished"
     assert shown["overview"]["progress"].startswith("6.4 of about 9 epochs")
 
@@ -396,7 +398,7 @@ def test_the_optimizer_is_named(place, tmp_path):
 
 
 def test_a_run_itself_may_be_given(pages, place, tmp_path):
-    page = report(Run.open(place / "own"), tmp_path / "page.html", images=60, device="cpu", reporter=QUIET)
+    page = report(Run.open(place / "own"), tmp_path / "page.html", images=60, device="cpu", verbose=QUIET)
     assert values(page) == values(pages["own"])
 
 
@@ -431,7 +433,7 @@ def test_results_of_different_protocols_warn(place, tmp_path):
     known["knn"]["protocol"]["k"] = 200
     known["linear"]["protocol"]["trained_epochs"] = 7  # about the run, not the measurement
     (tmp_path / "b/results.json").write_text(json.dumps(known))
-    page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "x.html", images=0, reporter=QUIET)
+    page = report([tmp_path / "a", tmp_path / "b"], tmp_path / "x.html", images=0, verbose=QUIET)
     assert values(page)["warnings"] == ["kNN: the runs were evaluated with different settings: k (A: 12; B: 200)."]
 
 
@@ -483,7 +485,7 @@ def test_there_is_no_map_of_images_that_are_all_alike():
 
 
 def test_a_report_is_the_same_every_time(pages, place):
-    again = report([place / "mnn", place / "msf"], place / "again.html", images=60, device="cpu", reporter=QUIET)
+    again = report([place / "mnn", place / "msf"], place / "again.html", images=60, device="cpu", verbose=QUIET)
     assert again.read_bytes() == pages["two"].read_bytes()
 
 
@@ -513,7 +515,7 @@ def test_a_run_with_parts_missing_is_still_reported_and_says_so(break_it, said, 
     run = tmp_path / "run"
     shutil.copytree(place / "mnn", run)
     break_it(run)
-    page = report([run], tmp_path / "x.html", images=10, data_dir=tmp_path, device="cpu", reporter=QUIET)
+    page = report([run], tmp_path / "x.html", images=10, data_dir=tmp_path, device="cpu", verbose=QUIET)
     shown = values(page)["runs"][0]
     assert any(said in text for text in shown["missing"]), shown["missing"]
     assert shown["overview"]["method"].startswith("mnn")
@@ -545,8 +547,8 @@ def test_a_complete_run_has_nothing_missing(pages):
 def test_a_run_that_diverged_is_called_so_and_has_no_advice_to_evaluate_it(tmp_path):
     run, settings = tmp_path / "run", {"epochs": 3, "limit": 128, "lr": 1e30, "warmup_epochs": 0}
     with pytest.raises(UserError, match="the loss is nan"):
-        mixnn.pretrain("digits", out=run, knn_every=0, reporter=QUIET, **settings)
-    shown = values(report([run], tmp_path / "x.html", images=10, reporter=QUIET))["runs"][0]
+        mixnn.pretrain("digits", out=run, knn_every=0, verbose=QUIET, **settings)
+    shown = values(report([run], tmp_path / "x.html", images=10, verbose=QUIET))["runs"][0]
     assert shown["verdict"]["state"] == "diverged"
     assert shown["verdict"]["sentences"][0].startswith("Training stopped: the loss is nan at step ")
     assert shown["verdict"]["sentences"][1] == "0 of 3 planned epochs logged."
@@ -557,10 +559,10 @@ def test_a_run_that_diverged_is_called_so_and_has_no_advice_to_evaluate_it(tmp_p
 def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "run")
     (tmp_path / "run/diverged.txt").write_text("the loss is nan at step 9\n")
-    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET)
+    page = report([tmp_path / "run"], tmp_path / "x.html", images=0, verbose=QUIET)
     assert values(page)["runs"][0]["verdict"]["sentences"][0] == "Training stopped: the loss is nan at step 9."
-    mixnn.pretrain(resume=tmp_path / "run", reporter=QUIET)
-    page = report([tmp_path / "run"], tmp_path / "y.html", images=0, reporter=QUIET)
+    mixnn.pretrain(resume=tmp_path / "run", verbose=QUIET)
+    page = report([tmp_path / "run"], tmp_path / "y.html", images=0, verbose=QUIET)
     assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
 
 
@@ -574,7 +576,7 @@ def test_images_that_are_both_query_and_bank_are_counted_once(place):
 def test_results_of_an_unknown_protocol_are_shown_as_they_are(place, tmp_path):
     run = shutil.copytree(place / "mnn", tmp_path / "run")
     _edit(run / "results.json", '"knn"', '"future"')
-    shown = values(report([run], tmp_path / "x.html", images=0, reporter=QUIET))["runs"][0]
+    shown = values(report([run], tmp_path / "x.html", images=0, verbose=QUIET))["runs"][0]
     assert json.loads(shown["otherResults"]["future"]) == json.loads((place / "mnn/results.json").read_text())["knn"]
     assert not any(row["key"].startswith("knn.") for row in shown["results"])
 
@@ -583,7 +585,7 @@ def test_a_log_with_nan_and_inf_is_reported_as_diverged(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "run")
     with open(tmp_path / "run/metrics.jsonl", "a") as file:
         file.write('{"epoch": 3, "step": 12, "loss": NaN, "purity": Infinity}\n')
-    shown = values(report([tmp_path / "run"], tmp_path / "x.html", images=0, reporter=QUIET))["runs"][0]
+    shown = values(report([tmp_path / "run"], tmp_path / "x.html", images=0, verbose=QUIET))["runs"][0]
     assert shown["verdict"]["state"] == "diverged"
     assert shown["curves"]["values"]["loss"][2] is None
 
@@ -600,9 +602,9 @@ def test_what_is_not_a_run_folder_is_refused(tmp_path):
         ([tmp_path / "absent"], "page", "there is no run folder called"),
     ]:
         with pytest.raises(UserError, match=said):
-            report(runs, tmp_path / out, reporter=QUIET)
+            report(runs, tmp_path / out, verbose=QUIET)
     with pytest.raises(UserError, match="images must be from 0 to"):
-        report([tmp_path], images=-1, reporter=QUIET)
+        report([tmp_path], images=-1, verbose=QUIET)
     assert not (tmp_path / "x.html").exists()
 
 
@@ -610,9 +612,9 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "page").mkdir()
     with pytest.raises(UserError, match=r"is not a folder, so .* cannot be written there"):
-        report([place / "mnn"], tmp_path / "file" / "x.html", images=0, reporter=QUIET)
+        report([place / "mnn"], tmp_path / "file" / "x.html", images=0, verbose=QUIET)
     with pytest.raises(UserError, match="page is a folder: give the name of a file"):
-        report([place / "mnn"], tmp_path / "page", images=0, reporter=QUIET)
+        report([place / "mnn"], tmp_path / "page", images=0, verbose=QUIET)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "page"]
 
 
@@ -836,7 +838,7 @@ def test_knn_during_training_is_not_presented_as_an_evaluation(tab, place, tmp_p
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made(40, **SATURATING)))
 
     def figures() -> list[list[str]]:
-        show(tab, report([run], tmp_path / "x.html", overwrite=True, reporter=QUIET))
+        show(tab, report([run], tmp_path / "x.html", overwrite=True, verbose=QUIET))
         return tab.run("[...document.querySelectorAll('.figures div')].map((d) => d.innerText.split('\\n'))")
 
     assert figures() == [["kNN during training, epoch 40", "90.0%"]]
@@ -847,7 +849,7 @@ def test_knn_during_training_is_not_presented_as_an_evaluation(tab, place, tmp_p
 def test_the_judgement_is_a_table_with_meanings(tab, place, tmp_path):
     run = shutil.copytree(place / "own", tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
     (run / "judgement.json").write_text(json.dumps(judgement(FINE, COLOR | {"problems": ["color"]})))
-    page = report([run], tmp_path / "x.html", images=0, reporter=QUIET)
+    page = report([run], tmp_path / "x.html", images=0, verbose=QUIET)
     show(tab, page, 390)
     cells = "(r) => [...r.querySelectorAll('th, td')].map((c) => c.innerText.split('\\n')[0])"
     rows = tab.run(f"[...document.querySelectorAll('#judgement tr')].map({cells})")
@@ -864,7 +866,7 @@ def test_the_judgement_is_a_table_with_meanings(tab, place, tmp_path):
 def test_a_run_without_anything_but_its_settings_has_a_page(tab, place, tmp_path):
     run = tmp_path / "bare"
     shutil.copytree(place / "mnn", run, ignore=shutil.ignore_patterns("checkpoints", "*.json*"))
-    page = report([run], tmp_path / "x.html", reporter=QUIET)
+    page = report([run], tmp_path / "x.html", verbose=QUIET)
     show(tab, page)
     assert tab.run("[...document.querySelectorAll('section')].map((s) => s.id)") == ["verdict", "protocol"]
     assert "Not trained" in tab.run("document.querySelector('#verdict').textContent")

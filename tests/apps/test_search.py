@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import mixnn
 from mixnn.apps.search import render, similarity
-from mixnn.apps.search.search import first_with_same_content, search
+from mixnn.apps.search.search import first_with_same_content, search, show_search
 from mixnn.config import UserError
 from mixnn.data.images import ImageFiles
 from mixnn.evaluation import neighbors
@@ -58,16 +58,18 @@ def given(tmp_path_factory):
         digit(i).save(folder / name)
     run = mixnn.pretrain(
         folder, out=root / "run", backbone="resnet8", epochs=1, image_size=16, batch_size=32, bn_groups=1, knn_every=0,
-        device="cpu", options={"support_size": 64, "hidden": 64}, reporter=QUIET,
+        device="cpu", options={"support_size": 64, "hidden": 64}, verbose=QUIET,
     )  # fmt: skip
     return SimpleNamespace(run=run, folder=folder, names=names, root=root)
 
 
 def quietly(*args, **options) -> tuple[dict, str]:
-    """The result, and what was printed."""
+    """The result, and what the command prints of it; the function itself prints nothing."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        result = search(*args, reporter=QUIET, device="cpu", **options)
+        result = search(*args, verbose=QUIET, device="cpu", **options)
+        assert not out.getvalue()
+        show_search(result)
     return result, out.getvalue()
 
 
@@ -363,7 +365,7 @@ def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, t
         shutil.copy(given.folder / name, folder)
     (folder / "broken.png").write_text("no image")
     capsys.readouterr()
-    found = search(given.run, folder / "4.png", source=folder, topk=50)
+    found = search(given.run, folder / "4.png", source=folder, topk=50, verbose=Reporter())
     assert found["topk"] == len(found["queries"][0]["nearest"]) == 2
     assert "there are only 2 images other than the query, not 50" in capsys.readouterr().err
     assert len(search(given.run, source=folder, outliers=True, topk=50)["outliers"]) == 3

@@ -21,7 +21,7 @@ def test_the_pages_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     def fast(data, **given):
         if given.pop("time_budget", ""):
             given["epochs"] = 1
-        return pretrain(data, **given | ({} if "resume" in given else FAST), reporter=Reporter(quiet=True))
+        return pretrain(data, **given | ({} if "resume" in given else FAST), verbose=Reporter(quiet=True))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mixnn, "pretrain", fast, raising=False)

@@ -33,7 +33,7 @@ def test_a_missing_set_says_what_to_type_and_where_it_looked(tmp_path: Path):
     with pytest.raises(UserError) as error:
         load("cifar10", "train", tmp_path)
     text = str(error.value)
-    assert "to download it: mixnn data get cifar10 --data-dir" in text
+    assert "to download it: mixnn.data.get('cifar10', '" in text
     assert str(tmp_path / "cifar-10-batches-bin") in text
     assert str(tmp_path / "cifar-10-batches-py") in text
 
@@ -46,12 +46,12 @@ def test_a_truncated_file_is_named_with_both_sizes(small: Path, change: int):
     with pytest.raises(UserError) as error:
         load("cifar10", "test", small)
     assert f"{path} is damaged: {len(data) + change:,} bytes, expected {len(data):,}" in str(error.value)
-    assert "to download it again: mixnn data get cifar10" in str(error.value)
+    assert "to download it again: mixnn.data.get('cifar10'" in str(error.value)
 
 
 def test_a_file_missing_from_its_folder_is_named(small: Path):
     (small / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
-    with pytest.raises(UserError, match=r"data_batch_4.bin is missing\n.*mixnn data get cifar10"):
+    with pytest.raises(UserError, match=r"data_batch_4.bin is missing\n.*mixnn\.data\.get\('cifar10'"):
         load("cifar10", "train", small)
 
 

@@ -23,7 +23,7 @@ NUMBERS = [0, 1] * 12
 CLASSES = ["cat", "dog"]
 NAMES = [CLASSES[number] for number in NUMBERS]
 TINY = {"epochs": 2, "batch_size": 8, "init_from": "none", "image_size": 8, "checkpoint_every": 1}
-TINY |= {"options": {"support_size": 8, "hidden": 8, "dim": 4}, "knn_every": 0, "reporter": QUIET}
+TINY |= {"options": {"support_size": 8, "hidden": 8, "dim": 4}, "knn_every": 0, "verbose": QUIET}
 
 
 class Pictures(TorchDataset):
@@ -136,10 +136,10 @@ def test_a_run_is_stored_and_resumes_with_the_same_images_only(form: str, tmp_pa
     data = FORMS[form](tmp_path / "x")
     path = mixnn.pretrain(data, out=tmp_path / "run", **TINY | {"epochs": 1}).path
     with pytest.raises(UserError, match=r"does not store\ngive the same images again, in Python: mixnn.pretrain\("):
-        mixnn.pretrain(resume=path, reporter=QUIET)
+        mixnn.pretrain(resume=path, verbose=QUIET)
     with pytest.raises(UserError, match="not the images that the run was trained on: 24 images"):
-        mixnn.pretrain(IMAGES[::-1], resume=path, epochs=2, reporter=QUIET)
-    run = mixnn.pretrain(data, resume=path, epochs=2, reporter=QUIET)
+        mixnn.pretrain(IMAGES[::-1], resume=path, epochs=2, verbose=QUIET)
+    run = mixnn.pretrain(data, resume=path, epochs=2, verbose=QUIET)
     assert run.metrics()[-1]["epoch"] == 2
     assert weights(run).keys() == expected.keys()
 
@@ -157,7 +157,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
         patch.setattr(mixnn.training.trainer.Trainer, "fit", stop)
         with pytest.raises(KeyboardInterrupt):
             mixnn.pretrain(IMAGES, out=tmp_path / "stopped", **TINY)
-    resumed = mixnn.pretrain(Pictures(), resume=seen[0].path, reporter=QUIET)
+    resumed = mixnn.pretrain(Pictures(), resume=seen[0].path, verbose=QUIET)
     assert all(torch.equal(t, weights(straight)[name]) for name, t in weights(resumed).items())
 
 
@@ -170,9 +170,9 @@ def test_changed_images_are_refused(change: str, tmp_path: Path):
     before = weights(mixnn.Run.open(path))
     for again in (other, Pictures(other)):
         with pytest.raises(UserError, match="give the same images in the same order"):
-            mixnn.pretrain(again, resume=path, epochs=2, reporter=QUIET)
+            mixnn.pretrain(again, resume=path, epochs=2, verbose=QUIET)
         with pytest.raises(UserError, match="give the same images in the same order"):
-            mixnn.diagnose(path, source=again, reporter=QUIET)
+            mixnn.diagnose(path, source=again, verbose=QUIET)
     assert all(torch.equal(t, before[name]) for name, t in weights(mixnn.Run.open(path)).items())
 
 
@@ -180,10 +180,10 @@ def test_other_labels_are_refused_only_by_a_method_that_trains_with_them(tmp_pat
     settings = TINY | {"epochs": 1, "options": {}, "method": "supervised"}
     path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "run", **settings).path
     with pytest.raises(UserError, match=r"supervised trains with labels, and those of images-.* have changed"):
-        mixnn.pretrain(IMAGES, labels=NAMES[::-1], resume=path, epochs=2, reporter=QUIET)
-    assert mixnn.pretrain(IMAGES, labels=NAMES, resume=path, epochs=2, reporter=QUIET).metrics()[-1]["epoch"] == 2
+        mixnn.pretrain(IMAGES, labels=NAMES[::-1], resume=path, epochs=2, verbose=QUIET)
+    assert mixnn.pretrain(IMAGES, labels=NAMES, resume=path, epochs=2, verbose=QUIET).metrics()[-1]["epoch"] == 2
     path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "mnn", **TINY | {"epochs": 1}).path
-    assert mixnn.pretrain(IMAGES, resume=path, epochs=2, reporter=QUIET).metrics()[-1]["epoch"] == 2
+    assert mixnn.pretrain(IMAGES, resume=path, epochs=2, verbose=QUIET).metrics()[-1]["epoch"] == 2
 
 
 def test_files_that_changed_are_refused(tmp_path: Path):
@@ -191,13 +191,13 @@ def test_files_that_changed_are_refused(tmp_path: Path):
     path = mixnn.pretrain(data, out=tmp_path / "run", **TINY | {"epochs": 1}).path
     Image.fromarray(IMAGES[0] ^ 1).save(data[0])
     with pytest.raises(UserError, match="not the images that the run was trained on"):
-        mixnn.pretrain(data, resume=path, epochs=2, reporter=QUIET)
+        mixnn.pretrain(data, resume=path, epochs=2, verbose=QUIET)
 
 
 def test_a_run_on_a_folder_does_not_resume_with_images_in_memory(tmp_path: Path):
     path = mixnn.pretrain(to_folder(IMAGES, tmp_path / "x"), out=tmp_path / "run", **TINY | {"epochs": 1}).path
     with pytest.raises(UserError, match="was trained on the folder"):
-        mixnn.pretrain(IMAGES, resume=path, epochs=2, reporter=QUIET)
+        mixnn.pretrain(IMAGES, resume=path, epochs=2, verbose=QUIET)
 
 
 # Labels and test images
@@ -260,7 +260,7 @@ def parts(test=IMAGES, wrong: bool = False) -> dict[str, Pictures]:
 
 def test_evaluate_uses_the_test_part(tmp_path: Path):
     run = mixnn.pretrain(parts(), out=tmp_path / "run", **TINY)
-    about = {"protocol": "knn", "reporter": QUIET}
+    about = {"protocol": "knn", "verbose": QUIET}
     here = mixnn.evaluate(run, **about)["knn"]
     assert here["protocol"]["test_images"] == 24
     again = mixnn.evaluate(run.path, source=parts(), **about)["knn"]
@@ -277,14 +277,14 @@ def test_a_share_of_labelled_images_is_held_out(tmp_path: Path):
     test, train = (run.dataset().load(split, 12) for split in ("test", "pretrain"))
     assert (len(test), len(train)) == (6, 18)
     assert not {*test.names} & {*train.names}
-    found = mixnn.evaluate(run.path, source=Pictures(labels=NAMES), protocol="knn", reporter=QUIET)
+    found = mixnn.evaluate(run.path, source=Pictures(labels=NAMES), protocol="knn", verbose=QUIET)
     assert found["knn"]["protocol"]["test_images"] == 6
 
 
 def test_a_list_of_files_in_class_folders_is_held_out_and_evaluated_again(tmp_path: Path):
     data = sorted(to_folder(IMAGES, tmp_path / "x", NUMBERS, CLASSES).rglob("*.png"))
     run = mixnn.pretrain(data, labels="folders", holdout=0.25, out=tmp_path / "run", **TINY)
-    found = mixnn.evaluate(run.path, source=data, protocol="knn", reporter=QUIET)["knn"]["protocol"]
+    found = mixnn.evaluate(run.path, source=data, protocol="knn", verbose=QUIET)["knn"]["protocol"]
     assert (found["train_images"], found["test_images"]) == (18, 6)
     with pytest.raises(UserError, match="holdout needs labels"):
         open_dataset(data, holdout=0.25)
@@ -300,41 +300,39 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> mixnn.Run:
 
 @pytest.mark.parametrize("form", ["(M, H, W, 3)", "ImageSet", "Hugging Face Dataset", "list of PIL images"])
 def test_embed_takes_every_form(form: str, run: mixnn.Run, tmp_path: Path):
-    vectors = mixnn.embed(run.path, FORMS[form](tmp_path / "x"), device="cpu", reporter=QUIET)
-    same = mixnn.embed(run.path, to_folder(IMAGES, tmp_path / "y"), device="cpu", reporter=QUIET)
+    vectors = mixnn.embed(run.path, FORMS[form](tmp_path / "x"), device="cpu", verbose=QUIET)
+    same = mixnn.embed(run.path, to_folder(IMAGES, tmp_path / "y"), device="cpu", verbose=QUIET)
     assert vectors.names == [str(i) for i in range(24)]
     np.testing.assert_allclose(vectors.vectors, same.vectors, atol=1e-5)
 
 
 def test_vectors_of_other_images_in_memory_are_not_taken_from_the_cache(run: mixnn.Run):
     for other in (IMAGES[::-1], [Image.fromarray(image) for image in IMAGES[::-1]]):
-        first = mixnn.embed(run, IMAGES, device="cpu", reporter=QUIET).vectors
-        np.testing.assert_allclose(
-            mixnn.embed(run, other, device="cpu", reporter=QUIET).vectors, first[::-1], atol=1e-5
-        )
+        first = mixnn.embed(run, IMAGES, device="cpu", verbose=QUIET).vectors
+        np.testing.assert_allclose(mixnn.embed(run, other, device="cpu", verbose=QUIET).vectors, first[::-1], atol=1e-5)
 
 
 def test_the_run_that_pretrain_returns_knows_its_images_and_its_folder_does_not(run: mixnn.Run, capsys):
-    assert len(mixnn.search(run, outliers=True, topk=3, device="cpu", reporter=QUIET)["outliers"]) == 3
+    assert len(mixnn.search(run, outliers=True, topk=3, device="cpu", verbose=QUIET)["outliers"]) == 3
     capsys.readouterr()
     with pytest.raises(UserError, match=r"images-[0-9a-f]{8}, images in memory that a run folder does not store"):
-        mixnn.search(run.path, outliers=True, reporter=QUIET)
+        mixnn.search(run.path, outliers=True, verbose=QUIET)
 
 
 def test_search_and_explore_take_images_in_memory(run: mixnn.Run, tmp_path: Path, capsys):
     data = rows(np.concatenate([IMAGES, IMAGES[:1]]), [*NUMBERS, 0])
-    (found,) = mixnn.search(run.path, "0", source=data, topk=1, device="cpu", reporter=QUIET)["queries"]
+    (found,) = mixnn.search(run.path, "0", source=data, topk=1, device="cpu", verbose=QUIET)["queries"]
     capsys.readouterr()
     assert found["nearest"][0]["file"] == "24"
     for query in (IMAGES[:2], [Image.fromarray(image) for image in IMAGES[:2]], Image.fromarray(IMAGES[0])):
         out = tmp_path / "nearest.html"
-        about = {"device": "cpu", "reporter": QUIET, "output": "html", "out": out, "overwrite": True}
+        about = {"device": "cpu", "verbose": QUIET, "output": "html", "out": out, "overwrite": True}
         first, *others = mixnn.search(run.path, query, source=data, topk=2, **about)["queries"]
         assert {row["file"] for row in first["nearest"]} == {"0", "24"}
         assert [other["nearest"][0]["file"] for other in others] == ["1"] * len(others)
         assert "cannot be read" not in out.read_text()
     capsys.readouterr()
-    page = mixnn.explore(run.path, rows(), out=tmp_path / "map.html", layout="pca", device="cpu", reporter=QUIET)
+    page = mixnn.explore(run.path, rows(), out=tmp_path / "map.html", layout="pca", device="cpu", verbose=QUIET)
     assert "cat" in page.read_text()
 
 
@@ -366,7 +364,7 @@ def test_classify_takes_labels_and_images_in_memory_and_predicts(form: str, run:
         "data": "data",
     }[form]
     source = Pictures(images, labels=[*truth[:12], *[""] * 18]) if form == "data" else images
-    where = {"out": tmp_path / "out", "device": "cpu", "reporter": QUIET}
+    where = {"out": tmp_path / "out", "device": "cpu", "verbose": QUIET}
     found = mixnn.classify(run.path, labels, source=source, **where)
     assert found["labelled"] == 12
     assert found.classes == ("bright", "dark")
@@ -385,9 +383,9 @@ def test_labels_of_images_that_are_not_there_are_refused(run: mixnn.Run):
         ("data", "comes without labels"),
     ):
         with pytest.raises(UserError, match=says):
-            mixnn.classify(run.path, labels, source=IMAGES, device="cpu", reporter=QUIET)
+            mixnn.classify(run.path, labels, source=IMAGES, device="cpu", verbose=QUIET)
     with pytest.raises(UserError, match="no labels were given"):
-        mixnn.classify(run, suggest=2, device="cpu", reporter=QUIET).predict(IMAGES)
+        mixnn.classify(run, suggest=2, device="cpu", verbose=QUIET).predict(IMAGES)
 
 
 # What is refused, and what is left out

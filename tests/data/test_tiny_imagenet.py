@@ -60,7 +60,9 @@ def test_the_images_are_in_memory_and_may_be_written_to(folder: Path):
 
 def test_a_missing_image_and_a_broken_one_are_named(folder: Path):
     (folder / "train" / "n02" / "images" / "n02_1.JPEG").unlink()
-    with pytest.raises(UserError, match=r"1 train images of class n02, expected 2(.|\n)*mixnn data get tiny-imagenet"):
+    with pytest.raises(
+        UserError, match=r"1 train images of class n02, expected 2(.|\n)*mixnn\.data\.get\('tiny-imagenet'\)"
+    ):
         tiny_imagenet.read(folder, "train", **COUNTS)
     (folder / "val" / "images" / "val_1.JPEG").write_bytes(b"no image")
     with pytest.raises(UserError, match=r"val_1.JPEG is damaged"):

@@ -68,6 +68,6 @@ def test_a_run_on_arrays(tmp_path: Path):
     }
     options = {"topk": np.int64(3), "lam": np.float32(0.5), "hidden": 16, "dim": 8, "support_size": 16}
     quiet = Reporter(quiet=True)
-    run = mixnn.pretrain(folder, out=tmp_path / "run", options=options, lr=np.float64(0.1), reporter=quiet, **small)
+    run = mixnn.pretrain(folder, out=tmp_path / "run", options=options, lr=np.float64(0.1), verbose=quiet, **small)
     assert (run.config.options["topk"], run.config.options["lam"], run.config.lr) == (3, 0.5, 0.1)
     assert "purity_3" in run.metrics()[-1]

@@ -24,7 +24,7 @@ from mixnn.progress import Reporter
 from mixnn.runs import Run
 
 EVALUATE = sys.modules[announce.__module__]
-QUIET = {"reporter": Reporter(quiet=True)}
+QUIET = {"verbose": Reporter(quiet=True)}
 SMALL = {"limit": 200, "protocol": "knn", **QUIET}
 
 
@@ -187,17 +187,24 @@ def test_a_file_of_weights_is_built_and_sees_images_that_suit_its_first_layer(tm
 
 @pytest.fixture
 def fake_timm(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """timm with one model, which has what timm's models have: num_features and the images they expect."""
+    """timm with one model, made for one size of images as its transformers are, and what timm says about its weights.
+
+    The weights "tiny.silent" come without a size.
+    """
     asked, module = [], types.ModuleType("timm")
 
-    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
-        asked.append((name, pretrained, num_classes))
-        model = nn.Flatten()
-        model.num_features = 3 * 12 * 12
-        model.pretrained_cfg = {"input_size": (3, 12, 12), "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    def create_model(name: str, pretrained: bool, num_classes: int, img_size: int) -> nn.Module:
+        asked.append((name, pretrained, num_classes, img_size))
+        model = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(3 * (img_size // 4) ** 2, 8))
+        model.num_features = 8
+        size = {} if name == "tiny.silent" else {"input_size": (3, 12, 12)}
+        model.pretrained_cfg = size | {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
         return model
 
-    module.create_model = create_model
+    def get_pretrained_cfg(name: str) -> types.SimpleNamespace | None:
+        return None if name == "tiny.silent" else types.SimpleNamespace(input_size=(3, 12, 12))
+
+    module.create_model, module.get_pretrained_cfg = create_model, get_pretrained_cfg
     monkeypatch.setitem(sys.modules, "timm", module)
     return asked
 
@@ -206,7 +213,7 @@ def test_a_timm_name_comes_with_its_weights_size_and_normalization(fake_timm: li
     file = tmp_path / "results.json"
     words = ["evaluate", "timm:tiny", "--data", "digits", "--limit", "200", "--protocol", "knn", "--save", str(file)]
     assert main(words) == 0
-    assert fake_timm == [("tiny", True, 0)]
+    assert fake_timm == [("tiny", True, 0, 12)]
     out = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert out.startswith(f"kNN     {found['knn']['weighted']:.2f}")
@@ -214,6 +221,14 @@ def test_a_timm_name_comes_with_its_weights_size_and_normalization(fake_timm: li
     assert (protocol["encoder"], protocol["image_size"]) == ("timm:tiny", 12)
     assert (protocol["mean"], protocol["std"]) == ([0.5] * 3, [0.25] * 3)
     assert "torch" in found["evaluated_with"]
+
+
+@pytest.mark.parametrize("name, asked, size", [("tiny", 0, 12), ("tiny", 20, 20), ("tiny.silent", 0, 224)])
+def test_a_timm_model_is_made_for_the_images_it_gets(fake_timm: list[tuple], name: str, asked: int, size: int):
+    about = {"protocol": "knn", "limit": 40, **QUIET}
+    found = mixnn.evaluate(f"timm:{name}", "digits", image_size=asked, **about)["knn"]["protocol"]
+    assert found["image_size"] == size
+    assert fake_timm == [(name, True, 0, size)]
 
 
 def test_imagenet_weights_see_images_of_224_pixels_as_they_were_trained(capsys):

@@ -214,7 +214,7 @@ OPTIONS = {"support_size": 64, "hidden": 16, "dim": 8}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("evaluated") / "run"
-    return mixnn.pretrain("digits", options=OPTIONS, epochs=1, out=out, reporter=QUIET, **SETTINGS)
+    return mixnn.pretrain("digits", options=OPTIONS, epochs=1, out=out, verbose=QUIET, **SETTINGS)
 
 
 def test_what_is_evaluated_is_the_students_backbone_of_the_last_checkpoint(run: Run):
@@ -228,7 +228,7 @@ def test_what_is_evaluated_is_the_students_backbone_of_the_last_checkpoint(run: 
 
 
 def test_results_are_written_with_the_protocols_that_made_them(run: Run):
-    results = mixnn.evaluate(run, epochs=5, seed=7, reporter=QUIET)
+    results = mixnn.evaluate(run, epochs=5, seed=7, verbose=QUIET)
     assert json.loads((run.path / "results.json").read_text()).items() >= json.loads(json.dumps(results)).items()
     common = {"checkpoint_step": 2, "train_images": 64, "test_images": results["knn"]["protocol"]["test_images"]}
     knn, probe = results["knn"], results["linear"]
@@ -251,7 +251,7 @@ def test_results_are_written_with_the_protocols_that_made_them(run: Run):
 def test_an_unfinished_run_is_said_to_be_and_its_protocol_has_the_epochs_that_were_trained(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    mixnn.evaluate(run, protocol="knn", reporter=QUIET)
+    mixnn.evaluate(run, protocol="knn", verbose=QUIET)
     assert run.results()["knn"]["protocol"]["trained_epochs"] == 1
     assert "unfinished" not in capsys.readouterr().err
     shutil.copytree(run.path, tmp_path / "stopped")
@@ -260,32 +260,32 @@ def test_an_unfinished_run_is_said_to_be_and_its_protocol_has_the_epochs_that_we
     tensors, state = run.load_checkpoint(pytest.fail)
     stopped = replace(stopped, config=replace(run.config, epochs=60))
     stopped.save_checkpoint(83, tensors, state | {"step": 83})  # two steps an epoch
-    results = mixnn.evaluate(stopped, protocol="knn", reporter=QUIET)
+    results = mixnn.evaluate(stopped, protocol="knn", verbose=QUIET)
     assert results["knn"]["protocol"]["trained_epochs"] == 41
     assert "is unfinished: evaluated after 41 of 60 epochs" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_the_k_of_the_protocol_is_the_k_that_voted(run: Run):
-    results = mixnn.evaluate(run, protocol="knn", reporter=QUIET)
+    results = mixnn.evaluate(run, protocol="knn", verbose=QUIET)
     assert results["knn"]["protocol"]["k"] == 3, "half of a class, of 64 images in ten classes"
 
 
 def test_one_protocol_leaves_the_results_of_the_other(run: Run):
-    mixnn.evaluate(run, protocol="linear", epochs=2, reporter=QUIET)
+    mixnn.evaluate(run, protocol="linear", epochs=2, verbose=QUIET)
     before = run.results()["linear"]
-    mixnn.evaluate(run, protocol="knn", reporter=QUIET)
+    mixnn.evaluate(run, protocol="knn", verbose=QUIET)
     assert run.results()["linear"] == before
 
 
 def test_a_probe_of_one_epoch_runs_at_the_full_rate(run: Run, recorders: list[Recorder]):
-    mixnn.evaluate(run, protocol="linear", epochs=1, reporter=QUIET)
+    mixnn.evaluate(run, protocol="linear", epochs=1, verbose=QUIET)
     assert {lr for _, _, lr in recorders[0].steps} == {30.0}
 
 
 def test_evaluation_leaves_run_and_checkpoints_alone(run: Run):
     files = [path for path in run.path.rglob("*") if path.is_file() and path.name != "results.json"]
     before = {path: path.read_bytes() for path in files}
-    mixnn.evaluate(run, epochs=1, reporter=QUIET)
+    mixnn.evaluate(run, epochs=1, verbose=QUIET)
     assert {path: path.read_bytes() for path in files} == before
 
 
@@ -336,14 +336,14 @@ def test_without_labels_there_is_nothing_to_evaluate_against(run: Run, tmp_path:
     unlabelled = Run(run.path, replace(run.config, data=str(tmp_path)))
     before = (run.path / "results.json").read_bytes()
     with pytest.raises(UserError, match="has no labels"):
-        mixnn.evaluate(unlabelled, reporter=QUIET)
+        mixnn.evaluate(unlabelled, verbose=QUIET)
     assert (run.path / "results.json").read_bytes() == before
 
 
 def test_the_probe_crops_to_the_size_that_training_used(run: Run, monkeypatch: pytest.MonkeyPatch):
     sizes = []
     monkeypatch.setattr(MODULE, "View", lambda size, **settings: sizes.append(size) or View(size, **settings))
-    results = mixnn.evaluate(run, protocol="linear", epochs=1, reporter=QUIET)
+    results = mixnn.evaluate(run, protocol="linear", epochs=1, verbose=QUIET)
     assert sizes == [run.config.image_size] == [results["linear"]["protocol"]["crop_size"]]
 
 

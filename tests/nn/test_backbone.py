@@ -121,10 +121,10 @@ def test_a_transformer_of_timms_is_made_for_the_images_size_and_trains(tmp_path,
         decayed="weights",
         lr=0.01,
         out=tmp_path / "run",
-        reporter=QUIET,
+        verbose=QUIET,
         **SMALL,
     )
-    file = mixnn.export(run, reporter=QUIET)
+    file = mixnn.export(run, verbose=QUIET)
     images = np.full((2, 3, 8, 8), 9, np.uint8)
     assert torch.equal(mixnn.load(file)(images), mixnn.load(run)(images))
 
@@ -132,7 +132,7 @@ def test_a_transformer_of_timms_is_made_for_the_images_size_and_trains(tmp_path,
 def test_a_small_transformer_of_timms_own_trains(tmp_path):
     pytest.importorskip("timm", exc_type=Exception)
     name, own = "timm:vit_tiny_patch16_224", {"image_size": 32, "optimizer": "adamw", "lr": 0.01}
-    run = mixnn.pretrain("digits", backbone=name, out=tmp_path / "run", reporter=QUIET, **own, **SMALL)
+    run = mixnn.pretrain("digits", backbone=name, out=tmp_path / "run", verbose=QUIET, **own, **SMALL)
     assert mixnn.load(run)(np.zeros((2, 3, 32, 32), np.uint8)).shape == (2, 192)
 
 
@@ -212,8 +212,8 @@ def test_an_unknown_name_is_refused():
 def test_a_network_of_ones_own_is_trained_evaluated_and_loaded(tmp_path, monkeypatch):
     monkeypatch.setitem(BACKBONES, "mine", lambda *_: Own(nn.BatchNorm2d))
     small = {"epochs": 1, "warmup_epochs": 0, "limit": 64, "batch_size": 32, "knn_every": 0, "bn_groups": 2}
-    run = mixnn.pretrain("digits", backbone="mine", out=tmp_path / "run", reporter=QUIET, **small)
-    assert mixnn.evaluate(run, protocol="knn", reporter=QUIET)["knn"]["weighted"] > 0
+    run = mixnn.pretrain("digits", backbone="mine", out=tmp_path / "run", verbose=QUIET, **small)
+    assert mixnn.evaluate(run, protocol="knn", verbose=QUIET)["knn"]["weighted"] > 0
     backbone = load_backbone(run)[0]
     assert isinstance(backbone.net[1], SplitBatchNorm)
     assert backbone.net[1].groups == 2

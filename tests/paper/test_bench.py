@@ -13,7 +13,7 @@ from mixnn.paper import bench as benchmark
 from mixnn.paper.baseline import time_baseline
 from mixnn.progress import Reporter
 
-TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "reporter": Reporter(quiet=True)}
+TINY = {"image_size": 8, "batch_size": 16, "steps": 1, "device": "cpu", "verbose": Reporter(quiet=True)}
 OPTIONS = {"support_size": 32, "hidden": 16, "dim": 8}
 
 
@@ -27,6 +27,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch):
 
 def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     result = mixnn.bench(options=OPTIONS, save=tmp_path / "bench.json", **TINY)
+    assert capsys.readouterr().out == ""
+    benchmark.show_bench(result)
     assert json.loads((tmp_path / "bench.json").read_text()) == result
     assert result["mode"] == "eager"
     assert result["times_faster"] == pytest.approx(
@@ -72,7 +74,9 @@ def test_twice_the_batch_is_timed_only_where_it_fits():
 
 
 def test_all_methods_are_compared_with_the_cost_of_their_passes_at_mnns_rate(capsys: pytest.CaptureFixture[str]):
-    result = mixnn.bench("all", **TINY)["methods"]
+    found = mixnn.bench("all", **TINY)
+    result = found["methods"]
+    benchmark.show_bench(found)
     assert list(result) == [*mixnn.methods.METHODS, "ressl, batch 32", "supervised, batch 32"]
     assert [row["batch_size"] for row in result.values()] == [16] * len(mixnn.methods.METHODS) + [32, 32]
     assert result["ressl, batch 32"]["passes"] == result["ressl"]["passes"] == [1, 1]

@@ -87,7 +87,7 @@ def test_a_row_that_the_paper_lacks_is_compared_with_the_authors_own_number():
     fixed = {m: [tables.published(row, "fixed", m, data) for data in tables.PAPER_DATASETS] for m in tables.PROTOCOLS}
     assert fixed == {"linear": [89.97, 63.82, None, 46.38], "knn": [88.89, 57.48, None, 37.14]}
     epochs20 = HERE / "results" / "epochs20"
-    found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, reporter=QUIET)
+    found = mixnn.reproduce("main", rows="ressl", results=epochs20, run=False, epochs=20, verbose=QUIET)
     knn = found["main"][0]["knn"]
     assert (knn["paper"], knn["fixed"], knn["ours"]) == (None, 88.89, 57.52)
     assert knn["difference"] == pytest.approx(57.52 - 88.89)
@@ -151,13 +151,13 @@ def test_a_file_without_tables_is_answered_with_what_is_wrong(tmp_path, text, sa
         mixnn.reproduce("mine", tables=tmp_path / "my.yaml", run=False)
 
 
-def test_runs_made_by_another_version_of_the_methods_file_are_warned_of(results, capsys):
+def test_runs_made_by_another_version_of_the_methods_file_are_warned_of(results):
     for name, code in (("mnn0", "other"), ("msf", methods.digest("msf"))):
         made = json.loads((results / f"{name}.json").read_text())
         (results / f"{name}.json").write_text(json.dumps(made | {"environment": {"method_code": code}}))
-    mixnn.reproduce("main", results=results, run=False)
-    (said,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"mnn's file has changed since these runs: cifar10-mnn-\w+-seed0; remove their JSON", said)
+    says = r"mnn's file has changed since these runs: cifar10-mnn-\w+-seed0; remove their JSON"
+    with pytest.warns(mixnn.MixnnWarning, match=says):
+        mixnn.reproduce("main", results=results, run=False)
 
 
 def test_the_pages_miniature_is_that_of_the_committed_runs():
@@ -407,7 +407,7 @@ def results(tmp_path):
 
 
 def test_cells_have_the_published_number_ours_and_the_difference(results):
-    found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, output="json", reporter=QUIET)
+    found = mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, output="json", verbose=QUIET)
     rows = {row["name"]: row for row in found["main"]}
     assert rows["MNN"]["linear"] == {
         "paper": 91.47, "fixed": None, "ours": 91.5, "std": pytest.approx(0.5**0.5, abs=1e-4), "n": 2,
@@ -422,7 +422,7 @@ def test_cells_have_the_published_number_ours_and_the_difference(results):
 
 @pytest.mark.parametrize("form", rendering.FORMATS)
 def test_a_table_is_printed_in_each_form(results, form, capsys):
-    mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, output=form, reporter=QUIET)
+    mixnn.reproduce("main", seeds=(0, 1), results=results, run=False, output=form, verbose=QUIET).show()
     out = capsys.readouterr().out
     assert all(row.name in out for row in TABLES["main"].rows)
     assert all(number in out for number in ("91.47", "89.6"))
@@ -440,7 +440,7 @@ def test_a_table_is_printed_in_each_form(results, form, capsys):
 
 def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
     def printed(**words):
-        mixnn.reproduce("main", results=results, run=False, reporter=QUIET, **words)
+        mixnn.reproduce("main", results=results, run=False, verbose=QUIET, **words).show()
         return capsys.readouterr().out
 
     out = printed(seeds=(0, 1))
@@ -450,7 +450,7 @@ def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
 
 
 def test_all_tables_are_one_json_document(results, capsys):
-    mixnn.reproduce("all", results=results, run=False, output="json", reporter=QUIET)
+    mixnn.reproduce("all", results=results, run=False, output="json", verbose=QUIET).show()
     assert [table["table"] for table in json.loads(capsys.readouterr().out)] == list(TABLES)
 
 
@@ -465,23 +465,23 @@ def test_all_tables_are_one_json_document(results, capsys):
 def test_a_damaged_result_is_named(results, content, says):
     (results / "odd.json").write_text(json.dumps(content))
     with pytest.raises(mixnn.UserError, match=f"odd.json is damaged \\({says}"):
-        mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+        mixnn.reproduce("main", results=results, run=False, verbose=QUIET)
 
 
 @pytest.mark.parametrize(
     "content", [3, [], {"config": 3}, {"config": {"options": {}, "method": "new"}, "results": {1: 2}}]
 )
 def test_files_that_are_not_results_are_ignored(results, content, capsys):
-    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    mixnn.reproduce("main", results=results, run=False, verbose=QUIET).show()
     want = capsys.readouterr().out
     (results / "odd.json").write_text(json.dumps(content))
-    mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+    mixnn.reproduce("main", results=results, run=False, verbose=QUIET).show()
     assert capsys.readouterr().out == want
 
 
 @pytest.mark.parametrize("verb", ["reproduce main --no-run", "figures main"])
 @pytest.mark.parametrize(
-    "word", ["data=digits", "results=x", "reporter=x", "seed=3", "method=msf", "options=x", "topk=2"]
+    "word", ["data=digits", "results=x", "verbose=x", "seed=3", "method=msf", "options=x", "topk=2"]
 )
 def test_a_word_of_the_verbs_own_is_no_setting_of_its_runs(verb, word, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -496,13 +496,13 @@ def test_the_time_left_is_not_estimated_from_another_devices_pace(tmp_path, monk
     heard = Reporter()
     monkeypatch.setattr(heard, "info", said.append)
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs", "data": "digits", "protocol": "knn"}
-    mixnn.reproduce("mine", rows="one", **where, reporter=QUIET, **SMALL)
+    mixnn.reproduce("mine", rows="one", **where, verbose=QUIET, **SMALL)
     (path,) = (tmp_path / "results").glob("*.json")
     made = json.loads(path.read_text())
     for device, estimated in (("a faster one", False), (made["environment"]["device"], True)):
         path.write_text(json.dumps(made | {"environment": made["environment"] | {"device": device}}))
         said.clear()
-        mixnn.reproduce("mine", **where, reporter=heard, **SMALL)
+        mixnn.reproduce("mine", **where, verbose=heard, **SMALL)
         assert (", about " in next(text for text in said if text.startswith("[1/1]"))) == estimated
         next((tmp_path / "results").glob("*simclr*")).unlink()
         shutil.rmtree(next((tmp_path / "runs").glob("*simclr*")))
@@ -512,7 +512,7 @@ def test_the_pace_of_another_device_is_named_as_such(results, capsys):
     made = summary("mnn", {}, 7, 91.0, 89.0) | {"environment": {"device": "a faster one"}}
     made["metrics"][0]["seconds"] = 300.0
     (results / "fast.json").write_text(json.dumps(made))
-    mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
+    mixnn.reproduce("main", results=results, dry_run=True, verbose=QUIET).show()
     assert "on a faster one at the pace of the fastest run in" in " ".join(capsys.readouterr().out.split())
     config = configure("cifar10", {}, {"device": "cpu"})
     here = reproduction.device_name(torch.device("cpu"))
@@ -524,7 +524,7 @@ def test_the_pace_of_another_device_is_named_as_such(results, capsys):
 
 def test_empty_columns_are_left_out(results, capsys):
     def header(table):
-        mixnn.reproduce(table, results=results, run=False, output="markdown", reporter=QUIET)
+        mixnn.reproduce(table, results=results, run=False, output="markdown", verbose=QUIET).show()
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "linear: ours" in line)
         return [word.strip() for word in line.strip("|").split("|")][1:]
 
@@ -536,7 +536,7 @@ def test_empty_columns_are_left_out(results, capsys):
 
 def test_notes_on_rows_are_below_the_table_if_they_apply(results, capsys):
     def below(table, form, data="cifar10"):
-        mixnn.reproduce(table, data=data, results=results, run=False, output=form, reporter=QUIET)
+        mixnn.reproduce(table, data=data, results=results, run=False, output=form, verbose=QUIET).show()
         return [line for line in capsys.readouterr().out.splitlines() if ": " in line and "linear: " not in line]
 
     copied = "SimCLR; BYOL: linear copied from ReSSL's paper, kNN the authors' own."
@@ -553,7 +553,7 @@ def test_notes_on_rows_are_below_the_table_if_they_apply(results, capsys):
 
 
 def test_a_dry_run_shows_what_is_there_what_is_not_and_how_long(results, capsys):
-    mixnn.reproduce("main", results=results, dry_run=True, reporter=QUIET)
+    mixnn.reproduce("main", results=results, dry_run=True, verbose=QUIET).show()
     out = capsys.readouterr().out
     assert "10 of 12 runs to do, about" in out
     there = [line.split()[0] for line in out.splitlines() if line.rstrip().endswith("there")]
@@ -590,11 +590,11 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         ),
     ):
         with pytest.raises(mixnn.UserError, match=re.escape(says)):
-            mixnn.reproduce(**words, results=results, runs=tmp_path / "runs", reporter=QUIET)
+            mixnn.reproduce(**words, results=results, runs=tmp_path / "runs", verbose=QUIET)
     assert sorted(tmp_path.rglob("*")) == before
     (results / "broken.json").write_text("{")
     with pytest.raises(mixnn.UserError, match=r"broken\.json is damaged"):
-        mixnn.reproduce("main", results=results, run=False, reporter=QUIET)
+        mixnn.reproduce("main", results=results, run=False, verbose=QUIET)
 
 
 def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once(tmp_path, monkeypatch, capsys):
@@ -646,26 +646,26 @@ def test_advice_about_a_runs_settings_can_be_typed(tmp_path, capsys):
 
 
 def test_one_row_and_one_seed_may_stand_alone(results):
-    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, output="json", reporter=QUIET)
+    found = mixnn.reproduce("main", rows="mnn", seeds=1, results=results, run=False, output="json", verbose=QUIET)
     (row,) = found["main"]
     assert (row["name"], row["linear"]["ours"]) == ("MNN", 92.0)
 
 
 def test_rows_that_need_labels_are_left_out_where_training_images_have_none(results, capsys):
-    mixnn.reproduce("selection", data="stl10", results=results, dry_run=True, reporter=QUIET)
+    mixnn.reproduce("selection", data="stl10", results=results, dry_run=True, verbose=QUIET).show()
     out, err = capsys.readouterr()
     assert "select=random" in out
     assert "select=labels" not in out
     assert "supervised" in out  # has labelled images of its own
     assert "left out, because training needs labels that stl10's images lack: MNN (labels)" in err
-    mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, reporter=QUIET)
+    mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, verbose=QUIET).show()
     assert "select=labels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", rendering.FORMATS)
 def test_the_title_says_in_what_our_runs_differ_from_the_recipe(tmp_path, form, capsys):
     def title(**settings):
-        mixnn.reproduce("main", results=tmp_path, run=False, output=form, reporter=QUIET, **settings)
+        mixnn.reproduce("main", results=tmp_path, run=False, output=form, verbose=QUIET, **settings).show()
         return capsys.readouterr().out
 
     assert "(ours with epochs=20 instead of 200)" in title(epochs="20")
@@ -678,7 +678,8 @@ def test_the_title_says_in_what_our_runs_differ_from_the_recipe(tmp_path, form, 
 
 def plan_of(folder, capsys, **wanted):
     """State and name of each run in the plan of MNN."""
-    mixnn.reproduce("main", rows="MNN", results=folder, runs=folder / "runs", dry_run=True, reporter=QUIET, **wanted)
+    where = {"results": folder, "runs": folder / "runs"}
+    mixnn.reproduce("main", rows="MNN", **where, dry_run=True, verbose=QUIET, **wanted).show()
     return capsys.readouterr().out
 
 
@@ -686,7 +687,7 @@ def test_an_unfinished_run_is_not_there(tmp_path, capsys):
     made = summary("mnn", {}, 0, 91.0, 89.0)
     made["metrics"][-1]["epoch"] = 41
     (tmp_path / "mnn.json").write_text(json.dumps(made))
-    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, output="json", reporter=QUIET)
+    found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, output="json", verbose=QUIET)
     assert found["main"][0]["knn"]["ours"] is None
     capsys.readouterr()
     assert "1 of 1 run to do" in plan_of(tmp_path, capsys)
@@ -707,9 +708,7 @@ def test_a_number_of_an_earlier_step_or_another_probe_is_not_ours(tmp_path, caps
     (tmp_path / "mnn.json").write_text(json.dumps(made))
 
     def ours(**wanted):
-        found = mixnn.reproduce(
-            "main", rows="MNN", results=tmp_path, run=False, output="json", reporter=QUIET, **wanted
-        )
+        found = mixnn.reproduce("main", rows="MNN", results=tmp_path, run=False, output="json", verbose=QUIET, **wanted)
         capsys.readouterr()
         return [found["main"][0][metric]["ours"] for metric in tables.PROTOCOLS]
 
@@ -784,28 +783,27 @@ def test_broken_off_and_taken_up_it_ends_with_the_same_table(tmp_path, monkeypat
 def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     rows = (Row("broken", "mnn", {"topk": 3}), Row("sound", "byol"))
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", rows))
-    real = reproduction.pretrain
+    real = reproduction.start_pretrain
 
-    def pretrain(*args, **settings):
-        if settings.get("method") == "mnn":
+    def pretrain(*args, **given):
+        if given["settings"].get("method") == "mnn":
             raise RuntimeError("out of memory\nand more")
-        return real(*args, **settings)
+        return real(*args, **given)
 
-    monkeypatch.setattr(reproduction, "pretrain", pretrain)
+    monkeypatch.setattr(reproduction, "start_pretrain", pretrain)
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(mixnn.UserError, match="1 of 2 runs failed") as error:
-        mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
+        mixnn.reproduce("mine", data="digits", **where, protocol="knn", verbose=QUIET, **SMALL)
     assert "out of memory" in str(error.value)
     assert "and more" not in str(error.value)
     assert len(list((tmp_path / "results").glob("*.json"))) == 1
-    out, err = capsys.readouterr()
-    assert "sound" in out
+    err = capsys.readouterr().err
     (file,) = (tmp_path / "runs").glob("*-mnn-*.error.txt")
     assert f"{file} has the traceback" in err
     assert "in pretrain\n" in file.read_text()
     assert "RuntimeError: out of memory\nand more" in file.read_text()
-    monkeypatch.setattr(reproduction, "pretrain", real)
-    mixnn.reproduce("mine", data="digits", **where, protocol="knn", reporter=QUIET, **SMALL)
+    monkeypatch.setattr(reproduction, "start_pretrain", real)
+    mixnn.reproduce("mine", data="digits", **where, protocol="knn", verbose=QUIET, **SMALL)
     assert not file.exists()
 
 
@@ -813,7 +811,7 @@ def test_a_users_mistake_leaves_no_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("broken", "mnn", {"support_size": 16}),)))
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(mixnn.UserError, match="support_size=16 is smaller than batch_size=32"):
-        mixnn.reproduce("mine", data="digits", **where, reporter=QUIET, **SMALL)
+        mixnn.reproduce("mine", data="digits", **where, verbose=QUIET, **SMALL)
     assert "traceback" not in capsys.readouterr().err
     assert not list((tmp_path / "runs").glob("*.error.txt"))
 
@@ -822,11 +820,11 @@ def test_a_users_mistake_leaves_no_traceback(tmp_path, monkeypatch, capsys):
 def diary(monkeypatch):
     """What was trained and evaluated, with the settings that say where."""
     calls: list[tuple[str, dict]] = []
-    for name in ("pretrain", "evaluate"):
+    for name in ("start_pretrain", "evaluate"):
         real = getattr(reproduction, name)
 
         def noted(*args, name=name, real=real, **settings):
-            calls.append((name, settings))
+            calls.append((name, settings | settings.get("settings", {})))
             return real(*args, **settings)
 
         monkeypatch.setattr(reproduction, name, noted)
@@ -835,12 +833,12 @@ def diary(monkeypatch):
 
 def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypatch, capsys, diary):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
-    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "verbose": QUIET, **SMALL}
     again |= {"epochs": 1, "output": "json"}
     mixnn.reproduce("mine", **again, protocol="linear", probe_epochs=1)
-    assert [name for name, _ in diary] == ["pretrain", "evaluate"]
+    assert [name for name, _ in diary] == ["start_pretrain", "evaluate"]
     capsys.readouterr()
-    mixnn.reproduce("mine", **again, dry_run=True)
+    mixnn.reproduce("mine", **again, dry_run=True).show()
     assert "to evaluate: knn and linear" in (out := capsys.readouterr().out)
     assert "0 of 1 run to do; 1 to evaluate" in out
     diary.clear()
@@ -856,7 +854,7 @@ def test_a_missing_number_is_measured_without_training_again(tmp_path, monkeypat
 
 def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("one", "byol"), Row("other", "mnn"))))
-    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "verbose": QUIET, **SMALL}
     again |= {"epochs": 4, "protocol": "knn"}
     mixnn.reproduce("mine", **again, rows="one")
     one_step = Trainer._one_step
@@ -871,7 +869,7 @@ def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
         with pytest.raises(Interrupted):
             mixnn.reproduce("mine", **again)
     capsys.readouterr()
-    mixnn.reproduce("mine", **again, dry_run=True)
+    mixnn.reproduce("mine", **again, dry_run=True).show()
     assert re.search(r"mnn-\w+-seed0 .* s, from epoch 2 on", capsys.readouterr().out)
     runner = reproduction.Runner(again["results"], again["runs"], ("knn",), 100, QUIET)
     settings = {k: v for k, v in again.items() if k in SMALL}
@@ -887,22 +885,22 @@ def test_a_missing_number_of_a_run_that_is_gone_takes_a_new_run_which_has_all_nu
     tmp_path, monkeypatch, capsys, diary
 ):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
-    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "verbose": QUIET, **SMALL}
     again |= {"epochs": 1, "output": "json", "probe_epochs": 1}
     mixnn.reproduce("mine", **again, protocol="knn")
     shutil.rmtree(tmp_path / "runs")
     diary.clear()
     capsys.readouterr()
-    mixnn.reproduce("mine", **again, protocol="linear", dry_run=True)
+    mixnn.reproduce("mine", **again, protocol="linear", dry_run=True).show()
     assert "again: there is neither linear nor its run folder" in " ".join(capsys.readouterr().out.split())
     (row,) = mixnn.reproduce("mine", **again, protocol="linear")["mine"]
-    assert [name for name, _ in diary] == ["pretrain", "evaluate", "evaluate"]
+    assert [name for name, _ in diary] == ["start_pretrain", "evaluate", "evaluate"]
     assert row["knn"]["n"] == row["linear"]["n"] == 1
 
 
 def test_device_and_data_folder_reach_training_resuming_and_evaluation(tmp_path, monkeypatch, diary):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("row", "byol"),)))
-    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "reporter": QUIET, **SMALL}
+    again = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "verbose": QUIET, **SMALL}
     where = {"device": "cpu", "data_dir": str(tmp_path)}
     mixnn.reproduce("mine", **again, **where, protocol="knn")
     (path,) = (tmp_path / "results").glob("*.json")
@@ -912,7 +910,7 @@ def test_device_and_data_folder_reach_training_resuming_and_evaluation(tmp_path,
     shutil.rmtree(run.path / "checkpoints")
     run.save_checkpoint(4, tensors, state | {"step": 4})  # as if it had stopped after the first of two epochs
     mixnn.reproduce("mine", **again, **where, protocol="knn")
-    assert [name for name, _ in diary] == ["pretrain", "evaluate", "pretrain", "evaluate"]
+    assert [name for name, _ in diary] == ["start_pretrain", "evaluate", "start_pretrain", "evaluate"]
     assert "resume" in diary[2][1]
     assert all(settings.items() >= where.items() for _, settings in diary)
     assert path.exists()
@@ -926,7 +924,7 @@ def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, di
             file = tmp_path / "photos" / split / "ab"[i % 2] / f"{i}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (200 * (i % 2), 20 * i, 0)).save(file)
-    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "reporter": QUIET, "output": "json"}
+    again = {"data": "photos", "labels": "folders", "epochs": 1, "protocol": "knn", "verbose": QUIET, "output": "json"}
     (row,) = mixnn.reproduce("mine", **again)["mine"]
     assert row["knn"]["n"] == 1
     assert row["knn"]["paper"] is None
@@ -938,7 +936,7 @@ def test_a_folder_of_images_is_known_by_its_whole_path(tmp_path, monkeypatch, di
 def test_a_run_that_another_process_has_locked_is_left_to_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
-    again = {"data": "digits", **where, "protocol": "knn", "reporter": QUIET, **SMALL}
+    again = {"data": "digits", **where, "protocol": "knn", "verbose": QUIET, **SMALL}
     theirs, ours = planning.plan([TABLES["mine"]], "digits", [0], SMALL)
     with try_lock(tmp_path / "runs" / ".locks" / theirs.name) as mine:
         assert mine

@@ -254,7 +254,7 @@ def test_the_newest_whole_checkpoint_is_loaded_and_damaged_ones_are_named(tmp_pa
 
 def test_without_a_usable_checkpoint_the_error_says_how_to_start_anew(tmp_path: Path):
     run = Run.create(tmp_path / "x", CONFIG, "")
-    with pytest.raises(UserError, match=rf"no usable checkpoint\n.*--out {run.path} --overwrite"):
+    with pytest.raises(UserError, match=rf"no usable checkpoint\n.*out='{run.path}', overwrite=True"):
         run.load_checkpoint(pytest.fail)
 
 
@@ -291,13 +291,13 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
         epochs=0,
         batch_size=4,
         options={"support_size": 8},
-        reporter=QUIET,
+        verbose=QUIET,
     )
     assert run.path == tmp_path / "run"
     assert Run.open("~/run").path == run.path
-    assert mixnn.embed("~/run", "~/photos", "~/x.npz", device="cpu", reporter=QUIET).path == tmp_path / "x.npz"
-    assert mixnn.export("~/run", out="~/x.safetensors", reporter=QUIET) == tmp_path / "x.safetensors"
-    assert mixnn.report("~/run", out="~/x.html", images=0, reporter=QUIET) == tmp_path / "x.html"
+    assert mixnn.embed("~/run", "~/photos", "~/x.npz", device="cpu", verbose=QUIET).path == tmp_path / "x.npz"
+    assert mixnn.export("~/run", out="~/x.safetensors", verbose=QUIET) == tmp_path / "x.safetensors"
+    assert mixnn.report("~/run", out="~/x.html", images=0, verbose=QUIET) == tmp_path / "x.html"
     assert not (tmp_path / "~").exists()
 
 

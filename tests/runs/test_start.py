@@ -51,14 +51,14 @@ def runs():
 
 def test_a_folder_becomes_a_run_once_and_is_used_again(place, capsys):
     photos(place / "photos")
-    first = open_run("photos")
+    first = open_run("photos", Reporter())
     assert first.path == Path("runs/photos-imagenet")
     assert (
         "runs/photos-imagenet: 6 images at 32 pixels, with the imagenet encoder as it comes" in capsys.readouterr().err
     )
     files = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
     for again in ("photos", Path("photos/"), place / "photos", "./photos"):
-        assert open_run(again).path == first.path
+        assert open_run(again, Reporter()).path == first.path
     assert "runs/photos-imagenet: the imagenet encoder, not trained on these images" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == files
     assert runs() == ["photos-imagenet"]
@@ -167,8 +167,8 @@ def test_a_place_that_cannot_be_written_is_named(place, monkeypatch):
 def test_such_a_run_cannot_be_resumed_and_says_what_to_do(place):
     run = open_run(photos(place / "my photos"), quiet())
     for more in ({}, {"epochs": 2}):
-        with pytest.raises(UserError, match=r"was not trained: use `mixnn pretrain '.*/my photos'`"):
-            mixnn.pretrain(resume=run.path, reporter=quiet(), **more)
+        with pytest.raises(UserError, match=r"was not trained: use `mixnn\.pretrain\('.*/my photos'\)`"):
+            mixnn.pretrain(resume=run.path, verbose=quiet(), **more)
 
 
 def test_weights_that_are_missing_are_counted_and_not_all_listed():
@@ -184,12 +184,12 @@ def test_weights_that_are_missing_are_counted_and_not_all_listed():
 
 def test_a_folder_is_embedded_and_searched_without_training(place):
     photos(place / "photos", num=8)
-    stored = mixnn.embed("photos", device="cpu", reporter=quiet())
+    stored = mixnn.embed("photos", device="cpu", verbose=quiet())
     files = stored.names
     assert sorted(files) == sorted(f"{('red', 'green')[i % 2]}/{i}.png" for i in range(8))
     vectors = mixnn.load("runs/photos-imagenet", "cpu").files([place / "photos" / file for file in files])
     np.testing.assert_allclose(stored.vectors, vectors, rtol=1e-4, atol=1e-4)
-    found = mixnn.search("photos", "red/0.png", topk=2, device="cpu", reporter=quiet())
+    found = mixnn.search("photos", "red/0.png", topk=2, device="cpu", verbose=quiet())
     assert found["run"] == "photos-imagenet"
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = unit @ unit[files.index("red/0.png")]
@@ -201,7 +201,7 @@ def test_a_folder_is_embedded_and_searched_without_training(place):
 def test_a_folder_is_classified_without_training(place):
     photos(place / "photos", num=8)
     Path("labels.csv").write_text("file,label\n" + "".join(f"{kind}/{i}.png,{kind}\n" for kind, i in LABELLED))
-    found = mixnn.classify("photos", "labels.csv", device="cpu", reporter=quiet())
+    found = mixnn.classify("photos", "labels.csv", device="cpu", verbose=quiet())
     assert found["run"] == "runs/photos-imagenet"
     rows = Path(found["files"]["predictions"]).read_text().splitlines()[1:]
     predicted = {row.split(",")[0]: row.split(",")[1] for row in rows}

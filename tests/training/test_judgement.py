@@ -381,7 +381,7 @@ LAST = 8  # step; looks are at 2, 4, 6 and 8
 def train(folder, out, init_from="start.safetensors", **settings):
     start = folder / init_from if init_from != "none" else init_from
     settings = {name: value for name, value in (SETTINGS | settings).items() if value is not None}
-    return mixnn.pretrain(folder / "photos", out=out, init_from=start, options=OPTIONS, reporter=quiet(), **settings)
+    return mixnn.pretrain(folder / "photos", out=out, init_from=start, options=OPTIONS, verbose=quiet(), **settings)
 
 
 def tensors_of(run, prefix=""):
@@ -506,7 +506,7 @@ def test_a_resumed_run_is_judged_on_and_ends_with_the_same_encoder(folder, tmp_p
     whole, broken = (train(folder, tmp_path / name, trained_share=0.5) for name in ("whole", "broken"))
     go_back(broken)
     retrieve(monkeypatch, 0.8, 0.9)
-    mixnn.pretrain(resume=broken.path, reporter=quiet())
+    mixnn.pretrain(resume=broken.path, verbose=quiet())
     assert_equal(tensors_of(broken), tensors_of(whole))
     assert broken.judgement() == whole.judgement()
     assert [point["step"] for point in broken.judgement()["points"]] == [2, 4, 6, LAST]
@@ -518,7 +518,7 @@ def test_a_resumed_run_that_ends_worse_keeps_the_start_and_repeats_no_warning(fo
     go_back(run)
     capsys.readouterr()
     retrieve(monkeypatch, 0.9, 0.4)
-    mixnn.pretrain(resume=run.path, reporter=quiet())
+    mixnn.pretrain(resume=run.path, verbose=quiet())
     text = said(capsys)
     assert "getting worse" not in text
     assert "it keeps other weights: those it started from" in text
@@ -530,7 +530,7 @@ def test_a_run_that_is_made_longer_is_judged_at_its_new_end(folder, tmp_path, mo
     run = train(folder, tmp_path / "run")
     assert not torch.equal(loaded(run)["conv1.weight"], start_weights()["conv1.weight"])
     retrieve(monkeypatch, 0.9, 0.4, 0.4)
-    run = mixnn.pretrain(resume=run.path, epochs=8, reporter=quiet())
+    run = mixnn.pretrain(resume=run.path, epochs=8, verbose=quiet())
     assert [point["step"] for point in run.judgement()["points"]] == [2, 4, 6, 8, 12, 16]
     assert "ends worse" in said(capsys)
     assert_equal(loaded(run), start_weights())
@@ -551,7 +551,7 @@ def test_a_run_whose_time_is_up_when_it_is_resumed_is_judged_all_the_same(folder
 
     monkeypatch.setattr(Judge, "measure", slow)
     step = run.load_checkpoint(pytest.fail)[1]["step"]
-    mixnn.pretrain(resume=run.path, reporter=quiet())
+    mixnn.pretrain(resume=run.path, verbose=quiet())
     assert run.judgement()["points"][-1]["step"] == step
     assert "ends worse" in said(capsys)
     assert_equal(loaded(run), start_weights())
@@ -563,7 +563,7 @@ def test_a_start_that_is_gone_is_missed_and_the_run_goes_on(folder, tmp_path, ca
     run = train(folder, tmp_path / "run", start)
     go_back(run)
     start.unlink()
-    mixnn.pretrain(resume=run.path, reporter=quiet())
+    mixnn.pretrain(resume=run.path, verbose=quiet())
     text = said(capsys)
     assert "the encoder is not compared with its start any more: " in text
     assert str(start) in text

@@ -43,7 +43,7 @@ def test_a_few_epochs_lift_knn_far_above_the_untrained_networks(tmp_path: Path, 
             options=options,
             epochs=epochs,
             out=tmp_path / str(epochs),
-            reporter=Reporter(quiet=True),
+            verbose=Reporter(quiet=True),
             **SETTINGS,
         )
         for epochs in (0, 4)

@@ -11,7 +11,7 @@ from mixnn.training import loggers
 
 TINY = {
     "backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "checkpoint_every": 1,
-    "reporter": Reporter(quiet=True), "options": {"support_size": 32, "hidden": 8, "dim": 8},
+    "verbose": Reporter(quiet=True), "options": {"support_size": 32, "hidden": 8, "dim": 8},
 }  # fmt: skip
 
 

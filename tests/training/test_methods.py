@@ -35,7 +35,7 @@ def train(out: Path, case: str) -> Run:
     name, options = CASES[case]
     known = {row["name"] for row in methods.describe(name)}
     options = {key: value for key, value in OPTIONS.items() if key in known} | options
-    return mixnn.pretrain("digits", method=name, options=options, out=out, reporter=QUIET, **SETTINGS)
+    return mixnn.pretrain("digits", method=name, options=options, out=out, verbose=QUIET, **SETTINGS)
 
 
 def state(run: Run) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -68,7 +68,7 @@ def test_a_stopped_run_of_every_method_goes_on_to_the_same_bits_and_log(
         stop_in_step(patch, 3)  # of four, in the middle of the second epoch
         with pytest.raises(Interrupted):
             train(tmp_path / "stopped", case)
-    stopped = mixnn.pretrain(resume=tmp_path / "stopped", reporter=QUIET)
+    stopped = mixnn.pretrain(resume=tmp_path / "stopped", verbose=QUIET)
     (tensors, others), (want, want_others) = state(stopped), state(straight)
     assert others == want_others
     assert others["step"] == 4

@@ -78,12 +78,12 @@ def resumed(tmp_path, optimizer, **settings):
     """The last checkpoints of an unbroken run and of one whose second epoch was trained after a resume."""
     common = {"limit": 64, "batch_size": 16, "knn_every": 0, "checkpoint_every": 1, "lr": 0.01, "optimizer": optimizer}
     common |= settings
-    common |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}, "reporter": mixnn.progress.Reporter(quiet=True)}
+    common |= {"options": {"support_size": 64, "hidden": 16, "dim": 8}, "verbose": mixnn.progress.Reporter(quiet=True)}
     whole = mixnn.pretrain("digits", epochs=2, out=tmp_path / "whole", **common)
     broken = mixnn.pretrain("digits", epochs=2, out=tmp_path / "broken", **common)
     newest = sorted((broken.path / "checkpoints").iterdir())[-1]
     newest.unlink()  # back to the end of the first epoch
-    mixnn.pretrain(resume=broken.path, reporter=common["reporter"])
+    mixnn.pretrain(resume=broken.path, verbose=common["verbose"])
     return whole.load_checkpoint(pytest.fail)[0], broken.load_checkpoint(pytest.fail)[0]
 
 

@@ -117,7 +117,7 @@ def torchvision(place, monkeypatch):
 def pretrain(source="", out="run", **settings):
     settings = SMALL | ({"init_from": source} if source else {}) | settings
     settings = {name: value for name, value in settings.items() if value is not None}
-    return mixnn.pretrain("photos", out=out, options=OPTIONS, reporter=Reporter(quiet=True), **settings)
+    return mixnn.pretrain("photos", out=out, options=OPTIONS, verbose=Reporter(quiet=True), **settings)
 
 
 def tensors_of(run, prefix):

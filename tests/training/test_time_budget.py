@@ -17,6 +17,7 @@ from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training import trainer as trainer_module
+from mixnn.training.pretrain import start_pretrain
 from mixnn.training.schedule import MIN_STEPS, TimePlan, learning_rate
 from mixnn.training.step import Step
 from mixnn.training.trainer import FIRST_SAVE, SAVE_EVERY, Trainer
@@ -71,15 +72,16 @@ class Machine:
     def pretrain(self, out: Path, **settings: Any) -> Run:
         """A run whose start-up took 20 seconds."""
         self.clock.now = self.started + 20
-        common = SMALL | {"knn_every": 0, "options": OPTIONS, "time_budget": duration_text(BUDGET)}
+        common = SMALL | {"knn_every": 0, "time_budget": duration_text(BUDGET)}
         given = {name: value for name, value in (common | settings).items() if value is not None}
-        return mixnn.pretrain("digits", out=out, started=self.started, clock=self.clock, reporter=QUIET, **given)
+        about: dict[str, Any] = {"started": self.started, "clock": self.clock, "reporter": QUIET}
+        return start_pretrain("digits", out=out, settings=given, options=OPTIONS, **about)
 
     def resume(self, run: Path, **settings: Any) -> Run:
         """Another process, which starts on a clock of its own."""
         self.clock.now = self.started = 50.0
         self.rates, self.times = [], []
-        return mixnn.pretrain(resume=run, clock=self.clock, reporter=QUIET, **settings)
+        return start_pretrain(resume=run, clock=self.clock, reporter=QUIET, settings=settings)
 
     def schedule(self, run: Run) -> list[float]:
         """The learning rates of the steps that count, without those that only measured the pace."""
@@ -195,7 +197,7 @@ def test_a_budget_that_is_too_short_says_what_is_needed_and_keeps_the_first_weig
 ):
     clock = Clock()
     use_clock(monkeypatch, clock, lambda _: pace)
-    given = SMALL | {"options": OPTIONS, "knn_every": 0, "reporter": QUIET}
+    given = SMALL | {"options": OPTIONS, "knn_every": 0, "verbose": QUIET}
     run = mixnn.pretrain("digits", out=tmp_path / "run", time_budget="30s", **given)
     said = " ".join(capsys.readouterr().err.split())
     assert "too short to train" in said
@@ -301,7 +303,7 @@ def test_a_slow_run_is_saved_soon_and_then_at_least_every_ten_minutes(tmp_path: 
 
 
 def test_a_checkpoint_in_the_middle_of_an_epoch_changes_no_bit(tmp_path: Path, monkeypatch):
-    given = SMALL | {"options": OPTIONS, "knn_every": 0, "epochs": 3, "warmup_epochs": 1, "reporter": QUIET}
+    given = SMALL | {"options": OPTIONS, "knn_every": 0, "epochs": 3, "warmup_epochs": 1, "verbose": QUIET}
     plain = mixnn.pretrain("digits", out=tmp_path / "plain", **given)
     monkeypatch.setattr(trainer_module, "FIRST_SAVE", 0.0)
     monkeypatch.setattr(trainer_module, "SAVE_EVERY", 0.0)
@@ -311,7 +313,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_changes_no_bit(tmp_path: Path, m
     ours, theirs = (run.load_checkpoint(print)[0] for run in (often, plain))
     assert all(torch.equal(t, theirs[name]) for name, t in ours.items())
     checkpoint.list_checkpoints(often.path / "checkpoints")[0].unlink()
-    mixnn.pretrain(resume=often.path, reporter=QUIET)
+    mixnn.pretrain(resume=often.path, verbose=QUIET)
     ours = often.load_checkpoint(print)[0]
     assert all(torch.equal(t, theirs[name]) for name, t in ours.items())
 
@@ -349,12 +351,12 @@ def test_a_time_budget_is_read(text: str, seconds: float):
 )
 def test_a_time_budget_that_is_none(text: Any):
     with pytest.raises(mixnn.UserError, match="write it as 90s, 6m, 1h30m or 2 hours"):
-        mixnn.pretrain("digits", time_budget=text, reporter=QUIET)
+        mixnn.pretrain("digits", time_budget=text, verbose=QUIET)
 
 
 def test_a_time_budget_and_epochs_exclude_each_other():
     with pytest.raises(mixnn.UserError, match="leave out one of the two"):
-        mixnn.pretrain("digits", time_budget="1m", epochs=3, reporter=QUIET)
+        mixnn.pretrain("digits", time_budget="1m", epochs=3, verbose=QUIET)
 
 
 def test_the_budget_is_part_of_the_configuration_and_older_files_lack_it(tmp_path: Path, monkeypatch):
@@ -367,7 +369,7 @@ def test_the_budget_is_part_of_the_configuration_and_older_files_lack_it(tmp_pat
 
 def test_tables_refuse_a_time_budget():
     with pytest.raises(mixnn.UserError, match="use epochs instead of time_budget"):
-        mixnn.reproduce("ablation", data="digits", time_budget="1m", reporter=QUIET)
+        mixnn.reproduce("ablation", data="digits", time_budget="1m", verbose=QUIET)
 
 
 # Making a run longer
@@ -391,7 +393,7 @@ def test_more_epochs_say_so_in_one_line_and_fewer_than_done_are_refused(tmp_path
     with pytest.raises(mixnn.UserError, match="leave out one of the two"):
         box.resume(run.path, epochs=8, time_budget="1m")
     assert Run.open(run.path).config.epochs == 5
-    mixnn.pretrain(resume=run.path, epochs=8, clock=box.clock)
+    start_pretrain(resume=run.path, settings={"epochs": 8}, clock=box.clock, reporter=Reporter())
     said = " ".join(capsys.readouterr().err.split())
     assert "resuming at step 20 of 32; 8 epochs instead of 5, so the learning rate is 0.0" in said
 

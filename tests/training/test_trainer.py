@@ -60,25 +60,25 @@ def test_views_follow_the_configuration():
 def test_a_run_saved_on_another_kind_of_device_goes_on_and_says_that_draws_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, verbose=QUIET, **SMALL)
     newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     tensors["generator"], state["device"], state["step"] = torch.zeros(16, dtype=torch.uint8), "cuda", 4
     newest.unlink()
     checkpoint.save(newest.parent, 4, tensors, state)
-    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    mixnn.pretrain(resume=run.path, verbose=QUIET)
     assert "saved on cuda, resumed on cpu: random draws differ" in " ".join(capsys.readouterr().err.split())
     assert run.metrics()[-1]["epoch"] == 2
 
 
 def test_other_images_of_the_same_number_are_not_taken_for_the_runs_own(tmp_path: Path):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, verbose=QUIET, **SMALL)
     newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     state["data"]["mean"][0] += 0.01
     checkpoint.save(newest.parent, state["step"], tensors, state)
     with pytest.raises(mixnn.UserError, match=r"has changed since the checkpoint was made: it has 64 images now"):
-        mixnn.pretrain(resume=run.path, reporter=QUIET)
+        mixnn.pretrain(resume=run.path, verbose=QUIET)
 
 
 def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_own(tmp_path: Path, monkeypatch):
@@ -87,41 +87,41 @@ def test_a_folder_with_other_files_of_the_same_mean_is_not_taken_for_the_runs_ow
     photos = mixnn.data.to_folder(images, tmp_path / "photos")
     small = {"epochs": 1, "batch_size": 8, "device": "cpu", "options": {"hidden": 8, "dim": 8, "support_size": 8}}
     small["init_from"] = "none"
-    run = mixnn.pretrain(photos, out=tmp_path / "run", reporter=QUIET, **small)
-    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", verbose=QUIET, **small)
+    mixnn.pretrain(resume=run.path, verbose=QUIET)
     first, second, aside = photos / "00.png", photos / "01.png", tmp_path / "aside"
     for old, new in ((first, aside), (second, first), (aside, second)):
         old.rename(new)
     with pytest.raises(mixnn.UserError, match="photos has changed"):
-        mixnn.pretrain(resume=run.path, reporter=QUIET)
+        mixnn.pretrain(resume=run.path, verbose=QUIET)
     newest, *_ = checkpoint.list_checkpoints(run.path / "checkpoints")
     tensors, state = checkpoint.load(newest)
     del state["data"]["files"]  # as in a checkpoint of before there was such a digest
     checkpoint.save(newest.parent, state["step"], tensors, state)
-    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    mixnn.pretrain(resume=run.path, verbose=QUIET)
 
 
 def test_an_edited_batch_size_does_not_mix_up_steps_and_epochs(tmp_path: Path):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **SMALL)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, verbose=QUIET, **SMALL)
     file = run.path / "config.yaml"
     file.write_text(file.read_text().replace("batch_size: 16", "batch_size: 32"))
     before = (run.path / "metrics.jsonl").read_text()
     with pytest.raises(mixnn.UserError, match="batch_size was 16 and is 32 now"):
-        mixnn.pretrain(resume=run.path, reporter=QUIET)
+        mixnn.pretrain(resume=run.path, verbose=QUIET)
     assert (run.path / "metrics.jsonl").read_text() == before
 
 
 def test_a_knn_reading_that_fails_is_named_and_costs_nothing_else(tmp_path: Path, monkeypatch, capsys):
     often = SMALL | {"knn_every": 1}
-    quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", options=OPTIONS, reporter=QUIET, **SMALL)
-    whole = mixnn.pretrain("digits", out=tmp_path / "whole", options=OPTIONS, reporter=QUIET, **often)
+    quiet = mixnn.pretrain("digits", out=tmp_path / "quiet", options=OPTIONS, verbose=QUIET, **SMALL)
+    whole = mixnn.pretrain("digits", out=tmp_path / "whole", options=OPTIONS, verbose=QUIET, **often)
     capsys.readouterr()
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory\nand a long explanation")
 
     monkeypatch.setattr("mixnn.training.trainer.accuracy_by_vote", fail)
-    failed = mixnn.pretrain("digits", out=tmp_path / "failed", options=OPTIONS, reporter=QUIET, **often)
+    failed = mixnn.pretrain("digits", out=tmp_path / "failed", options=OPTIONS, verbose=QUIET, **often)
     err = " ".join(capsys.readouterr().err.split())
     assert "no kNN reading at step 4: out of memory" in err
     assert "explanation" not in err
@@ -143,12 +143,12 @@ def test_embeddings_that_move_together_are_warned_of_once_and_after_a_resume_too
         return honest(trainer) | {"spread": spreads[max(1, trainer.done // trainer.steps_per_epoch)]}
 
     monkeypatch.setattr(Trainer, "_means", told)
-    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, reporter=QUIET, **settings)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", options=OPTIONS, verbose=QUIET, **settings)
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("a collapse may have begun") == 1
     assert "epoch 4: a collapse may have begun. Spread was 0.90 at epoch 2 and is 0.60" in said
     (run.path / "checkpoints" / "step-00000020.safetensors").unlink()  # back to the end of epoch 4
-    mixnn.pretrain(resume=run.path, reporter=QUIET)
+    mixnn.pretrain(resume=run.path, verbose=QUIET)
     assert "epoch 5: a collapse may have begun. Spread was 0.90" in " ".join(capsys.readouterr().err.split())
 
 
@@ -156,9 +156,9 @@ def test_embeddings_that_move_together_are_warned_of_once_and_after_a_resume_too
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_images_that_stay_on_the_host_are_trained_and_read_with_the_same_result(tmp_path: Path, monkeypatch):
     often = SMALL | {"knn_every": 1, "mode": "eager"}
-    there = mixnn.pretrain("digits", out=tmp_path / "there", options=OPTIONS, reporter=QUIET, **often)
+    there = mixnn.pretrain("digits", out=tmp_path / "there", options=OPTIONS, verbose=QUIET, **often)
     monkeypatch.setattr(mixnn.data.ImageSet, "fits", lambda *_: False)
-    host = mixnn.pretrain("digits", out=tmp_path / "host", options=OPTIONS, reporter=QUIET, **often)
+    host = mixnn.pretrain("digits", out=tmp_path / "host", options=OPTIONS, verbose=QUIET, **often)
     for ours, theirs in zip(host.metrics(), there.metrics(), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
         assert ours["knn"] == pytest.approx(theirs["knn"], abs=10)  # of 64 images
@@ -172,10 +172,10 @@ def test_a_name_that_another_process_takes_in_the_meantime_is_not_taken_twice(tm
         def __init__(self, *args: Any, **given: Any) -> None:
             super().__init__(*args, **given)
             monkeypatch.setattr(training, "Trainer", Trainer)
-            first.append(mixnn.pretrain("digits", options=OPTIONS, reporter=QUIET, **SMALL))
+            first.append(mixnn.pretrain("digits", options=OPTIONS, verbose=QUIET, **SMALL))
 
     monkeypatch.setattr(training, "Trainer", Slow)
-    second = mixnn.pretrain("digits", options=OPTIONS, reporter=QUIET, **SMALL)
+    second = mixnn.pretrain("digits", options=OPTIONS, verbose=QUIET, **SMALL)
     assert [str(run.path) for run in (*first, second)] == ["runs/digits-mnn", "runs/digits-mnn-2"]
 
 
@@ -187,13 +187,13 @@ def test_a_trainer_that_cannot_be_built_leaves_no_folder(tmp_path: Path, monkeyp
     monkeypatch.setattr(training, "Trainer", fail)
     for out in ("", "here"):
         with pytest.raises(RuntimeError, match="out of memory"):
-            mixnn.pretrain("digits", out=out, options=OPTIONS, reporter=QUIET, **SMALL)
+            mixnn.pretrain("digits", out=out, options=OPTIONS, verbose=QUIET, **SMALL)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
     given = {"method": "msf", "epochs": 0, "topk": 1, "views": "s/s", "hidden": 8}
-    run = mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **given)
+    run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=QUIET, **given)
     assert [run.config.options[name] for name in ("topk", "views", "hidden")] == [1, "s/s", 8]
     assert run.environment()["given"] == sorted(given)
 
@@ -210,7 +210,7 @@ def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
 )
 def test_a_wrong_option_is_refused_before_any_work(tmp_path: Path, given: dict[str, Any], message: str):
     with pytest.raises(mixnn.UserError, match=message):
-        mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **given)
+        mixnn.pretrain("digits", out=tmp_path / "run", verbose=QUIET, **given)
     assert not (tmp_path / "run").exists()
 
 
@@ -225,7 +225,7 @@ def labelled_photos(folder: Path) -> Path:
 def test_test_images_are_read_only_for_knn_evaluations(tmp_path: Path):
     photos = labelled_photos(tmp_path / "photos")
     (photos / "test" / "a" / "broken.png").write_text("not an image")
-    common = {"labels": "folders", "on_error": "refuse", "epochs": 1, "batch_size": 8, "reporter": QUIET}
+    common = {"labels": "folders", "on_error": "refuse", "epochs": 1, "batch_size": 8, "verbose": QUIET}
     common["init_from"] = "none"
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
     mixnn.pretrain(photos, out=tmp_path / "without", knn_every=0, **common)
@@ -247,7 +247,7 @@ def test_a_labelled_folders_training_images_are_decoded_once(tmp_path: Path, mon
         knn_every=1,
         init_from="none",
         options=options,
-        reporter=QUIET,
+        verbose=QUIET,
     )
     assert sorted(calls) == ["test", "train"]
     assert "knn" in run.metrics()[-1]
@@ -260,14 +260,14 @@ def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path,
         Image.new("RGB", (8, 8), (10 * i, 255 * (i % 2), 7)).save(path)
     common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1, "init_from": "none"}
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
-    run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, **common)
+    run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, verbose=Reporter(), **common)
     assert "6 labelled images held out of training, as test images" in capsys.readouterr().err
     assert "knn" in run.metrics()[-1]
     assert run.load_checkpoint(print)[1]["data"]["images"] == 18
-    protocol = mixnn.evaluate(run.path, protocol="knn", reporter=QUIET)["knn"]["protocol"]
+    protocol = mixnn.evaluate(run.path, protocol="knn", verbose=QUIET)["knn"]["protocol"]
     assert (protocol["train_images"], protocol["test_images"]) == (18, 6)
     with pytest.raises(mixnn.UserError, match=r"holdout must be from 0 to 0\.5"):
-        mixnn.pretrain(tmp_path / "photos", holdout=0.6, reporter=QUIET, **common)
+        mixnn.pretrain(tmp_path / "photos", holdout=0.6, verbose=QUIET, **common)
 
 
 def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
@@ -282,7 +282,7 @@ def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
     monkeypatch.setattr(trainer_module, "features", first_weights)
     small: dict[str, Any] = {"image_size": 32, "encode_size": 32, "epochs": 1, "batch_size": 8, "knn_every": 1}
     small |= {"trained_share": 0.5, "labels": "folders", "options": {"support_size": 8, "hidden": 8, "dim": 4}}
-    run = mixnn.pretrain(labelled_photos(tmp_path / "photos"), out=tmp_path / "run", reporter=QUIET, **small)
+    run = mixnn.pretrain(labelled_photos(tmp_path / "photos"), out=tmp_path / "run", verbose=QUIET, **small)
     tensors, _ = run.load_checkpoint(pytest.fail)
     name = "stem.conv.weight"
     assert len(seen) == 2, "training and test images"
@@ -293,13 +293,13 @@ def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
 def test_a_run_that_was_never_trained_cannot_go_on_or_be_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run = open_run(labelled_photos(tmp_path / "photos"), QUIET)
-    for attempt in (mixnn.diagnose, lambda run: mixnn.pretrain(resume=run.path, epochs=1, reporter=QUIET)):
-        with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn pretrain .*photos`"):
+    for attempt in (mixnn.diagnose, lambda run: mixnn.pretrain(resume=run.path, epochs=1, verbose=QUIET)):
+        with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn\.pretrain\(.*photos'\)`"):
             attempt(run)
 
 
 def test_images_too_small_for_the_backbone_are_refused_before_any_training(tmp_path: Path):
-    small = {"image_size": 32, "epochs": 1, "out": tmp_path / "run", "reporter": QUIET}
+    small = {"image_size": 32, "epochs": 1, "out": tmp_path / "run", "verbose": QUIET}
     with pytest.raises(mixnn.UserError, match="needs images of 32 pixels or more, those of digits have 8"):
         mixnn.pretrain("digits", init_from="imagenet", **small)
     with pytest.raises(mixnn.UserError, match=r"photos have 16: use a larger encode_size"):

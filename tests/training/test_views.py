@@ -83,17 +83,17 @@ def test_a_wrong_view_is_refused_with_what_is_valid(given, message):
 
 
 def test_an_edited_run_folder_is_refused(tmp_path: Path):
-    run = mixnn.pretrain("digits", out=tmp_path / "run", reporter=QUIET, **SMALL | {"epochs": 0})
+    run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     run.update_config(augmentation={"strong": {"blur": 3}})
     with pytest.raises(UserError, match=r"blur=3\.0 is a probability"):
-        mixnn.pretrain(resume=run.path, epochs=1, reporter=QUIET)
+        mixnn.pretrain(resume=run.path, epochs=1, verbose=QUIET)
 
 
 def test_too_few_views_are_refused_before_a_folder_is_made(tmp_path: Path):
     with pytest.raises(UserError, match=r"mnn has 2 views \(strong, weak\), not 1"):
-        mixnn.pretrain("digits", views=["strong"], out=tmp_path / "run", reporter=QUIET, **SMALL)
+        mixnn.pretrain("digits", views=["strong"], out=tmp_path / "run", verbose=QUIET, **SMALL)
     with pytest.raises(UserError, match="the views have 16 pixels: leave out image_size=8"):
-        mixnn.pretrain("digits", views=[View(16)] * 2, image_size=8, out=tmp_path / "run", reporter=QUIET, **SMALL)
+        mixnn.pretrain("digits", views=[View(16)] * 2, image_size=8, out=tmp_path / "run", verbose=QUIET, **SMALL)
     assert not (tmp_path / "run").exists()
 
 
@@ -103,12 +103,12 @@ def test_views_are_stored_used_and_resumed_exactly(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Trainer, "fit", lambda self, run: (used.append(self.step.views), original(self, run))[1])
     own = View(size=10, area=(0.5, 1), jitter=0.8, hue=0.3, saturation=0.9)
     whole, broken = (
-        mixnn.pretrain("digits", views=(own, "weak"), out=tmp_path / name, reporter=QUIET, **SMALL) for name in "ab"
+        mixnn.pretrain("digits", views=(own, "weak"), out=tmp_path / name, verbose=QUIET, **SMALL) for name in "ab"
     )
     assert whole.config.image_size == 10
     assert Run.open(whole.path).config.augmentation["1"]["hue"] == 0.3
     max((broken.path / "checkpoints").iterdir()).unlink()
-    mixnn.pretrain(resume=broken.path, reporter=QUIET)
+    mixnn.pretrain(resume=broken.path, verbose=QUIET)
     assert {"1.hue", "2.kind", "epochs"} <= set(whole.environment()["given"])
     assert used[0] == used[1] == used[2]
     assert used[2][0] == replace(own, flip=0.0)  # digits are not mirrored

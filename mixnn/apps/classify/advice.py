@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from mixnn.apps.classify.features import RUN
 from mixnn.apps.report.verdict import FAILURES, TITLES
-from mixnn.config import setting
+from mixnn.config import calling, setting
 
 FEW = 5  # labels of a class below which it may be called rare
 RARE = 5  # times fewer labels than the commonest class
@@ -58,7 +57,7 @@ def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
         return []
     ahead = training_gain(results["comparison"]) > 0
     if state == "start" and not (ahead and results["held_out"]["accuracy"] >= LOW_ACCURACY):
-        command = f"`mixnn pretrain {shlex.quote(folder) if folder else 'FOLDER'} --time-budget 10m`"
+        command = f"`{calling('pretrain', folder or 'FOLDER', time_budget='10m')}`"
         return [f"Train the encoder on these images, which may help: {command}. So far it is used as it comes."]
     if ahead or state in HEALTHY:
         return []

@@ -33,7 +33,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mixnn.apps.embed import Embeddings
 from mixnn.data.folder import natural_key
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, reporter_for
 
 MODELS = {"logistic": "logistic regression", "knn": "nearest neighbors"}
 SPACES = ("standardized", "unit")
@@ -471,7 +471,7 @@ def train_classifier(
 
     `suggested`: images that were suggested for labelling, which are not a random sample.
     """
-    reporter = reporter or Reporter(quiet=True)
+    reporter = reporter or reporter_for(False)
     rows, data = LabelledSet.select(embeddings, labels)
     settings = list_settings(model)
     with reporter.bar("cross-validation", num_outer_folds(data.y)) as advance:

@@ -20,14 +20,15 @@ from mixnn.apps.classify.classifiers import (
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
 from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
-from mixnn.apps.embed import Embeddings, load
+from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
-from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, on_command_line, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
 from mixnn.files import check_free, write_atomically
-from mixnn.progress import Reporter, plural, print_table, shown
+from mixnn.progress import Reporter, plural, print_table, reporter_for, shown
 from mixnn.runs import Run
+from mixnn.runs.encoder import load_encoder
 from mixnn.runs.start import open_run
 
 __all__ = ["Classification", "classify", "show_classify"]
@@ -104,7 +105,7 @@ def classify(
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Annotated[bool, Param("replace the files in the output folder")] = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> Classification:
     """Label all images from a few labels, and estimate the accuracy (in percent).
 
@@ -119,14 +120,19 @@ def classify(
 
     If raw pixels or the network before training are clearly better on these labels, they are used instead of the run.
 
+    >>> labels = {"cat0.png": "cat", "cat1.png": "cat", "dog0.png": "dog", "dog1.png": "dog"}
+    >>> fitted = mixnn.classify("runs/photos", labels)
+    >>> fitted.predict(["photos/cat2.png", "photos/dog2.png"])
+    ['cat', 'dog']
+
     Examples:
         mixnn classify runs/photos labels.csv
         mixnn classify runs/photos --suggest 20
         mixnn classify runs/photos --apply ./new
     """
-    reporter = reporter or Reporter()
+    reporter = reporter_for(verbose)
     run = open_run(run, reporter)
-    if not (reporter.quiet or reporter.console.is_terminal):
+    if on_command_line() and not (reporter.quiet or reporter.console.is_terminal):
         reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = Path(out).expanduser() if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
@@ -137,7 +143,7 @@ def classify(
     images = run.images(source, str(data_dir)) if is_given(labels) or suggest else None
     others = run.images(new_images, str(data_dir)) if is_given(new_images) else None
     listed = files.read_labels(labels, images) if images is not None and is_given(labels) else {}
-    features = all_features(run, load(run, device, reporter=reporter), reporter)
+    features = all_features(run, load_encoder(run, device, reporter), reporter)
     results = Classification({"run": str(run.path), "seed": seed, "files": {}})
     if images is not None:
         embeddings, trained = features[RUN_FEATURES].embed(images), None

@@ -22,7 +22,7 @@ import numpy as np
 from mixnn.apps.classify.classifiers import Classifier, Scaler, Setting
 from mixnn.apps.classify.features import RUN, Features
 from mixnn.apps.embed import Embeddings, Encoder
-from mixnn.config import UserError, setting
+from mixnn.config import UserError, calling, setting
 from mixnn.data import Images
 from mixnn.data import labels as data_labels
 from mixnn.files import write_atomically
@@ -184,7 +184,9 @@ def find_classifier(folder: Path, run: Run) -> Path:
     for path in paths:
         if path.is_file():
             return path
-    raise UserError(f"there is no classifier in {paths[0]}: make one first, with `mixnn classify RUN LABELS.csv`")
+    raise UserError(
+        f"there is no classifier in {paths[0]}: make one first, with {calling('classify', run.path, 'LABELS.csv')}"
+    )
 
 
 def load_classifier(path: Path, features: Mapping[str, Features]) -> tuple[Classifier, Features]:

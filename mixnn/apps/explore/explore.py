@@ -15,7 +15,7 @@ import torch
 
 from mixnn.apps.classify.features import all_features
 from mixnn.apps.classify.files import PREDICTIONS, find_classifier, load_classifier
-from mixnn.apps.embed import Embeddings, Encoder, collect, load
+from mixnn.apps.embed import Embeddings, collect
 from mixnn.apps.explore import layout as layouts
 from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
@@ -30,8 +30,9 @@ from mixnn.data.labels import FOLDERS, read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
 from mixnn.files import check_output, write_atomically
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
+from mixnn.runs.encoder import Encoder, load_encoder
 from mixnn.runs.start import open_run
 
 __all__ = ["explore"]
@@ -67,7 +68,7 @@ def explore(
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Annotated[bool, Param("replace the output file if it exists")] = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> Path | None:
     """Writes one HTML file with a map of all images (default: RUN/explore.html), or serves it until Ctrl-C.
 
@@ -77,11 +78,14 @@ def explore(
     images) or pca.
     thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
 
+    >>> mixnn.explore("runs/photos", out="map.html", layout="pca")
+    PosixPath('map.html')
+
     Examples:
         mixnn explore runs/photos --open
         mixnn explore runs/photos ./new --serve
     """
-    reporter = reporter or Reporter()
+    reporter = reporter_for(verbose)
     run = open_run(run, reporter)
     _check_options(Path(out).expanduser() if str(out) else None, serve, thumb)
     images = run.images(source, str(data_dir))
@@ -89,7 +93,7 @@ def explore(
     label_of, encoder, predictions = _labels(run, source, labels, images), None, dict[str, Prediction]()
     file = run.path / "classifier" / PREDICTIONS
     if file.is_file() and _is_training_data(run, source):
-        encoder = load(run, device, reporter=reporter)
+        encoder = load_encoder(run, device, reporter)
         predictions = _predictions(file, run, encoder, reporter)
     if not label_of and str(labels) != "none":
         label_of = {name: found.label for name, found in predictions.items() if found.confidence is None}
@@ -180,7 +184,7 @@ def build_map(
     reporter: Reporter | None = None,
 ) -> MapData:
     """Neighbors, layout, clusters, labels and predicted labels of embedded images."""
-    reporter, where = reporter or Reporter(), pick_device(device)
+    reporter, where = reporter or reporter_for(False), pick_device(device)
     vectors, names = embedded.unit(), embedded.names
     bank = torch.from_numpy(vectors).to(where)
     with reporter.bar("neighbors", len(names)) as advance:

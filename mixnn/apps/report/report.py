@@ -17,10 +17,10 @@ from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, verb
+from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, verb
 from mixnn.device import pick_device
 from mixnn.files import check_output, write_atomically
-from mixnn.progress import Reporter, plural
+from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 
 __all__ = ["report"]
@@ -43,21 +43,24 @@ def report(
     data_dir: DataDir = "",
     images: Annotated[int, Param("images on the map; 0: show no images", low=0, high=MAX_IMAGES)] = 500,
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
+    verbose: bool | Reporter = False,
 ) -> Path:
     """Writes a page about these run folders (default: RUN/report.html, or comparison.html in the first of several).
 
     `images` is the number of images on the map; 0 leaves images out. `source` is where the images are now, if the
     folder that the runs were trained on was moved.
 
+    >>> mixnn.report("runs/photos", out="report.html")
+    PosixPath('report.html')
+
     Examples:
         mixnn report runs/photos
         mixnn report runs/photos runs/photos-2 --out compared.html
     """
-    reporter, where = reporter or Reporter(), pick_device(device)
+    reporter, where = reporter_for(verbose), pick_device(device)
     runs = [runs] if isinstance(runs, str | Path | Run) else list(runs)
     if not runs:
-        raise UserError("report needs at least one run folder; `mixnn pretrain` makes one")
+        raise UserError(f"report needs at least one run folder; `{calling('pretrain')}` makes one")
     if len(runs) > len(LETTERS):
         raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
     loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]

@@ -11,7 +11,7 @@ from typing import Any
 
 from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.verdict import Verdict, is_number, judge
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, calling
 from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.folder import DIVERGED, JUDGEMENT
@@ -59,7 +59,7 @@ def read(path: str | Path) -> RunData:
     """The data of a run folder; UserError if it is not one."""
     run = Run.open(path)
     if not (run.path / "command.txt").is_file() or not isinstance(run.config.options, dict):
-        raise UserError(f"{path} is not a run folder, though it has a config.yaml; `mixnn pretrain` makes one")
+        raise UserError(f"{path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one")
     data = read_files(run)
     data.missing += find_gaps(data)
     return data

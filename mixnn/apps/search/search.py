@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image
 
-from mixnn.apps.embed import collect, load
+from mixnn.apps.embed import collect
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
@@ -23,11 +23,12 @@ from mixnn.data.dataset import is_given
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images, list_files
 from mixnn.files import check_output, write_atomically
-from mixnn.progress import Reporter
+from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
+from mixnn.runs.encoder import load_encoder
 from mixnn.runs.start import open_run
 
-__all__ = ["search"]
+__all__ = ["SearchResult", "search", "show_search"]
 
 Query = str | Path | Sequence[str | Path] | Any
 
@@ -45,6 +46,18 @@ class QueryImage:
     picture: Images | None  # this image alone; None for an image of the source that is not a file
     rows: list[int]  # its own positions among the vectors searched; empty if it is not there
     from_folder: bool = False  # found in a folder that was given, so it may be left out if it cannot be read
+
+
+class SearchResult(dict[str, Any]):
+    """What `search` found, as plain values. As text, it is what the command prints."""
+
+    form: str = "terminal"  # what the file holds, or what the command prints
+    path: Path | None = None  # the file that was written
+
+    def __str__(self) -> str:
+        return render.terminal(self)
+
+    __repr__ = __str__
 
 
 @verb
@@ -83,8 +96,8 @@ def search(
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Overwrite = False,
-    reporter: Reporter | None = None,
-) -> dict[str, Any]:
+    verbose: bool | Reporter = False,
+) -> SearchResult:
     """The `topk` images of `source` most similar to each query. Default source: the run's training data.
 
     Similarity is 0 for images as unlike as two random images of the source, and 1 for the same image. (It is the cosine
@@ -93,8 +106,14 @@ def search(
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
     image itself. In Python, query and source may also be images in memory (docs/data.md). Instead of a query,
     `duplicates` finds groups of images whose similarity is `threshold` or more, and `outliers` the `topk` images least
-    similar to their neighbors. Prints the result as text or JSON, or writes it to `out`; a web page goes to the run
-    folder by default. Returns the result as plain values.
+    similar to their neighbors.
+
+    Returns the result as plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
+    or a web page; a page goes to the run folder by default.
+
+    >>> found = mixnn.search("runs/photos", "photos/cat0.png", topk=3)
+    >>> [hit["rank"] for hit in found["queries"][0]["nearest"]]
+    [1, 2, 3]
 
     Examples:
         mixnn search runs/photos cat.jpg
@@ -104,7 +123,7 @@ def search(
     kind = _kind(query, duplicates, outliers)
     _check_options(kind, threshold, method, topk)
     topk = TOPK if topk is None else topk
-    reporter = reporter or Reporter()
+    reporter = reporter_for(verbose)
     run = open_run(run, reporter)
     images = run.images(source, str(data_dir))
     query = [query] if isinstance(query, Image.Image) else query
@@ -128,15 +147,22 @@ def search(
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
     about["centered"] = bool(mean.any())
-    result = about | found | {"skipped": [list(pair) for pair in embeddings.skipped]}
-    if output == "html":
-        text = render.page(result, images, [query.picture for query in queries])
-    else:
-        text = json.dumps(result, indent=1) if output == "json" else render.terminal(result)
-    if target:
-        write_atomically(target, (text + "\n").encode())
-    print(target or text)
+    result = SearchResult(about | found | {"skipped": [list(pair) for pair in embeddings.skipped]})
+    result.form, result.path = output, target
+    if target and output == "html":
+        write_atomically(target, (render.page(result, images, [query.picture for query in queries]) + "\n").encode())
+    elif target:
+        write_atomically(target, (_as_text(result) + "\n").encode())
     return result
+
+
+def _as_text(result: SearchResult) -> str:
+    return json.dumps(result, indent=1) if result.form == "json" else str(result)
+
+
+def show_search(result: SearchResult) -> None:
+    """Print the result of `search`, or the file that it was written to."""
+    print(result.path or _as_text(result))
 
 
 def _kind(query: Query, duplicates: bool, outliers: bool) -> str:
@@ -232,7 +258,7 @@ def encode_queries(
     files = {i: picture.paths[0] for i, picture in new.items() if picture.paths}
     groups: list[tuple[list[int], Images]] = [([i], picture) for i, picture in new.items() if i not in files]
     groups += [([*files], ImageFiles("", [str(i) for i in files], paths=[*files.values()]))] if files else []
-    encoder = load(run, device, reporter=reporter) if groups else None
+    encoder = load_encoder(run, device, reporter) if groups else None
     for numbers, group in groups:
         assert encoder is not None
         number = dict(zip(group.names, numbers, strict=True))

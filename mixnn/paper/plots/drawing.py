@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from mixnn.config import calling, on_command_line
 from mixnn.paper.plan import RunKey, Summaries, Summary, fingerprint, load_finished, plan_row
 from mixnn.paper.tables import PROTOCOLS, TABLES, Row
 from mixnn.progress import plural
@@ -159,12 +160,13 @@ class FinishedRuns:
         return {line: runs for line, runs in found.items() if runs}
 
     def command(self, table: str) -> str:
-        """The command that makes a table's runs."""
-        words = ["mixnn", "reproduce", table]
-        words += ["--data", self.data] if self.data != "cifar10" else []
-        words += ["--results", str(self.results)] if self.results != Path("results") else []
-        words += [word for name, value in self.settings.items() for word in ("--setting", f"{name}={value}")]
-        return f"`{shlex.join(words)}`"
+        """The command or call that makes a table's runs."""
+        given: dict[str, Any] = {"data": self.data} if self.data != "cifar10" else {}
+        given |= {"results": str(self.results)} if self.results != Path("results") else {}
+        if not on_command_line():
+            return f"`{calling('reproduce', table, **given, **self.settings)}`"
+        words = [word for name, value in self.settings.items() for word in ("--setting", f"{name}={value}")]
+        return f"`{' '.join([calling('reproduce', table, **given), *map(shlex.quote, words)])}`"
 
 
 def _has_columns(run: Summary, columns: Sequence[str]) -> bool:
