@@ -34,7 +34,17 @@ import mixnn
 from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
-from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
+from mixnn.files import (
+    LOCK,
+    OUTPUTS,
+    PACKAGE,
+    RUN_FILES,
+    TEMPORARY,
+    code_digest,
+    is_written_by_mixnn,
+    why,
+    write_atomically,
+)
 from mixnn.nn.backbone import Network
 from mixnn.processes import is_main_process
 from mixnn.registry import UnknownName, how_to_import
@@ -45,7 +55,7 @@ DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN o
 # --overwrite removes only these, which pretrain and evaluate wrote, and the outputs of other commands in files.OUTPUTS.
 OWN_FILES = (
     *(name for name in RUN_FILES if name != LOCK),
-    *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
+    *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),  # the last two: earlier versions
     "tensorboard/events.out.tfevents.*",
 )
 
@@ -353,7 +363,7 @@ class Run:
 
 def _is_begun(path: Path) -> bool:
     """The folder holds nothing but what is written before it becomes a run folder."""
-    first = rf"{re.escape(LOCK)}|command\.txt|\.(command\.txt|config\.yaml)\.\d+\.tmp"
+    first = rf"{re.escape(LOCK)}|command\.txt|{TEMPORARY.pattern}|\.(command\.txt|config\.yaml)\.\d+\.tmp"
     return path.is_dir() and all(file.is_file() and re.fullmatch(first, file.name) for file in path.iterdir())
 
 

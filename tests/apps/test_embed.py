@@ -57,7 +57,7 @@ def expected(run, folder):
     encoder = mixnn.load(run, device="cpu")
     names = [n for n in open_images(folder).names if n not in ("5.png", "broken.jpg")]
     with torch.no_grad():
-        return {n: encoder(torch.from_numpy(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
+        return {n: encoder(torch.tensor(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
 
 
 def same(names, vectors, expected):
