@@ -213,8 +213,7 @@ def _compare(encoder: Encoder, program: Callable[[Tensor], Tensor], what: str, r
 def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter: Reporter) -> dict[str, Any]:
     """All that someone needs who has the file but neither the run nor mixnn."""
     c, step = run.config, state["step"]
-    environment_file = run.path / "environment.json"
-    trained_with = json.loads(environment_file.read_text()) if environment_file.exists() else {}
+    trained_with = run.environment(reporter.warn)
     here = environment(torch.device("cpu"))
     steps_per_epoch = max(1, state["data"]["images"] // c.batch_size)
     known = methods.METHODS.get(c.method)  # one of the user's own may not be imported, and is not needed here
@@ -332,7 +331,7 @@ def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
 def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
     """The results that belong to these weights, each with its protocol."""
     kept = {}
-    for name, found in run.results().items():
+    for name, found in run.results(reporter.warn).items():
         measured = found.get("protocol", {}).get("checkpoint_step") if isinstance(found, dict) else None
         if measured == step:
             kept[name] = found

@@ -310,7 +310,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     if dataset.recipe is None and not trainer.over:
         _judge_again(trainer, run)
     if is_main_process():
-        run.rewind(trainer.done)
+        run.rewind(trainer.done, reporter.warn)
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
     if changes:
@@ -332,7 +332,8 @@ def _judge_again(trainer: Trainer, run: Run) -> None:
         trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
         return
     assert trainer.judge is not None
-    trainer.judge.points = [point for point in run.judgement().get("points", []) if point["step"] <= trainer.done]
+    points = run.judgement(trainer.reporter.warn).get("points", [])
+    trainer.judge.points = [point for point in points if point["step"] <= trainer.done]
 
 
 def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:

@@ -313,7 +313,9 @@ class Trainer:
             interrupts() as flag,
             self.reporter.bar(self.config.method, total) as advance,
         ):
-            self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
+            self.spreads = [
+                (line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line and "epoch" in line
+            ]
             if dist.broadcast(self._unlogged(run)):  # the last process saved this epoch and died before logging it
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             self.saved_at = self.clock()
@@ -473,7 +475,7 @@ class Trainer:
     def _unlogged(self, run: Run) -> bool:
         """The epoch that has just ended is missing in the log."""
         ended = self.done > 0 and (self.done % self.steps_per_epoch == 0 or self.over)
-        return ended and self.done not in {record["step"] for record in run.metrics()}
+        return ended and self.done not in {record.get("step") for record in run.metrics()}
 
     def _save(self, run: Run) -> None:
         with self._timing("checkpoint"):

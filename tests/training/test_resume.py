@@ -472,6 +472,26 @@ def test_every_method_goes_on_with_the_same_bits_from_a_saved_state(tmp_path: Pa
     assert resumed.step.means() == straight.step.means()
 
 
+def test_damaged_records_do_not_stop_a_run_and_lose_nothing_else(unbroken: Path, tmp_path: Path):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"loss", b"lo\xffs")
+    (run / "metrics.jsonl").write_bytes(b"".join(lines))
+    (run / "environment.json").write_text("{")
+    (run / "command.txt").unlink()
+    done = command("pretrain", "--resume", run, "--epochs", 6)
+    assert done.code == 0, done.err
+    assert [record["epoch"] for record in log(run)] == [1, 3, 4, 5, 6]
+    assert f"1 line of {run / 'metrics.jsonl'} cannot be read and is left out" in done.err
+    (run / "results.json").write_bytes(b'{"knn": \xff')
+    done = command("evaluate", run, "--protocol", "knn", "--save", tmp_path / "summary.json")
+    assert done.code == 0, done.err
+    assert "results.json was damaged" in done.err
+    assert "command.txt" in done.err
+    assert json.loads((tmp_path / "summary.json").read_text())["results"]["knn"]
+    assert (run / "results.json.damaged").read_bytes() == b'{"knn": \xff'
+
+
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path):
     images, run = tmp_path / "images", tmp_path / "run"
     images.mkdir()
