@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from mixnn import methods
@@ -35,7 +34,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import NO_START, STARTS, TORCHVISION, make_backbone
+from mixnn.runs.weights import CHECKSUM, NO_START, STARTS, TORCHVISION, make_backbone, tensor_file
 
 __all__ = ["export"]
 
@@ -57,6 +56,7 @@ PROGRAM = {
 WEIGHTS = {
     "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
     "gives": "after the mean over pixels: float32 (batch, features)",
+    "checksum": f"{CHECKSUM} in the header: CRC-32 of the whole file, with zeros in place of its eight digits",
 }
 
 
@@ -128,7 +128,7 @@ def _check_onnx() -> None:
 def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
     weights = {name: t.contiguous() for name, t in encoder.backbone.state_dict().items()}
     weights |= encoder.layout.tensors() if encoder.layout else {}
-    return serialize(weights, {"format": "pt", CARD: card})  # other readers look for "format"
+    return tensor_file(weights, {"format": "pt", CARD: card})  # other readers look for "format"
 
 
 def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> bytes:

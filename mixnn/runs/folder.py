@@ -21,6 +21,7 @@ import platform
 import re
 import shlex
 import subprocess
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -244,7 +245,13 @@ class Run:
         self.write("environment.json", json.dumps(about, indent=1) + "\n")
 
     def _write_config(self, config: Config) -> None:
-        self.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.write("config.yaml", text + _signature(text))
+
+    def was_config_edited(self) -> bool:
+        """Whether config.yaml is not as mixnn wrote it; also True for files of earlier versions."""
+        text = (self.path / "config.yaml").read_text()
+        return not text.endswith(_signature(text.rpartition("# ")[0]))
 
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""
@@ -390,6 +397,11 @@ class Run:
                 f"use `mixnn pretrain {shlex.quote(self.config.data)}`"
             )
         return tensors, state
+
+
+def _signature(settings: str) -> str:
+    """The last line of config.yaml, a comment that shows whether the file was edited."""
+    return f"# checksum {zlib.crc32(settings.encode()):08x}; a run cannot change its settings, so do not edit them\n"
 
 
 def _log_record(line: bytes) -> dict[str, Any] | None:
