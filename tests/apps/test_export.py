@@ -19,7 +19,7 @@ from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, load
-from mixnn.runs.weights import read_weights
+from mixnn.runs.weights import read_weights, tensor_file
 from mixnn.training import judgement
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
@@ -369,7 +369,7 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
 def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):
     path = export(run, tmp_path / "a.safetensors", reporter=QUIET)
     text = card if isinstance(card, str) else json.dumps(card_of(path) | (card or {}))
-    save_file(load_file(path), path, None if card is None else {CARD: text})
+    path.write_bytes(tensor_file(load_file(path), {} if card is None else {CARD: text}))
     with pytest.raises(UserError, match=message):
         load(path, "cpu")
 

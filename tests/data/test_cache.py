@@ -188,6 +188,19 @@ def test_a_damaged_entry_is_rebuilt_and_one_line_says_so(folder, tmp_path, capfd
     assert capfd.readouterr() == ("", ""), "it is whole again"
 
 
+def test_an_entry_too_large_for_memory_is_checked_too(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(cache, "_available_memory", lambda: 0)
+    images, _ = copy_of_decoded(folder)
+    path = entries(tmp_path)[0] / "images.npy"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(flip(-1)(content))
+    assert np.array_equal(copy_of_decoded(folder)[0], images)
+    assert "its checksum does not match" in capfd.readouterr().err
+    assert path.read_bytes() == content
+    assert path.stat().st_mode & 0o777 == 0o444, "nobody cuts it by accident"
+
+
 def test_files_are_synced_before_the_entry_appears(folder, tmp_path, monkeypatch):
     synced = []
 
