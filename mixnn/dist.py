@@ -79,6 +79,15 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
+def gather_values(value: Any) -> list[Any]:
+    """The values of all processes, by rank, returned on every process."""
+    values = [value] * size()
+    if size() > 1:
+        with _collective():
+            torch_dist.all_gather_object(values, value)
+    return values
+
+
 def all_max(value: int) -> int:
     """The largest value over all processes, returned on every process."""
     if size() == 1:

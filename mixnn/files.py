@@ -1,4 +1,8 @@
-"""Safe files: atomic writes, refusal to replace what exists, and locks that the system frees when a process ends."""
+"""Safe files: atomic writes, refusal to replace what exists, and locks that the system frees when a process ends.
+
+Unfinished files and folders are called .mixnn-PID-XXXXXXXX.tmp and locked by the process that writes them. What a
+killed process left behind is removed by the next command that writes into the same folder.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import secrets
+import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +29,8 @@ except ImportError:  # no file locks on this system: run one process at a time
     fcntl = None  # type: ignore[assignment]
 
 PACKAGE = Path(__file__).parent
+TEMPORARY = re.compile(r"\.mixnn-(\d+)-[0-9a-f]{8}\.tmp")
+ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock counts as left behind, whoever wrote it
 LOCK = ".lock"  # held in a run folder while it is being trained
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = (
@@ -49,13 +59,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_path(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        remove_leftovers(path.parent)
+        with open(temporary, "xb") as file:
+            try_flock(file.fileno())
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
     except BaseException as error:  # a second Ctrl-C too
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -63,6 +76,62 @@ def atomic_file(path: Path) -> Iterator[Path]:
             raise
         reason = error.strerror or error
         raise UserError(f"cannot write {path}: {reason}; what was saved before is untouched") from None
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent` for unfinished files. It is removed when the block ends."""
+    remove_leftovers(parent)
+    folder = _temporary_path(parent)
+    folder.mkdir(mode=0o700)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try_flock(descriptor)
+        yield folder
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_path(folder: Path) -> Path:
+    return folder / f".mixnn-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes temporary files and folders of processes that were killed."""
+    for path in folder.glob(".mixnn-*.tmp"):
+        with contextlib.suppress(OSError):
+            if not _is_left_over(path):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a temporary file belongs to a process that is gone: one of this machine, or any a day ago."""
+    named = TEMPORARY.fullmatch(path.name)
+    if named is None or path.is_symlink():
+        return False
+    is_old = time.time() - path.stat().st_mtime > ABANDONED
+    if not (is_old or _is_gone(int(named[1]))):
+        return False
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return try_flock(descriptor, unknown=is_old)  # a process on another machine, or in a container, may hold it
+    finally:
+        os.close(descriptor)
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # it belongs to another user
+        return False
+    return False
 
 
 def _sync(path: Path) -> None:
@@ -153,7 +222,7 @@ def try_lock(path: Path) -> Iterator[bool]:
     """Yields whether this process got the lock. The file stays: removing it could remove another process's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
-        yield fcntl is None or _flock(file.fileno())
+        yield try_flock(file.fileno())
 
 
 @contextmanager
@@ -169,11 +238,14 @@ def lock_run(run: Path) -> Iterator[None]:
         yield
 
 
-def _flock(file: int) -> bool:
+def try_flock(file: int, shared: bool = False, unknown: bool = True) -> bool:
+    """Locks an open file; False if another process holds it, `unknown` if this file system has no locks."""
+    if fcntl is None:
+        return unknown
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # no such locks on this file system
-        return True
+        return unknown
     return True

@@ -20,6 +20,12 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK") or 0) if world_size() > 1 else 0
 
 
+def local_world_size() -> int:
+    """Number of this run's processes on this machine."""
+    text = os.environ.get("LOCAL_WORLD_SIZE") or ""
+    return max(1, int(text)) if text.isdecimal() else world_size()
+
+
 def is_main_process() -> bool:
     """Whether this is the process that prints and writes files."""
     alone = (os.environ.get("WORLD_SIZE") or "1") in ("0", "1")

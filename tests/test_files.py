@@ -1,15 +1,16 @@
-"""A run folder belongs to one process, and is free again however that process ends."""
+"""A run folder belongs to one process, and is free again however that process ends. So are unfinished files."""
 
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from mixnn import files
 from mixnn.config import UserError
-from mixnn.files import LOCK, lock_run, try_lock
+from mixnn.files import LOCK, atomic_file, lock_run, scratch_folder, try_lock, write_atomically
 
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -53,3 +54,50 @@ def test_a_file_system_without_locks_does_not_stop_anyone(tmp_path: Path, monkey
     monkeypatch.setattr(files.fcntl, "flock", flock)
     with try_lock(tmp_path / "x") as mine:
         assert mine
+
+
+# Temporary files
+
+
+def write_and_wait(folder: Path, ready) -> None:
+    with atomic_file(folder / "a.npz") as path, scratch_folder(folder) as scratch:
+        path.write_text("half")
+        (scratch / "part").write_text("half")
+        ready.set()
+        signal.pause()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_and_not_before(tmp_path: Path):
+    mine = [".mixnn-1-a.tmp", ".notes.txt.7.tmp", "x.tmp"]  # not named by mixnn
+    for name in mine:
+        (tmp_path / name).touch()
+    ready = FORKS.Event()
+    other = FORKS.Process(target=write_and_wait, args=(tmp_path, ready), daemon=True)
+    other.start()
+    assert ready.wait(600)
+    write_atomically(tmp_path / "b.txt", b"")
+    assert len(names(tmp_path)) == len(mine) + 3, "it is still being written"
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    write_atomically(tmp_path / "c.txt", b"")
+    assert names(tmp_path) == sorted([*mine, "b.txt", "c.txt"])
+
+
+def test_what_no_process_here_wrote_stays_for_a_day(tmp_path: Path):
+    left = tmp_path / f".mixnn-{os.getpid()}-0123abcd.tmp"  # as if by a process of that number in another container
+    left.touch()
+    write_atomically(tmp_path / "a.txt", b"")
+    assert left.exists()
+    then = time.time() - 2 * files.ABANDONED
+    os.utime(left, (then, then))
+    with atomic_file(tmp_path / "b.txt") as writing:
+        os.utime(writing, (then, then))
+        write_atomically(tmp_path / "c.txt", b"")
+        assert writing.exists(), "it is locked"
+        assert not left.exists()
+        writing.write_bytes(b"")
+    assert names(tmp_path) == ["a.txt", "b.txt", "c.txt"]

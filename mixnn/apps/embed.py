@@ -17,7 +17,7 @@ from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, on_command_line, verb
 from mixnn.data.images import Images
-from mixnn.files import check_output
+from mixnn.files import check_output, scratch_folder
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -91,9 +91,9 @@ def _encode_all(run: Run, images: Images, target: Path | None, device: str, repo
     if target and target.suffix == ".npz":
         _write(target, run, encoder, images, reporter)
         return store.read(target, mapped=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        _write(Path(scratch) / "vectors.npz", run, encoder, images, reporter)
-        return store.read(Path(scratch) / "vectors.npz", mapped=True)
+    with scratch_folder(Path(tempfile.gettempdir())) as scratch:
+        _write(scratch / "vectors.npz", run, encoder, images, reporter)
+        return store.read(scratch / "vectors.npz", mapped=True)
 
 
 def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
@@ -118,8 +118,8 @@ def collect(
     if cached.is_file():
         return store.read(cached)
     encoder = load_encoder(run, device, reporter) if encoder is None else encoder
-    with tempfile.TemporaryDirectory() as elsewhere:
-        file = cached if _is_writable(cached.parent) else Path(elsewhere) / cached.name
+    with scratch_folder(Path(tempfile.gettempdir())) as elsewhere:
+        file = cached if _is_writable(cached.parent) else elsewhere / cached.name
         _write(file, run, encoder, images, reporter)
         checkpoint, title, _ = file.stem.split("-")
         for old in file.parent.glob(CACHED):

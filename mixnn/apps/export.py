@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor
 
 from mixnn import methods
@@ -35,7 +34,7 @@ from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import NO_START, STARTS, TORCHVISION, make_backbone
+from mixnn.runs.weights import CHECKSUM, NO_START, STARTS, TORCHVISION, make_backbone, tensor_file
 
 __all__ = ["export"]
 
@@ -57,6 +56,7 @@ PROGRAM = {
 WEIGHTS = {
     "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
     "gives": "after the mean over pixels: float32 (batch, features)",
+    "checksum": f"{CHECKSUM} in the header: CRC-32 of the whole file, with zeros in place of its eight digits",
 }
 
 
@@ -132,7 +132,7 @@ def _check_onnx() -> None:
 def to_safetensors(encoder: Encoder, card: str, _opset: int, _reporter: Reporter) -> bytes:
     weights = {name: t.contiguous() for name, t in encoder.backbone.state_dict().items()}
     weights |= encoder.layout.tensors() if encoder.layout else {}
-    return serialize(weights, {"format": "pt", CARD: card})  # other readers look for "format"
+    return tensor_file(weights, {"format": "pt", CARD: card})  # other readers look for "format"
 
 
 def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> bytes:
@@ -217,8 +217,7 @@ def _compare(encoder: Encoder, program: Callable[[Tensor], Tensor], what: str, r
 def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter: Reporter) -> dict[str, Any]:
     """All that someone needs who has the file but neither the run nor mixnn."""
     c, step = run.config, state["step"]
-    environment_file = run.path / "environment.json"
-    trained_with = json.loads(environment_file.read_text()) if environment_file.exists() else {}
+    trained_with = run.environment(reporter.warn)
     here = environment(torch.device("cpu"))
     steps_per_epoch = max(1, state["data"]["images"] // c.batch_size)
     known = methods.METHODS.get(c.method)  # one of the user's own may not be imported, and is not needed here
@@ -336,7 +335,7 @@ def _preprocessing(c: Config, data: dict[str, Any]) -> dict[str, Any]:
 def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
     """The results that belong to these weights, each with its protocol."""
     kept = {}
-    for name, found in run.results().items():
+    for name, found in run.results(reporter.warn).items():
         measured = found.get("protocol", {}).get("checkpoint_step") if isinstance(found, dict) else None
         if measured == step:
             kept[name] = found

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from mixnn.config import UserError
+from mixnn.files import scratch_folder
 
 # What the unpackers raise for a damaged archive. RuntimeError: the zip is encrypted or its compression is unknown.
 # The last three: two members that cannot both exist, such as a file and a folder of the same name.
@@ -38,8 +38,8 @@ class Archive:
 
 def extract(archive: Path, root: Path, folder: str) -> Path:
     """Unpack `folder` of the archive into root. The folder appears there complete or not at all."""
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as scratch:
-        target = Path(scratch) / "new"
+    with scratch_folder(root) as scratch:
+        target = scratch / "new"
         target.mkdir()
         unpack = unpack_zip if zipfile.is_zipfile(archive) else unpack_tar
         try:
@@ -48,7 +48,7 @@ def extract(archive: Path, root: Path, folder: str) -> Path:
             raise UserError(f"{archive} cannot be unpacked: {error}\nremove it and download it again") from error
         if not (target / folder).is_dir():
             raise UserError(f"{archive} contains no folder {folder!r}\nremove it and download it again")
-        return replace_folder(target / folder, root / folder, Path(scratch) / "old")
+        return replace_folder(target / folder, root / folder, scratch / "old")
 
 
 def replace_folder(new: Path, place: Path, old: Path) -> Path:

@@ -1,18 +1,32 @@
-"""Cache of decoded images: a folder is decoded once per size, and later runs map the array into memory.
+"""Cache of decoded images: a folder is decoded once per size, and later runs read the pixels from one file.
 
 An entry's key is made of the files' names, sizes and times and the size of the crops, so a changed folder gets a new
 entry. One of the times is the inode's, which nobody can set: an archive may give all its files the same date. An entry
 is built in a temporary folder and renamed when complete, so two runs that start together do the work twice and keep
-one result. A damaged entry is rebuilt.
+one result.
+
+An entry is checked in full when it is opened: sizes, and a CRC-32 of the pixels and of what is known about the files. A
+damaged one is built again, with a warning. Pixels that fit in memory are read into it, so nothing that happens to the
+file later can harm a running job: a truncated file in a memory map would kill it. Larger ones are mapped, and their
+file is read-only.
+
+The cache has a size limit. Entries that were not used for the longest time are removed first, and never those that a
+running process uses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
+import math
 import os
-import tempfile
+import re
+import shutil
+import time
+import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -22,11 +36,22 @@ import numpy as np
 from mixnn.config import UserError
 from mixnn.data.archive import replace_folder
 from mixnn.data.decode import Decoded, FileInfo, decode_into
-from mixnn.files import write_atomically
+from mixnn.files import scratch_folder, try_flock, write_atomically
+from mixnn.processes import is_main_process, local_world_size
+from mixnn.progress import Reporter
 
-VERSION = 1  # increase it when decoding changes
+VERSION = 2  # increase it when decoding, or the form of an entry, changes
 CHUNK = 1024  # files between two progress reports
+BLOCK = 2**22  # bytes read and checked at a time
 IMAGES, INFOS = "images.npy", "facts.json"  # files of an entry
+ENTRY = re.compile("[0-9a-f]{32}")
+MEMORY_SHARE = 0.5  # of the free memory that the images of one entry may take in all processes of a run
+DISK_SHARE = 0.1  # of the disk that all entries may take by default
+UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
+RECENT = 24 * 3600.0  # seconds; where files cannot be locked, an entry used later than this may still be in use
+
+# Entries whose pixels this process holds, with what is known about their files.
+_open_entries: dict[Path, tuple[weakref.ref[np.ndarray], list[FileInfo | str]]] = {}
 
 
 def cache_root() -> Path:
@@ -34,16 +59,30 @@ def cache_root() -> Path:
     return Path(os.environ.get("MIXNN_CACHE") or Path.home() / ".cache" / "mixnn" / "images").expanduser()
 
 
+def size_limit(root: Path) -> float:
+    """Bytes that the cache may take: $MIXNN_CACHE_SIZE, or a tenth of the disk."""
+    text = os.environ.get("MIXNN_CACHE_SIZE", "").strip()
+    if not text:
+        return DISK_SHARE * shutil.disk_usage(root).total
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?) ?({'|'.join(UNITS)})", text.upper(), re.ASCII)
+    if not found:
+        raise UserError(f"MIXNN_CACHE_SIZE={text} is not a size: write it as 500MB, 20GB or 1TB")
+    return float(found[1]) * UNITS[found[2]]
+
+
 def decoded(
     folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Decoded:
-    """Decode the named files of a folder to size x size, or map them from the cache without loading them."""
+    """Decode the named files of a folder to size x size, or read them from the cache. Nobody may write to the array."""
     entry = cache_root() / _key(folder, names, size)
-    found = _read(entry, len(names), size)
+    found = _open(entry, len(names), size)
     if found is None:
-        with contextlib.suppress(OSError, UserError):  # the disk is full or read-only, or another run was faster
-            _build(entry, folder, names, size, progress)
-        found = _read(entry, len(names), size)
+        with contextlib.suppress(OSError):  # the disk is full or read-only, or another run was faster
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(entry.parent, len(names) * 3 * size * size, size_limit(entry.parent))
+            with contextlib.suppress(UserError):
+                _build(entry, folder, names, size, progress)
+        found = _open(entry, len(names), size)
     return found or _decode(folder, names, size)
 
 
@@ -58,18 +97,85 @@ def _key(folder: Path, names: Sequence[str], size: int) -> str:
     return digest.hexdigest()[:32]
 
 
-def _read(entry: Path, num_files: int, size: int) -> Decoded | None:
-    """A cached entry, or None if it is missing or damaged."""
-    try:
-        infos = [x if isinstance(x, str) else FileInfo(*x) for x in json.loads((entry / INFOS).read_text())]
-        images = np.lib.format.open_memmap(entry / IMAGES, mode="r")
-        num_bytes = images.offset + images.nbytes
-        complete = len(infos) == num_files and num_bytes == (entry / IMAGES).stat().st_size
-        expected_shape = (len(_readable(infos)), 3, size, size)
-        fits = complete and images.shape == expected_shape and images.dtype == np.uint8
-    except Exception:  # damaged JSON and damaged headers can raise nearly anything
+def _open(entry: Path, num_files: int, size: int) -> Decoded | None:
+    """A cached entry; None if it is missing or damaged."""
+    if entry in _open_entries:
+        reference, infos = _open_entries[entry]
+        if (images := reference()) is not None:
+            return Decoded(images, infos)
+    if not entry.exists():
         return None
-    return Decoded(images, infos) if fits else None
+    try:
+        found = _read(entry, num_files, size)
+    except Exception as error:  # damaged files can raise nearly anything
+        if is_main_process():
+            Reporter().warn(f"{entry} in the image cache is damaged ({error}): decoding the images again")
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(entry / INFOS)  # used last
+    _open_entries[entry] = weakref.ref(found.images), found.infos
+    return found
+
+
+def _read(entry: Path, num_files: int, size: int) -> Decoded:
+    """A cached entry, checked in full; ValueError, or an exception of any other kind, if it is damaged."""
+    facts = json.loads((entry / INFOS).read_bytes())
+    infos = [info if isinstance(info, str) else FileInfo(*info) for info in facts["infos"]]
+    shape = (len(_readable(infos)), 3, size, size)
+    header, num_bytes = _header(shape), math.prod(shape)
+    file = open(entry / IMAGES, "rb")  # noqa: SIM115  (stays open, and locked, as long as the pixels are used)
+    try:
+        try_flock(file.fileno(), shared=True)
+        is_whole = os.fstat(file.fileno()).st_size == len(header) + num_bytes
+        if len(infos) != num_files or not is_whole or file.read(len(header)) != header:
+            raise ValueError("it has another size than it should have")
+        images: np.ndarray
+        if num_bytes * local_world_size() <= MEMORY_SHARE * _available_memory():
+            images = np.empty(shape, np.uint8)
+            crc = _read_blocks(file, num_bytes, images.reshape(-1))
+        else:
+            images = np.memmap(file, np.uint8, "r", len(header), shape)
+            file.seek(len(header))
+            crc = _read_blocks(file, num_bytes, None)
+        if facts["crc32"] != _checksum(crc, infos):
+            raise ValueError("its checksum does not match")
+    except BaseException:
+        file.close()
+        raise
+    weakref.finalize(images, file.close).atexit = False
+    return Decoded(images, infos)
+
+
+def _read_blocks(file: IO[bytes], num_bytes: int, target: np.ndarray | None) -> int:
+    """Reads the rest of a file, into the target if there is one; returns its CRC-32."""
+    buffer, crc = np.empty(BLOCK if target is None else 0, np.uint8), 0
+    for start in range(0, num_bytes, BLOCK):
+        length = min(BLOCK, num_bytes - start)
+        block = buffer[:length] if target is None else target[start : start + length]
+        if file.readinto(block.data) != length:  # type: ignore[attr-defined]
+            raise ValueError("it became shorter")
+        crc = zlib.crc32(block.data, crc)
+    return crc
+
+
+def _checksum(pixels_crc: int, infos: Sequence[FileInfo | str]) -> int:
+    return zlib.crc32(json.dumps(infos).encode(), pixels_crc)
+
+
+def _available_memory() -> float:
+    """Bytes of memory that are free or can be freed, also within the limits of a container."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = [1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))]
+        group = Path("/sys/fs/cgroup")
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        ):
+            with contextlib.suppress(OSError, ValueError):  # there is none
+                free.append(int((group / limit).read_text()) - int((group / used).read_text()))
+        return min(free)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
 
 
 def _readable(infos: Sequence[FileInfo | str]) -> list[int]:
@@ -84,28 +190,59 @@ def _decode(folder: Path, names: Sequence[str], size: int) -> Decoded:
 
 def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None]) -> None:
     """Write an entry. Its files are on the disk before it gets its name, so a crash cannot leave half of one."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f"{entry.name}.", suffix=".part", dir=entry.parent, ignore_cleanup_errors=True
-    ) as scratch:
-        new = Path(scratch) / "new"
+    with scratch_folder(entry.parent) as scratch:
+        new = scratch / "new"
         new.mkdir()
         infos: list[FileInfo | str] = []
+        crc = 0
         with open(new / IMAGES, "wb") as file:
-            _write_header(file, (len(names), 3, size, size))
+            file.write(_header((len(names), 3, size, size)))
             for start in range(0, len(names), CHUNK):
                 chunk = _decode(folder, names[start : start + CHUNK], size)
-                file.write(chunk.images.tobytes())
+                file.write(chunk.images.data)
+                crc = zlib.crc32(chunk.images.data, crc)
                 infos += chunk.infos
                 progress(len(infos), len(names))
             file.seek(0)
-            _write_header(file, (len(_readable(infos)), 3, size, size))
+            file.write(_header((len(_readable(infos)), 3, size, size)))
             file.flush()
+            os.fchmod(file.fileno(), 0o444)
             os.fsync(file.fileno())
-        write_atomically(new / INFOS, json.dumps(infos).encode())
-        replace_folder(new, entry, Path(scratch) / "old")
+        write_atomically(new / INFOS, json.dumps({"crc32": _checksum(crc, infos), "infos": infos}).encode())
+        replace_folder(new, entry, scratch / "old")
 
 
-def _write_header(file: IO[bytes], shape: tuple[int, ...]) -> None:
-    """Write the header of a .npy file. numpy pads it, so that its length is the same for any number of images."""
+def _header(shape: tuple[int, ...]) -> bytes:
+    """The header of a .npy file. numpy pads it, so that its length is the same for any number of images."""
+    file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+def _make_room(root: Path, needed: int, limit: float) -> None:
+    """Removes the least recently used entries until `needed` more bytes fit, or all others are in use."""
+    entries = [(_last_use(path), _num_bytes(path), path) for path in root.iterdir() if ENTRY.fullmatch(path.name)]
+    total = sum(num_bytes for _, num_bytes, _ in entries)
+    room = min(limit, total + shutil.disk_usage(root).free) - needed
+    for _, num_bytes, path in sorted(entries):
+        if total > room and _remove_unused(path):
+            total -= num_bytes
+
+
+def _num_bytes(entry: Path) -> int:
+    return sum(path.stat().st_size for path in entry.glob("*"))
+
+
+def _last_use(entry: Path) -> float:
+    return max((path.stat().st_mtime for path in (entry / INFOS, entry) if path.exists()), default=0.0)
+
+
+def _remove_unused(entry: Path) -> bool:
+    """Removes an entry, unless a process uses it."""
+    with contextlib.suppress(FileNotFoundError), open(entry / IMAGES, "rb") as file:
+        if not try_flock(file.fileno(), unknown=time.time() - _last_use(entry) > RECENT):
+            return False
+    with contextlib.suppress(OSError), scratch_folder(entry.parent) as scratch:
+        entry.rename(scratch / "old")  # at once: nobody may find half an entry
+        return True
+    return False

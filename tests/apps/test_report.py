@@ -501,8 +501,9 @@ def test_a_report_is_the_same_every_time(pages, place):
         (lambda run: _edit(run / "config.yaml", "data: digits", "data: cifar10"), "cifar10 is not on disk"),
         (lambda run: (run / "metrics.jsonl").unlink(), "No epoch is logged, so there are no curves."),
         (lambda run: (run / "metrics.jsonl").write_text("{\n"), "metrics.jsonl cannot be read"),
+        (lambda run: (run / "command.txt").unlink(), "command.txt"),
         (lambda run: (run / "results.json").write_text("{"), "results.json"),
-        (lambda run: (run / "results.json").write_text("[]"), "results.json does not have the expected format."),
+        (lambda run: (run / "results.json").write_text("[]"), "results.json does not have the expected format"),
         (lambda run: (run / "results.json").write_text('{"knn": 3}'), "Not evaluated: kNN, linear (run `mixnn"),
         (lambda run: (run / "environment.json").write_text("{"), "environment.json cannot be read"),
         (

@@ -1,8 +1,9 @@
-"""A folder is decoded once per size, again when it changes, and an entry is complete or not there."""
+"""A folder is decoded once per size, again when it changes, and an entry is complete and undamaged or not used."""
 
 import json
 import multiprocessing
 import os
+import shutil
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from mixnn import data
+from mixnn.config import UserError
 from mixnn.data import cache
 from mixnn.data.decode import decode
 
@@ -42,14 +44,48 @@ def test_images_equal_those_of_decode_without_the_unreadable_ones(folder):
     assert [f.height for i, f in enumerate(found.infos) if i != 3] == [9, 10, 11, 13, 14, 15]
 
 
-def test_a_second_reading_maps_the_file_and_decodes_nothing(folder, monkeypatch, tmp_path):
-    first = cache.decoded(folder, names(folder), 8)
+def copy_of_decoded(folder, size=8):
+    """Pixels and facts, without holding the entry."""
+    found = cache.decoded(folder, names(folder), size)
+    return np.array(found.images), found.infos
+
+
+@pytest.mark.parametrize("memory", [2**30, 0], ids=["in memory", "mapped"])
+def test_a_second_reading_decodes_nothing(folder, monkeypatch, tmp_path, memory):
+    first, infos = copy_of_decoded(folder)
     monkeypatch.setattr(cache, "decode_into", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(cache, "_available_memory", lambda: memory)
     again = cache.decoded(folder, names(folder), 8)
-    assert isinstance(again.images, np.memmap)
-    assert np.array_equal(again.images, first.images)
-    assert again.infos == first.infos
+    assert isinstance(again.images, np.memmap) == (not memory)
+    assert np.array_equal(again.images, first)
+    assert again.infos == infos
+    assert cache.decoded(folder, names(folder), 8).images is again.images, "held once"
     assert len(entries(tmp_path)) == 1
+
+
+def test_the_processes_of_a_run_share_the_memory(folder, monkeypatch):
+    copy_of_decoded(folder)
+    monkeypatch.setattr(
+        cache, "_available_memory", lambda: 3000
+    )  # the images take 1152 bytes, at most half may be used
+    assert not isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+
+
+def _use_after_truncation(folder):
+    found = cache.decoded(folder, names(folder), 64)
+    assert cache.decoded(folder, names(folder), 64).images.sum() == found.images.sum()
+    for path in cache.cache_root().glob("*/images.npy"):
+        os.truncate(path, 0)
+    os._exit(int(found.images.sum() == 0))
+
+
+def test_an_entry_truncated_under_a_running_job_does_not_harm_it(folder):
+    child = multiprocessing.get_context("fork").Process(target=_use_after_truncation, args=(folder,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0, "a memory map would be SIGBUS"
 
 
 def test_files_of_the_same_date_and_size_are_distinguished(folder, tmp_path):
@@ -83,8 +119,23 @@ def test_another_size_or_a_changed_file_is_another_entry(folder, tmp_path):
     assert len(entries(tmp_path)) == 4
 
 
-def drop_first(data: bytes) -> bytes:
-    return json.dumps(json.loads(data)[1:]).encode()
+def edit(change):
+    """Damage to the list of facts, which leaves the rest as it is."""
+
+    def damage(data: bytes) -> bytes:
+        facts = json.loads(data)
+        return json.dumps(facts | {"infos": change(facts["infos"])}).encode()
+
+    return damage
+
+
+def flip(position):
+    """Damage to one bit."""
+
+    def damage(data: bytes) -> bytes:
+        return data[:position] + bytes([data[position] ^ 1]) + data[position:][1:]
+
+    return damage
 
 
 DAMAGE = {
@@ -93,10 +144,12 @@ DAMAGE = {
     "facts cut": ("facts.json", lambda data: data[:40]),
     "facts not text": ("facts.json", lambda _: b"\xff\xfe\x00"),
     "facts of another type": ("facts.json", lambda _: b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}'),
-    "facts of fewer files": ("facts.json", drop_first),
-    "facts with fewer fields": ("facts.json", lambda _: json.dumps([[9, 9, "RGB"]] * 6 + ["unreadable"]).encode()),
-    "facts without content": ("facts.json", lambda _: json.dumps([None] * 7).encode()),
-    "facts of more images": ("facts.json", lambda _: json.dumps([[9, 9, "RGB", "0"]] * 7).encode()),
+    "facts of fewer files": ("facts.json", edit(lambda infos: infos[1:])),
+    "facts with fewer fields": ("facts.json", edit(lambda _: [[9, 9, "RGB"]] * 6 + ["unreadable"])),
+    "facts without content": ("facts.json", edit(lambda _: [None] * 7)),
+    "facts of more images": ("facts.json", edit(lambda _: [[9, 9, "RGB", "0"]] * 7)),
+    "a fact changed": ("facts.json", lambda data: data.replace(b"[20, 9,", b"[20, 8,")),
+    "checksum changed": ("facts.json", lambda data: data.replace(b'"crc32": ', b'"crc32": 1')),
     "images missing": ("images.npy", None),
     "images empty": ("images.npy", lambda _: b""),
     "header cut": ("images.npy", lambda data: data[:20]),
@@ -105,14 +158,15 @@ DAMAGE = {
     "pixels too many": ("images.npy", lambda data: data + b"0"),
     "images are junk": ("images.npy", lambda data: b"junk" * (len(data) // 4)),
     "images are a zip": ("images.npy", lambda data: b"PK" + data[2:]),
+    "first pixel flipped": ("images.npy", flip(128)),
+    "last pixel flipped": ("images.npy", flip(-1)),
     "images of another size": ("images.npy", lambda data: data.replace(b"8, 8)", b"4,16)")),
 }
 
 
 @pytest.mark.parametrize("file, damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_entry_is_rebuilt_silently(folder, tmp_path, capfd, file, damage):
-    first = cache.decoded(folder, names(folder), 8)
-    images = np.array(first.images)
+def test_a_damaged_entry_is_rebuilt_and_one_line_says_so(folder, tmp_path, capfd, file, damage):
+    images, infos = copy_of_decoded(folder)
     (entry,) = entries(tmp_path)
     kept = {path.name: path.read_bytes() for path in entry.iterdir()}
     path = entry / file
@@ -122,10 +176,29 @@ def test_a_damaged_entry_is_rebuilt_silently(folder, tmp_path, capfd, file, dama
         assert path.read_bytes() != kept[file]
     again = cache.decoded(folder, names(folder), 8)
     assert np.array_equal(again.images, images)
-    assert again.infos == first.infos
+    assert again.infos == infos
     assert entries(tmp_path) == [entry]
     assert {path.name: path.read_bytes() for path in entry.iterdir()} == kept
-    assert capfd.readouterr() == ("", "")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert f"{entry} in the image cache is damaged" in err
+    del again
+    copy_of_decoded(folder)
+    assert capfd.readouterr() == ("", ""), "it is whole again"
+
+
+def test_an_entry_too_large_for_memory_is_checked_too(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(cache, "_available_memory", lambda: 0)
+    images, _ = copy_of_decoded(folder)
+    path = entries(tmp_path)[0] / "images.npy"
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(flip(-1)(content))
+    assert np.array_equal(copy_of_decoded(folder)[0], images)
+    assert "its checksum does not match" in capfd.readouterr().err
+    assert path.read_bytes() == content
+    assert path.stat().st_mode & 0o777 == 0o444, "nobody cuts it by accident"
 
 
 def test_files_are_synced_before_the_entry_appears(folder, tmp_path, monkeypatch):
@@ -142,16 +215,17 @@ def test_files_are_synced_before_the_entry_appears(folder, tmp_path, monkeypatch
     assert set(sizes.values()) <= set(synced), "both files, after the last byte was written"
 
 
-def test_the_remains_of_a_killed_run_do_not_block_the_cache(folder, tmp_path, monkeypatch):
+def test_the_remains_of_a_killed_run_are_removed_by_the_next(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "decode_into", lambda *_: os._exit(9))
     child = multiprocessing.get_context("fork").Process(target=cache.decoded, args=(folder, names(folder), 8))
     child.start()
     child.join(60)
     monkeypatch.undo()
     monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "getpid", lambda: child.pid)  # a container gives the same number to every run
     assert len(entries(tmp_path)) == 1, "killed in the middle"
-    assert isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+    assert len(cache.decoded(folder, names(folder), 8).images) == 6
+    (entry,) = entries(tmp_path)
+    assert entry.name.isalnum(), "the remains are gone"
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace", "rename"])
@@ -186,7 +260,75 @@ def test_two_runs_at_once_keep_one_complete_entry(folder, tmp_path):
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0]
     (entry,) = entries(tmp_path)
-    assert len(json.loads((entry / "facts.json").read_text())) == 7
+    assert len(json.loads((entry / "facts.json").read_text())["infos"]) == 7
+
+
+def one_entry_too_many(folder, tmp_path, monkeypatch, size):
+    """Images of this size fit only if an entry is removed."""
+    needed = len(names(folder)) * 3 * size * size
+    taken = sum(path.stat().st_size for entry in entries(tmp_path) for path in entry.iterdir())
+    monkeypatch.setenv("MIXNN_CACHE_SIZE", f"{(taken + needed - 100) / 1e6:.6f} MB")
+
+
+def used(entry, hours_ago):
+    then = time.time() - 3600 * hours_ago
+    for path in (entry / "facts.json", entry):
+        os.utime(path, (then, then))
+
+
+def three_entries(folder, tmp_path):
+    """Entries for 6, 7 and 8 pixels, used long ago in the order 7, 6, 8."""
+    found = {}
+    for size, hours_ago in ((6, 20), (7, 30), (8, 10)):
+        before = set(entries(tmp_path)) if found else set()
+        copy_of_decoded(folder, size)
+        (found[size],) = set(entries(tmp_path)) - before
+        used(found[size], hours_ago)
+    return found
+
+
+def test_the_least_recently_used_entries_are_removed_when_the_cache_is_full(folder, tmp_path, monkeypatch):
+    found = three_entries(folder, tmp_path)
+    one_entry_too_many(folder, tmp_path, monkeypatch, 9)
+    copy_of_decoded(folder, 9)
+    assert found[7] not in entries(tmp_path)
+    assert {found[6], found[8]} < set(entries(tmp_path))
+    copy_of_decoded(folder, 6)  # now the one used last
+    one_entry_too_many(folder, tmp_path, monkeypatch, 10)
+    copy_of_decoded(folder, 10)
+    assert found[8] not in entries(tmp_path)
+    assert found[6] in entries(tmp_path)
+
+
+def test_what_a_process_uses_is_never_removed(folder, tmp_path, monkeypatch):
+    found = three_entries(folder, tmp_path)
+    monkeypatch.setenv("MIXNN_CACHE_SIZE", "0MB")
+    in_use = cache.decoded(folder, names(folder), 7)
+    used(found[7], 100)
+    new = cache.decoded(folder, names(folder), 9)
+    assert len(entries(tmp_path)) == 2, "that, and what is needed now"
+    assert found[7] in entries(tmp_path)
+    del in_use, new
+    copy_of_decoded(folder, 10)
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_full_disk_makes_room_too_and_nothing_but_entries_is_removed(folder, tmp_path, monkeypatch):
+    found = three_entries(folder, tmp_path)
+    (tmp_path / "cache" / "notes.txt").write_text("mine")
+    (tmp_path / "cache" / "mine").mkdir()
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    copy_of_decoded(folder, 6 + 3)
+    left = {path.name for path in entries(tmp_path)}
+    assert {"notes.txt", "mine"} < left
+    assert found[7].name not in left
+
+
+@pytest.mark.parametrize("text", ["5", "many", "-1GB", "10 bananas"])
+def test_a_size_limit_that_is_no_size_is_refused(folder, monkeypatch, text):
+    monkeypatch.setenv("MIXNN_CACHE_SIZE", text)
+    with pytest.raises(UserError, match=r"MIXNN_CACHE_SIZE=.* is not a size: write it as 500MB, 20GB or 1TB"):
+        cache.decoded(folder, names(folder), 8)
 
 
 def test_progress_is_reported(folder, monkeypatch):

@@ -19,6 +19,16 @@ QUIET = Reporter(quiet=True)
 CONFIG = Config(
     data="digits", lr=0.1 + 0.2, options={"topk": 3, "lam": "uniform", "symmetric": True, "momentum": 0.996}
 )
+DAMAGED = (
+    b"",
+    b"{",
+    b'{"knn": ',
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b"3",
+    b"[" * 20_000,
+)  # files that should hold a JSON object
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -211,6 +221,21 @@ def test_rewinding_drops_a_line_the_process_died_in(logged: Run, half: str):
     assert [record["step"] for record in logged.metrics()] == [4, 8, 12, 16]
 
 
+@pytest.mark.parametrize(
+    "bad", [b"{", b'{"step": 8, "loss\xff": 1}', b"null", b"[8]", b'{"step": "8"}', b"\x00" * 9, b""]
+)
+def test_an_unreadable_line_costs_only_itself(logged: Run, bad: bytes):
+    path, said = logged.path / "metrics.jsonl", []
+    first, _, third, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + bad + b"\n" + third + b"".join(rest))
+    assert [record["step"] for record in logged.metrics(said.append)] == [4, 12]
+    logged.rewind(12, said.append)
+    assert said == [f"1 line of {path} cannot be read and is left out"] * 2
+    assert path.read_bytes() == first + third
+    logged.rewind(4, pytest.fail)
+    assert path.read_bytes() == first
+
+
 def test_metrics_can_be_read_while_a_line_is_being_written(logged: Run):
     with open(logged.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 16, "lo')
@@ -230,12 +255,39 @@ def test_results_of_one_protocol_leave_those_of_another(tmp_path: Path):
     assert run.results() == {"knn": 1, "linear": 2, "config": "new"}
 
 
-def test_damaged_results_are_a_clear_error_that_loses_nothing(tmp_path: Path):
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_results_are_set_aside_and_the_new_ones_are_saved(tmp_path: Path, content: bytes):
+    run, said = Run.create(tmp_path / "x", CONFIG, ""), []
+    (run.path / "results.json").write_bytes(content)
+    assert run.results() == {}
+    run.save_results({"linear": 2}, said.append)
+    assert run.results(pytest.fail) == {"linear": 2}
+    assert (run.path / "results.json.damaged").read_bytes() == content
+    assert len(said) == 1
+    assert "results.json was damaged" in said[0]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_other_damaged_files_are_named_and_count_as_empty(tmp_path: Path, content: bytes):
+    run, said = Run.create(tmp_path / "x", CONFIG, "mixnn ..."), []
+    for name in ("environment.json", "judgement.json"):
+        (run.path / name).write_bytes(content)
+    (run.path / "command.txt").unlink()
+    assert run.environment(said.append) == run.judgement(said.append) == {}
+    assert run.command(said.append) == ""
+    assert run.summary()["command"] == ""
+    run.add_given(["epochs"])
+    assert [name in text for name, text in zip(("environment", "judgement", "command"), said, strict=True)] == [
+        True
+    ] * 3
+
+
+def test_a_run_folder_without_its_command_is_still_one(tmp_path: Path):
     run = Run.create(tmp_path / "x", CONFIG, "")
-    (run.path / "results.json").write_text('{"knn":')
-    with pytest.raises(UserError, match=r"results.json"):
-        run.save_results({"linear": 2})
-    assert (run.path / "results.json").read_text() == '{"knn":'
+    (run.path / "command.txt").unlink()
+    assert not Run.is_run_folder(run.path), "any program may have a config.yaml"
+    run.save_checkpoint(1, {}, {"step": 1})
+    assert Run.is_run_folder(run.path)
 
 
 def test_the_newest_whole_checkpoint_is_loaded_and_damaged_ones_are_named(tmp_path: Path):

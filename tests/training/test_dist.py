@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from mixnn import dist, methods
 from mixnn.config import UserError
+from mixnn.data import ImageSet, to_folder
+from mixnn.data.dataset import NamedDataset
 from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.runs import Run
@@ -255,6 +258,48 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
 
 
 # Mistakes
+
+
+def enter_elsewhere(rank: int, size: int, port: int) -> None:
+    """Each process has a folder of its own."""
+    enter(rank, size, port)
+    os.chdir(str(rank))
+
+
+@pytest.mark.parametrize("count", [16, 17], ids=["other pictures", "one picture more"])
+def test_processes_with_different_images_all_stop_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+):
+    for rank, num in enumerate((16, count)):
+        pixels = np.random.default_rng(rank).integers(0, 256, (num, 8, 8, 3), dtype=np.uint8)
+        to_folder(pixels, tmp_path / str(rank) / "photos")
+    monkeypatch.chdir(tmp_path)
+    words = "pretrain photos --backbone resnet8 --image-size 8 --bn-groups 2 --batch-size 8 --epochs 2 --init-from none"
+    done = run_together(*words.split(), "--out", tmp_path / "run", fault=enter_elsewhere)
+    assert [each.code for each in done] == [2, 2]
+    said = "the processes of this run have different images: process 0 has 16 images with digest"
+    assert all(said in each.err and f"process 1 has {count} images" in each.err for each in done)
+    assert all("Traceback" not in each.err for each in done)
+    assert not (tmp_path / "run").exists()
+
+
+def enter_with_other_pixels(rank: int, size: int, port: int) -> None:
+    enter(rank, size, port)
+    if rank:
+        original = NamedDataset._load
+
+        def damaged(self: NamedDataset, split: str, size: int) -> ImageSet:
+            images = original(self, split, size)
+            images.images[:, 0, 4, 4] ^= 1
+            return images
+
+        NamedDataset._load = damaged  # type: ignore[method-assign]
+
+
+def test_other_pixels_of_a_named_data_set_are_noticed(tmp_path: Path):
+    done = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_with_other_pixels)
+    assert [each.code for each in done] == [2, 2]
+    assert "the processes of this run have different images" in done[0].err
 
 
 @pytest.mark.parametrize(

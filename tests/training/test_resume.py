@@ -425,7 +425,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(unbroken: P
 
 
 @pytest.mark.parametrize(
-    "old, new, says", [("topk: 5", "topq: 5", "did you mean 'topk'"), ("dim: 16", "dim: 8", "fit")]
+    "old, new, says", [("topk: 5", "topq: 5", "did you mean 'topk'"), ("dim: 16", "dim: 8", "dim was 16 and is 8")]
 )
 def test_a_configuration_edited_by_hand_that_does_not_fit_is_a_clear_error(
     unbroken: Path, tmp_path: Path, old: str, new: str, says: str
@@ -439,6 +439,53 @@ def test_a_configuration_edited_by_hand_that_does_not_fit_is_a_clear_error(
     assert done.code == 2
     assert "Traceback" not in done.err
     assert says in done.err
+
+
+def edit_config(run: Path, name: str, value: str) -> None:
+    text, count = re.subn(rf"(?m)^{name}: .*$", f"{name}: {value}", (run / "config.yaml").read_text())
+    assert count == 1
+    (run / "config.yaml").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("lr", "0.123"), ("seed", "7"), ("weight_decay", "0.1"), ("crop_area", "0.9"), ("image_size", "9"),
+     ("epochs", "8"), ("encode_size", "16"), ("time_budget", "9s"), ("data", "cifar10")],
+)  # fmt: skip
+def test_a_setting_edited_in_config_yaml_is_refused_by_name(unbroken: Path, tmp_path: Path, name: str, value: str):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    old = getattr(Run.open(run).config, name)
+    edit_config(run, name, value)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(mixnn.UserError, match=rf"config.yaml was changed: {name} was {old} and is {value} now"):
+        mixnn.pretrain(resume=run, reporter=Reporter(quiet=True), data_dir=str(tmp_path))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_settings_that_do_not_change_what_is_learned_may_be_edited(unbroken: Path, tmp_path: Path):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    for name, value in (("knn_every", "1"), ("checkpoint_every", "2"), ("resident", "'yes'"), ("device", "cpu")):
+        edit_config(run, name, value)
+    mixnn.pretrain(resume=run, reporter=Reporter(quiet=True))
+
+
+def test_a_checkpoint_without_settings_is_resumed_as_before(unbroken: Path, tmp_path: Path):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    tensors, state = last(run)
+    del state["settings"]
+    checkpoint.save(run / "checkpoints", state["step"], tensors, state)
+    edit_config(run, "weight_decay", "0.1")
+    mixnn.pretrain(resume=run, reporter=Reporter(quiet=True))
+
+
+def test_a_run_killed_after_it_was_made_longer_goes_on(unbroken: Path, tmp_path: Path):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    longer = command("pretrain", "--resume", run, "--epochs", 6, fault=signal_in_step, args=[STEPS + 1, signal.SIGKILL])
+    assert longer.code == -signal.SIGKILL
+    assert last(run)[1]["settings"]["epochs"] == 5, "saved before"
+    done = resume(run)
+    assert done.code == 0, done.err
+    assert last(run)[1]["settings"]["epochs"] == 6
 
 
 def trainer(method: str = "mnn", seed: int = 0) -> Trainer:
@@ -470,6 +517,26 @@ def test_every_method_goes_on_with_the_same_bits_from_a_saved_state(tmp_path: Pa
         resumed._one_step()
     assert bits(resumed.state()[0]) == bits(straight.state()[0])
     assert resumed.step.means() == straight.step.means()
+
+
+def test_damaged_records_do_not_stop_a_run_and_lose_nothing_else(unbroken: Path, tmp_path: Path):
+    run = shutil.copytree(unbroken, tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"loss", b"lo\xffs")
+    (run / "metrics.jsonl").write_bytes(b"".join(lines))
+    (run / "environment.json").write_text("{")
+    (run / "command.txt").unlink()
+    done = command("pretrain", "--resume", run, "--epochs", 6)
+    assert done.code == 0, done.err
+    assert [record["epoch"] for record in log(run)] == [1, 3, 4, 5, 6]
+    assert f"1 line of {run / 'metrics.jsonl'} cannot be read and is left out" in done.err
+    (run / "results.json").write_bytes(b'{"knn": \xff')
+    done = command("evaluate", run, "--protocol", "knn", "--save", tmp_path / "summary.json")
+    assert done.code == 0, done.err
+    assert "results.json was damaged" in done.err
+    assert "command.txt" in done.err
+    assert json.loads((tmp_path / "summary.json").read_text())["results"]["knn"]
+    assert (run / "results.json.damaged").read_bytes() == b'{"knn": \xff'
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path):

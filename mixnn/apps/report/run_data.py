@@ -58,7 +58,7 @@ class RunData:
 def read(path: str | Path) -> RunData:
     """The data of a run folder; UserError if it is not one."""
     run = Run.open(path)
-    if not (run.path / "command.txt").is_file() or not isinstance(run.config.options, dict):
+    if not Run.is_run_folder(run.path) or not isinstance(run.config.options, dict):
         raise UserError(f"{path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one")
     data = read_files(run)
     data.missing += find_gaps(data)
@@ -81,13 +81,16 @@ def read_files(run: Run) -> RunData:
             return empty
         return value
 
-    metrics = part("metrics.jsonl", run.metrics, [])
+    def note(sentence: str) -> None:
+        missing.append(f"{sentence.replace(f'{run.path}/', '')}.")
+
+    metrics = part("metrics.jsonl", lambda: run.metrics(note), [])
     return RunData(
         run=run,
         name=run.path.name or run.path.resolve().name,
-        command=part("command.txt", lambda: _text(run.path / "command.txt"), ""),
-        environment=part("environment.json", lambda: _json(run.path / "environment.json"), {}),
-        results=_well_formed(part("results.json", run.results, {})),
+        command=run.command(note),
+        environment=run.environment(note),
+        results=_well_formed(run.results(note)),
         metrics=[record for record in metrics if isinstance(record, dict) and is_number(record.get("epoch"))],
         diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
         judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
