@@ -382,7 +382,7 @@ def test_a_damaged_or_missing_export_is_refused(tmp_path):
 
 
 def test_every_flipped_byte_of_an_exported_file_is_noticed(run, tmp_path):
-    file = mixnn.export(run, tmp_path / "x.safetensors", reporter=QUIET)
+    file = mixnn.export(run, tmp_path / "x.safetensors", verbose=QUIET)
     content = file.read_bytes()
     header = int.from_bytes(content[:8], "little")
     key = content.index(b"mixnn_crc32")
@@ -395,7 +395,7 @@ def test_every_flipped_byte_of_an_exported_file_is_noticed(run, tmp_path):
     file.write_bytes(content[:-7] + bytes([content[-7] ^ 1]) + content[-6:])
     for use in (
         lambda: mixnn.load(file),
-        lambda: mixnn.evaluate(file, "digits", protocol="knn", limit=32, reporter=QUIET),
+        lambda: mixnn.evaluate(file, "digits", protocol="knn", limit=32, verbose=QUIET),
         lambda: mixnn.pretrain("digits", limit=32, init_from=str(file), out=tmp_path / "run", **SMALL),
     ):
         with pytest.raises(UserError, match=r"x.safetensors is damaged \(its checksum does not match\)"):
@@ -406,7 +406,7 @@ def test_every_flipped_byte_of_an_exported_file_is_noticed(run, tmp_path):
 
 
 def test_an_exported_file_of_an_earlier_version_has_no_checksum_and_is_read(run, tmp_path):
-    file = mixnn.export(run, tmp_path / "x.safetensors", reporter=QUIET)
+    file = mixnn.export(run, tmp_path / "x.safetensors", verbose=QUIET)
     with safe_open(file, framework="pt") as opened:
         card = json.loads(opened.metadata()["card"])
     del card["file"]["checksum"]

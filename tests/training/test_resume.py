@@ -458,7 +458,7 @@ def test_a_setting_edited_in_config_yaml_is_refused_by_name(unbroken: Path, tmp_
     edit_config(run, name, value)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(mixnn.UserError, match=rf"config.yaml was changed: {name} was {old} and is {value} now"):
-        mixnn.pretrain(resume=run, reporter=Reporter(quiet=True), data_dir=str(tmp_path))
+        mixnn.pretrain(resume=run, verbose=Reporter(quiet=True), data_dir=str(tmp_path))
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -466,7 +466,7 @@ def test_settings_that_do_not_change_what_is_learned_may_be_edited(unbroken: Pat
     run = shutil.copytree(unbroken, tmp_path / "run")
     for name, value in (("knn_every", "1"), ("checkpoint_every", "2"), ("resident", "'yes'"), ("device", "cpu")):
         edit_config(run, name, value)
-    mixnn.pretrain(resume=run, reporter=Reporter(quiet=True))
+    mixnn.pretrain(resume=run, verbose=Reporter(quiet=True))
 
 
 def test_a_checkpoint_without_settings_is_resumed_as_before(unbroken: Path, tmp_path: Path):
@@ -475,7 +475,7 @@ def test_a_checkpoint_without_settings_is_resumed_as_before(unbroken: Path, tmp_
     del state["settings"]
     checkpoint.save(run / "checkpoints", state["step"], tensors, state)
     edit_config(run, "weight_decay", "0.1")
-    mixnn.pretrain(resume=run, reporter=Reporter(quiet=True))
+    mixnn.pretrain(resume=run, verbose=Reporter(quiet=True))
 
 
 def test_a_run_killed_after_it_was_made_longer_goes_on(unbroken: Path, tmp_path: Path):
