@@ -112,7 +112,10 @@ def collect(
     images = run.images(source, data_dir)
     cached = _cache_file(run, images)
     if cached.is_file():
-        return store.read(cached)
+        try:
+            return store.read(cached)
+        except UserError:
+            reporter.warn(f"{cached} is damaged, so its vectors are computed again")
     encoder = load(run, device, reporter=reporter) if encoder is None else encoder
     with tempfile.TemporaryDirectory() as elsewhere:
         file = cached if _is_writable(cached.parent) else Path(elsewhere) / cached.name

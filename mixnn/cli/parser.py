@@ -11,7 +11,18 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from mixnn.config import Config, Param, Parameter, UserError, fields_of, in_python, kinds_of, parameters, unknown_name
+from mixnn.config import (
+    Config,
+    Param,
+    Parameter,
+    UserError,
+    fields_of,
+    in_python,
+    kinds_of,
+    parameters,
+    shortened,
+    unknown_name,
+)
 
 QUIET = Parameter("quiet", bool, Param("print only warnings and results"), False)
 IMPORT = Parameter(
@@ -109,7 +120,7 @@ class Command:
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
         """How messages name a setting to those who typed this command."""
-        text = "..." if value is None else shlex.quote(str(value))
+        text = "..." if value is None else shortened(shlex.quote(str(value)))
         if name == IMPORT.name:
             return f"{flag_of(IMPORT)} {text}"
         if of_method or name not in self.known:

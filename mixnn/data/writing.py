@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mixnn.config import UserError
+from mixnn.files import expand
 
 
 def to_folder(
@@ -20,7 +21,7 @@ def to_folder(
     Images are (M, H, W, 3), (M, 3, H, W) or, for gray ones, (M, H, W). `classes` are names for the labels 0, 1, ...
     For a test split, write two folders: to_folder(x, "mine/train", y) and to_folder(x_test, "mine/test", y_test).
     """
-    array, folder = np.asarray(images), Path(folder).expanduser()
+    array, folder = np.asarray(images), expand(folder)
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
     if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 3):

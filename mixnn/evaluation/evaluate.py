@@ -22,7 +22,7 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
-from mixnn.files import check_folder_writable, check_writable, write_atomically
+from mixnn.files import check_folder_writable, check_writable, expand, write_atomically
 from mixnn.progress import Reporter, duration, plural
 from mixnn.registry import Registry
 from mixnn.runs import Run
@@ -92,7 +92,7 @@ def evaluate(
     """
     names = protocols_of(protocol)
     reporter, run = reporter or Reporter(), find_run(encoder)
-    save = Path(save).expanduser() if str(save) else ""
+    save = expand(save) if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
     if data is None or (isinstance(data, str) and not data):

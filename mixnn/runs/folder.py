@@ -34,7 +34,18 @@ import mixnn
 from mixnn.config import Config, UserError, in_python, make, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
-from mixnn.files import LOCK, OUTPUTS, PACKAGE, RUN_FILES, code_digest, is_written_by_mixnn, why, write_atomically
+from mixnn.files import (
+    LOCK,
+    OUTPUTS,
+    PACKAGE,
+    RUN_FILES,
+    code_digest,
+    expand,
+    is_written_by_mixnn,
+    read_yaml,
+    why,
+    write_atomically,
+)
 from mixnn.nn.backbone import Network
 from mixnn.processes import is_main_process
 from mixnn.registry import UnknownName, how_to_import
@@ -137,7 +148,7 @@ class Run:
     @staticmethod
     def open(path: str | Path, backbone: Network | None = None) -> Run:
         """The run of a folder. `backbone`: the network it was trained with, if that was handed to pretrain."""
-        path = Path(path).expanduser()
+        path = expand(path)
         if not path.exists():
             runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
             similar = [p for p in runs if p.name.startswith(path.name)]
@@ -146,7 +157,7 @@ class Run:
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `mixnn pretrain` makes one")
         try:
-            values = yaml.safe_load((path / "config.yaml").read_text())
+            values = read_yaml(path / "config.yaml")
             with spelling(in_python):  # the mistake is in the file
                 return Run(path, make(Config, "setting", values), network=backbone)
         except UserError:
@@ -193,7 +204,7 @@ class Run:
             return dataclasses.replace(self, data=dataset)
         if not isinstance(source, str | Path):
             raise UserError(f"{self.path} was trained on the folder {data}: give the folder where its images are now")
-        folder = Path(source).expanduser().absolute()
+        folder = expand(source).absolute()
         if not folder.is_dir():
             raise UserError(f"there is no folder {source}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
@@ -229,7 +240,7 @@ class Run:
     def check_data(self, hint: str = "") -> None:
         """UserError if the images the run was trained on are gone or must be given again; `hint` says what to do."""
         data = self.config.data
-        if self.data is not None or data in DATASETS or Path(data).expanduser().is_dir():
+        if self.data is not None or data in DATASETS or expand(data).is_dir():
             return
         if is_in_memory(data):
             again = "source=images" if hint else f"mixnn.pretrain(images, resume={str(self.path)!r})"

@@ -17,6 +17,7 @@ from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
+from mixnn.files import expand
 from mixnn.progress import Reporter, plural
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
@@ -33,7 +34,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     """A run; or a folder of images, which stands for a run with the ImageNet encoder as it comes."""
     if isinstance(run, Run):
         return run
-    path = Path(run).expanduser()
+    path = expand(run)
     if path.is_file():
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")
     if not path.is_dir() or (path / "config.yaml").is_file():

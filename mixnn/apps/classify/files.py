@@ -25,7 +25,7 @@ from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.config import UserError, setting
 from mixnn.data import Images
 from mixnn.data import labels as data_labels
-from mixnn.files import write_atomically
+from mixnn.files import expand, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
@@ -96,7 +96,7 @@ def predictions_name(new_images: Any) -> str:
     """File name of the predictions for new images."""
     if not isinstance(new_images, str | Path):
         return "predictions-images.csv"
-    path = Path(new_images).expanduser().resolve()
+    path = expand(new_images).resolve()
     return f"predictions-{path.stem if path.is_file() else path.name}.csv"
 
 
