@@ -30,6 +30,14 @@ class UserError(ValueError):
     """An error that the user can fix: what is wrong and what to do, in a line or two. The command exits with 2."""
 
 
+class NotSaved(UserError):
+    """The work is done, but its result could not be written; `result` is what would have been returned."""
+
+    def __init__(self, error: UserError, result: Any) -> None:
+        super().__init__(str(error))
+        self.result = result
+
+
 class Interrupted(Exception):
     """Training was asked to stop and saved a checkpoint. The text says how to continue; `signal` is the number."""
 

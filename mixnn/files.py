@@ -26,7 +26,6 @@ except ImportError:  # no file locks on this system: run one process at a time
 
 PACKAGE = Path(__file__).parent
 LOCK = ".lock"  # held in a run folder while it is being trained
-LONGEST_STEM = 60  # letters of a file's name that the name of its temporary file repeats
 PROBE = 4096  # bytes that are written to see whether a folder takes files
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_NODES = 10**6, 50, 100_000  # aliases count as what they stand for
 # What a run folder consists of; no other output may replace any of it.
@@ -81,7 +80,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
-    temporary = path.with_name(f"{_temporary_stem(path)}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.tmp")
+    check_not_removed(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -95,10 +95,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
             raise
         reason = error.strerror or error
         raise UserError(f"cannot write {path}: {reason}; what was saved before is untouched") from None
-
-
-def _temporary_stem(path: Path) -> str:
-    return f".{path.name[:LONGEST_STEM]}"
 
 
 def _sync(path: Path) -> None:
@@ -160,6 +156,15 @@ def check_folder_writable(file: str | Path) -> None:
         raise UserError(f"{Path(file).parent} is not a folder, so {file} cannot be written there")
     if reason := why_not_writable(folder):
         raise UserError(f"cannot write {file}: {reason}")
+
+
+def check_folder_makeable(folder: Path) -> None:
+    """UserError if files cannot be written into a folder, or if it cannot be made. Ask before any work is done."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise UserError(f"{place} is a file, so {folder} cannot be a folder: use another name")
+    if reason := why_not_writable(place):
+        raise UserError(f"cannot write into {folder}: {reason}")
 
 
 def why_not_writable(folder: Path) -> str:
@@ -249,6 +254,46 @@ def lock_run(run: Path) -> Iterator[None]:
             raise UserError(f"cannot write {run / LOCK}: {error.strerror}") from None
         if not mine:
             raise UserError(f"another process is training {run}: wait for it to end, or stop it first")
+        folder = os.open(run, os.O_RDONLY)  # while it is open, no other folder gets its number
+        stack.callback(os.close, folder)
+        _in_training[run.absolute()] = folder
+        stack.callback(_in_training.pop, run.absolute())
+        yield
+
+
+_in_training: dict[Path, int] = {}  # run folders that this process has locked, and their descriptors
+
+
+def check_not_removed(path: Path) -> None:
+    """UserError if a file belongs to a run folder that was removed or replaced since this process locked it."""
+    for run, folder in _in_training.items():
+        if not path.absolute().is_relative_to(run):
+            continue
+        try:
+            is_same = os.path.samestat(os.stat(run), os.fstat(folder))
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise UserError(
+                f"{run} was removed, moved or replaced during training, so {path.name} cannot be saved there\n"
+                "start the training again"
+            )
+
+
+@contextmanager
+def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
+    """Reserves an output file, which must be free as in `check_free`. A killed process leaves no lock behind."""
+    lock = path.with_name(f".{path.name[:60]}.lock")
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(open(lock, "w"))
+            if fcntl is not None and not _flock(file.fileno()):
+                raise UserError(f"another process is writing {path}: wait for it to end, or use another name")
+            with contextlib.suppress(FileNotFoundError):  # the process that held it has just removed it
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                    break
+        stack.callback(lock.unlink, missing_ok=True)
+        check_free(path, overwrite)
         yield
 
 

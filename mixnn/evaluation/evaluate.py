@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import torch
 
 from mixnn.augment import View
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, setting, unknown, verb
+from mixnn.config import DataDir, Device, MovedTo, NotSaved, Overwrite, Param, UserError, setting, unknown, verb
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.data.dataset import FOLDER_SIZE
 from mixnn.device import pick_device
@@ -22,7 +22,7 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
-from mixnn.files import check_folder_writable, check_writable, expand, write_atomically
+from mixnn.files import check_writable, expand, why_not_writable, write_atomically
 from mixnn.progress import Reporter, duration, plural
 from mixnn.registry import Registry
 from mixnn.runs import Run
@@ -129,9 +129,8 @@ def evaluate(
                 save_summary(run.path, save)
         elif str(save):
             write_atomically(Path(save), (json.dumps(results | about, indent=1) + "\n").encode())
-    except UserError:
-        show_evaluate(results)  # so that a full disk does not cost the numbers
-        raise
+    except UserError as error:
+        raise NotSaved(error, results) from None
     return results
 
 
@@ -141,7 +140,8 @@ def _run_on_its_data(
     """A run's encoder and its own data; and what its results have in common."""
     where = pick_device(device)
     run.check_data(f"use {setting('source', 'FOLDER')}")
-    check_folder_writable(run.path / "results.json")
+    if reason := why_not_writable(run.path):
+        reporter.warn(f"the results will be printed, but cannot be saved: {reason}")
     config, dataset = run.config, run.dataset(data_dir)
     if not dataset.has_test:
         classify = f"`{run.command_line('classify')} {shlex.quote(config.labels or 'folders')}`"

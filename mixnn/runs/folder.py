@@ -39,6 +39,7 @@ from mixnn.files import (
     OUTPUTS,
     PACKAGE,
     RUN_FILES,
+    check_not_removed,
     code_digest,
     expand,
     is_written_by_mixnn,
@@ -269,6 +270,7 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""
+        check_not_removed(self.path / "metrics.jsonl")
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")

@@ -17,7 +17,7 @@ from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
-from mixnn.files import expand
+from mixnn.files import check_folder_makeable, expand
 from mixnn.progress import Reporter, plural
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
@@ -50,6 +50,7 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
     images = open_images(folder)
+    check_folder_makeable(Path("runs") / stem)
     config = start_config(data, images)
     backbone = initial_backbone(config)  # this and the next before the folder is made: a failure leaves none
     layout = _layout(images, backbone, config)

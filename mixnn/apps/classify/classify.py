@@ -25,7 +25,7 @@ from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
-from mixnn.files import check_free, expand, write_atomically
+from mixnn.files import check_folder_makeable, check_free, expand, write_atomically
 from mixnn.progress import Reporter, plural, print_table, shown
 from mixnn.runs import Run
 from mixnn.runs.start import open_run
@@ -130,7 +130,7 @@ def classify(
         reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = expand(out) if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
-    files.check_folder(folder)
+    check_folder_makeable(folder)
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
