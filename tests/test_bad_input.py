@@ -230,6 +230,17 @@ def test_nor_can_one_that_repeats_what_it_holds():
     assert within(256, ask_for_memory, repeated(1000)) == "Refused: the same text again and again"
 
 
+def in_memo(depth: int) -> bytes:
+    """Tuples in each other, each of which is also the argument of a call."""
+    call = b"cnumpy.core.multiarray\n_reconstruct\n"
+    return b"".join(call + b"h\x00\x85q\x00R0" for _ in range(depth)) + b"h\x00K\x01s."
+
+
+@pytest.mark.parametrize("data", [b")" + b"\x85" * 10**6 + b"K\x01s.", b")q\x00" + in_memo(10**5)], ids=["row", "memo"])
+def test_tuples_in_each_other_do_not_crash_python(data: bytes):
+    assert within(1024, ask_for_memory, b"\x80\x02}" + data).startswith("Refused: ")
+
+
 def test_pickles_with_many_objects_are_still_read():
     names = [f"{i}.png".encode() for i in range(3000)]
     labels = [i % 10 for i in range(3000)]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+MAX_TUPLES = 1000  # an array needs three; many more, one in the other, would crash Python
+
 
 class Refused(Exception):
     """The pickle contains something other than plain values and uint8 arrays; the text says what."""
@@ -44,8 +46,10 @@ class _DType:
         pass  # the byte order does not matter for single bytes
 
 
-def _reconstruct(*_: object) -> _Array:
-    """Stub for numpy's function of this name."""
+def _reconstruct(_type: object, shape: tuple[int], *_: object) -> _Array:
+    """Stub for numpy's function of this name; the shape it writes is always (0,)."""
+    if shape != (0,):
+        raise Refused("an array that numpy did not write")
     return _Array()
 
 
@@ -80,10 +84,17 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check_sizes(data: bytes) -> None:
-    """Refused for a pickle that makes room for more than it holds; ValueError if it is cut off."""
+    """Refused for a pickle that makes room for more than it holds, or nests tuples; ValueError if it is cut off."""
+    tuples, is_open = 0, False  # those that are not the arguments of a call; whether the last one may yet be
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= (place := argument or 0) <= count:
             raise Refused(f"room for {place:,} objects")
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            continue
+        tuples += is_open and opcode.name != "REDUCE"
+        is_open = opcode.name.startswith("TUPLE")
+        if tuples > MAX_TUPLES:
+            raise Refused("too many tuples")
 
 
 def load_arrays(data: bytes) -> dict[bytes, Any]:
