@@ -236,7 +236,9 @@ def in_memo(depth: int) -> bytes:
     return b"".join(call + b"h\x00\x85q\x00R0" for _ in range(depth)) + b"h\x00K\x01s."
 
 
-@pytest.mark.parametrize("data", [b")" + b"\x85" * 10**6 + b"K\x01s.", b")q\x00" + in_memo(10**5)], ids=["row", "memo"])
+@pytest.mark.parametrize(
+    "data", [b")" + b"\x85" * 10**6 + b"K\x01s.", b")q\x000" + in_memo(10**5)], ids=["row", "memo"]
+)
 def test_tuples_in_each_other_do_not_crash_python(data: bytes):
     assert within(1024, ask_for_memory, b"\x80\x02}" + data).startswith("Refused: ")
 
