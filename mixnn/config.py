@@ -46,6 +46,14 @@ class MixnnWarning(UserWarning):
     """
 
 
+class NotSaved(UserError):
+    """The work is done, but its result could not be written; `result` is what would have been returned."""
+
+    def __init__(self, error: UserError, result: Any) -> None:
+        super().__init__(str(error))
+        self.result = result
+
+
 class Interrupted(Exception):
     """Training was asked to stop and saved a checkpoint. The text says how to continue; `signal` is the number."""
 
@@ -67,6 +75,11 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}" + (f", did you mean {plain[close[0]]!r}?" if close else "")
 
 
+def shortened(text: str, limit: int = 300) -> str:
+    """The beginning of a text that is too long for a message."""
+    return text if len(text) <= limit else f"{text[: limit // 3]}..."
+
+
 # How messages name a setting
 
 Spelling = Callable[[str, Any, bool], str]  # (name, value or None, whether it is an option of the method)
@@ -74,7 +87,7 @@ Spelling = Callable[[str, Any, bool], str]  # (name, value or None, whether it i
 
 def in_python(name: str, value: Any, of_method: bool = False) -> str:  # noqa: ARG001
     """batch_size=64 or topk=5; the name alone if there is no value. Options of a method are arguments like others."""
-    text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
+    text = shortened(repr(os.fspath(value) if isinstance(value, os.PathLike) else value))
     return name if value is None else f"{name}={text}"
 
 
@@ -507,6 +520,8 @@ class Config(Checked):
     imports: list[str] = dataclasses.field(default_factory=list)
 
     def check(self) -> None:
+        if not (isinstance(self.options, dict) and all(isinstance(name, str) for name in self.options)):
+            raise UserError("options maps names to values, as in {topk: 5}")
         if not (isinstance(self.augmentation, dict) and all(isinstance(v, dict) for v in self.augmentation.values())):
             raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
         if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):

@@ -7,21 +7,25 @@ killed process left behind is removed by the next command that writes into the s
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
-from mixnn.config import UserError, setting
+from mixnn.config import UserError, setting, shortened
 
 try:
     import fcntl
@@ -32,6 +36,8 @@ PACKAGE = Path(__file__).parent
 TEMPORARY = re.compile(r"\.mixnn-(\d+)-[0-9a-f]{8}\.tmp")
 ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock counts as left behind, whoever wrote it
 LOCK = ".lock"  # held in a run folder while it is being trained
+PROBE = 4096  # bytes that are written to see whether a folder takes files
+MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_NODES = 10**6, 50, 100_000  # aliases count as what they stand for
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = (
     *("config.yaml", "command.txt", "environment.json", "metrics.jsonl", "results.json", "judgement.json"),
@@ -50,6 +56,31 @@ PAGE_START = """<!doctype html>
 """  # of every page
 
 
+def expand(path: str | Path) -> Path:
+    """The path with ~ replaced by a home folder; UserError for a name that no file can have."""
+    text = os.fspath(path)
+    shown = shortened(text, 250)
+    try:
+        text.encode()
+        found = Path(text).expanduser()
+        os.stat(found)
+    except UnicodeEncodeError:
+        raise UserError(f"{shown} is not valid UTF-8: rename it, or use a link with another name") from None
+    except RuntimeError:
+        user = Path(text).parts[0][1:]
+        raise UserError(f"{shown}: there is no user {user}; use ./~{user} for a file of this name") from None
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"{shown}: the name is too long for a file; use a shorter one") from None
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):  # these mean that there is no such file
+            raise UserError(f"{shown}: {error.strerror}") from None
+    except ValueError:  # a null character
+        raise UserError(f"{shown!r} cannot be the name of a file") from None
+    return found
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes the whole file or nothing; UserError if that fails."""
     with atomic_file(path) as temporary:
@@ -60,6 +91,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
     temporary = _temporary_path(path.parent)
+    check_not_removed(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
@@ -145,7 +177,7 @@ def _sync(path: Path) -> None:
 
 def check_free(file: str | Path, overwrite: bool) -> None:
     """UserError if the file exists and may not be replaced, or belongs to a run. Verbs ask before they start work."""
-    path = Path(file)
+    path = expand(file)
     if path.is_dir():
         raise UserError(f"{file} is a folder: give the name of a file")
     if _is_part_of_run(path.absolute()):
@@ -155,7 +187,7 @@ def check_free(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """Like `check_free`; the file's folder must also exist and be writable. Ask before any work is done."""
+    """Like `check_free`; the file's folder must also exist and take files. Ask before any work is done."""
     check_folder_writable(file)
     check_free(file, overwrite)
 
@@ -165,7 +197,7 @@ def check_output(given: str | Path, default: Path, overwrite: bool) -> Path:
 
     The default is renewed without `overwrite` if it is a page that a command wrote before.
     """
-    path = Path(given).expanduser() if str(given) else default
+    path = expand(given) if str(given) else default
     renewed = not str(given) and path.suffix == ".html" and is_written_by_mixnn(path)
     check_writable(path, overwrite or renewed)
     return path
@@ -187,12 +219,34 @@ def is_written_by_mixnn(path: Path) -> bool:
 
 
 def check_folder_writable(file: str | Path) -> None:
-    """UserError if the folder of a file does not exist or may not be written to."""
-    folder = Path(file).absolute().parent
+    """UserError if the folder of a file does not exist, is read-only, or is on a full disk."""
+    folder = expand(file).absolute().parent
     if not folder.is_dir():
         raise UserError(f"{Path(file).parent} is not a folder, so {file} cannot be written there")
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {file}: the folder {folder} is read-only")
+    if reason := why_not_writable(folder):
+        raise UserError(f"cannot write {file}: {reason}")
+
+
+def check_folder_makeable(folder: Path) -> None:
+    """UserError if files cannot be written into a folder, or if it cannot be made. Ask before any work is done."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise UserError(f"{place} is a file, so {folder} cannot be a folder: use another name")
+    if reason := why_not_writable(place):
+        raise UserError(f"cannot write into {folder}: {reason}")
+
+
+def why_not_writable(folder: Path) -> str:
+    """Why no file can be written into a folder; empty if one can. A small file is written and removed."""
+    try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "")
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE))
+    except OSError as error:
+        is_read_only = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        return f"the folder {folder} is read-only" if is_read_only else f"{error.strerror} in {folder}"
+    return ""
 
 
 def _is_part_of_run(path: Path) -> bool:
@@ -206,6 +260,40 @@ def code_digest() -> str:
     for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
         digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file that is not trusted: no code is run, and it cannot be deep or grow by its aliases."""
+    if path.stat().st_size > MAX_YAML_BYTES:
+        raise ValueError(f"it is longer than {MAX_YAML_BYTES:,} bytes")
+    return yaml.load(path.read_text(encoding="utf-8"), _SmallLoader)
+
+
+class _SmallLoader(yaml.SafeLoader):
+    """yaml.SafeLoader with limits on depth and on the number of values, those that aliases repeat included."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth, self._count, self._count_of = 0, 0, dict[int, int]()  # the last: by the id of a node
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event, before = self.peek_event(), self._count
+        mark: Any = event.start_mark
+        self._depth += 1
+        if self._depth > MAX_YAML_DEPTH:
+            raise ComposerError(None, None, "too many levels", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            self._count += 1
+            self._count_of[id(node)] = self._count - before
+        elif id(node) in self._count_of:
+            self._count += self._count_of[id(node)]
+        else:
+            raise ComposerError(None, None, "a value that contains itself", mark)
+        if self._count > MAX_YAML_NODES:
+            raise ComposerError(None, None, f"more than {MAX_YAML_NODES:,} values", mark)
+        return node
 
 
 def why(error: Exception) -> str:
@@ -235,6 +323,46 @@ def lock_run(run: Path) -> Iterator[None]:
             raise UserError(f"cannot write {run / LOCK}: {error.strerror}") from None
         if not mine:
             raise UserError(f"another process is training {run}: wait for it to end, or stop it first")
+        folder = os.open(run, os.O_RDONLY)  # while it is open, no other folder gets its number
+        stack.callback(os.close, folder)
+        _in_training[run.absolute()] = folder
+        stack.callback(_in_training.pop, run.absolute())
+        yield
+
+
+_in_training: dict[Path, int] = {}  # run folders that this process has locked, and their descriptors
+
+
+def check_not_removed(path: Path) -> None:
+    """UserError if a file belongs to a run folder that was removed or replaced since this process locked it."""
+    for run, folder in _in_training.items():
+        if not path.absolute().is_relative_to(run):
+            continue
+        try:
+            is_same = os.path.samestat(os.stat(run), os.fstat(folder))
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise UserError(
+                f"{run} was removed, moved or replaced during training, so {path.name} cannot be saved there\n"
+                "start the training again"
+            )
+
+
+@contextmanager
+def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
+    """Reserves an output file, which must be free as in `check_free`. A killed process leaves no lock behind."""
+    lock = path.with_name(f".{path.name[:60]}.lock")
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(open(lock, "w"))
+            if fcntl is not None and not try_flock(file.fileno()):
+                raise UserError(f"another process is writing {path}: wait for it to end, or use another name")
+            with contextlib.suppress(FileNotFoundError):  # the process that held it has just removed it
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                    break
+        stack.callback(lock.unlink, missing_ok=True)
+        check_free(path, overwrite)
         yield
 
 

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from mixnn.config import UserError, setting, unknown
+from mixnn.files import expand
 
 T = TypeVar("T")
 Thing = TypeVar("Thing")
@@ -127,7 +128,7 @@ def import_code(code: str | Path) -> ModuleType:
     Modules next to the file, or in the current folder, can be imported too.
     """
     code = str(code)
-    path = Path(code).expanduser().absolute()
+    path = expand(code).absolute()
     is_file = code.endswith(".py")
     if is_file and not path.is_file():
         raise UserError(f"there is no file {code} to import")

@@ -760,7 +760,7 @@ def test_a_new_run_in_a_folder_removes_the_outputs_of_the_old_one_and_nothing_el
     assert {path.name for path in photos_run.iterdir()} == before - made
 
 
-@pytest.mark.parametrize("words", [*OUTPUTS, "evaluate run"])
+@pytest.mark.parametrize("words", OUTPUTS)
 def test_a_read_only_folder_is_named_in_one_line_before_any_work(ask: Ask, photos_run: Path, words: str, monkeypatch):
     """The tests may run as root, who can write everywhere: so the system's answer is imitated."""
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "mixnn"
 ORDER = [
-    *("config", "registry", "files", "processes", "dist", "device", "progress", "functional", "augment", "data", "nn"),
+    *("config", "files", "registry", "processes", "dist", "device", "progress", "functional", "augment", "data", "nn"),
     *("methods", "diagnostics", "runs", "evaluation", "training", "apps", "paper", "cli"),
 ]
 DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, on_command_line, verb
 from mixnn.data.images import Images
-from mixnn.files import check_output, scratch_folder
+from mixnn.files import check_output, lock_output, scratch_folder, why_not_writable
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -70,6 +70,11 @@ def embed(
     if str(out) or on_command_line():
         store.check_format(Path(out or "embeddings.npz"))
         target = check_output(out, run.path / "embeddings.npz", overwrite)
+    with lock_output(target, overwrite) if target else nullcontext():
+        return _embed(run, images, target, device, reporter)
+
+
+def _embed(run: Run, images: Images, target: Path | None, device: str, reporter: Reporter) -> Embeddings:
     is_cached = images.has_cheap_signature and _cache_file(run, images).is_file()
     if len(images) <= MAX_CACHED or is_cached:
         found = collect(run, images, device=device, reporter=reporter)
@@ -116,7 +121,10 @@ def collect(
     images = run.images(source, data_dir)
     cached = _cache_file(run, images)
     if cached.is_file():
-        return store.read(cached)
+        try:
+            return store.read(cached)
+        except UserError:
+            reporter.warn(f"{cached} is damaged, so its vectors are computed again")
     encoder = load_encoder(run, device, reporter) if encoder is None else encoder
     with scratch_folder(Path(tempfile.gettempdir())) as elsewhere:
         file = cached if _is_writable(cached.parent) else elsewhere / cached.name
@@ -140,7 +148,7 @@ def _is_writable(folder: Path) -> bool:
         folder.mkdir(exist_ok=True)
     except OSError:
         return False
-    return os.access(folder, os.W_OK)
+    return not why_not_writable(folder)
 
 
 def _digest(value: Any) -> str:

@@ -131,14 +131,14 @@ def read(path: str | Path, mapped: bool = False) -> Embeddings:
     Earlier versions named `file` names, and `about` about.json.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             pairs = [text.rpartition("\t") for text in archive["skipped"].tolist()]
             old = "names" in archive.files
             names = archive["names" if old else "file"].tolist()
             vectors = _mapped(Path(path), "vectors.npy") if mapped else archive["vectors"]
             about = json.loads(archive["about.json"] if old else archive["about"].item())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read embeddings from {path}: {error}") from None
+    except Exception as error:  # damaged headers can raise nearly anything
+        raise UserError(f"cannot read embeddings from {path}: {error or type(error).__name__}") from None
     return Embeddings(names, vectors, [(name, why) for name, _, why in pairs], about, Path(path))
 
 

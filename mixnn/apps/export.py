@@ -25,7 +25,7 @@ from mixnn.apps.report.run_data import RunData, read_files
 from mixnn.config import RUN_OR_FOLDER, Config, Overwrite, Param, UserError, calling, setting, verb
 from mixnn.data import configured_dataset
 from mixnn.data.image_set import NORMALIZATIONS
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_writable, expand, write_atomically
 from mixnn.nn.backbone import BUILT_IN, TIMM, Network
 from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
@@ -87,7 +87,7 @@ def export(
     """
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
-    out = Path(out).expanduser() if str(out) else run.path / f"encoder.{output}"
+    out = expand(out) if str(out) else run.path / f"encoder.{output}"
     card_file = out.with_name(f"{out.name}.json")
     _check_name(out, output)
     for path in (out, card_file):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn.cli.parser import Command
-from mixnn.config import Interrupted, UserError, spelling, unknown
+from mixnn.config import Interrupted, NotSaved, UserError, spelling, unknown
 from mixnn.processes import is_main_process, world_size
 from mixnn.registry import import_code
 
@@ -133,13 +133,19 @@ def run(words: Sequence[str]) -> None:
     with spelling(verb.spell):
         given = verb.parse(words[1:])
         as_json, quiet = given.pop("json", False), given.pop("quiet", False)
-        result = verb(given, quiet, typed, started)
+        try:
+            result, not_saved = verb(given, quiet, typed, started), None
+        except NotSaved as error:
+            result, not_saved = error.result, error
     if as_json:
         print(json.dumps(result, indent=1, default=lambda one: str(getattr(one, "path", one))))
     elif verb.show:
         verb.show(result)
     elif is_main_process():
         print_paths(result)
+    if not_saved:  # printed first, so that a full disk does not cost the numbers
+        sys.stdout.flush()
+        raise not_saved
     if world_size() > 1:
         from mixnn import dist
 

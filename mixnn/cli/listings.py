@@ -8,6 +8,7 @@ from typing import Annotated
 from mixnn.config import Param, UserError, verb
 from mixnn.data import default_root, describe
 from mixnn.data.download import get
+from mixnn.files import expand
 from mixnn.methods import describe as describe_method
 from mixnn.methods import explain, overview
 from mixnn.progress import Reporter, print_table
@@ -49,7 +50,7 @@ def data(
         mixnn data
         mixnn data get cifar10
     """
-    root = Path(data_dir).expanduser() if str(data_dir) else default_root()
+    root = expand(data_dir) if str(data_dir) else default_root()
     if action == "get":
         if not name:
             raise UserError("which data set? use: mixnn data get NAME; `mixnn data` lists the names")

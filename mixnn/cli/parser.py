@@ -21,6 +21,7 @@ from mixnn.config import (
     in_python,
     kinds_of,
     parameters,
+    shortened,
     unknown_name,
 )
 
@@ -129,7 +130,7 @@ class Command:
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
         """How messages name a setting to those who typed this command."""
-        text = "..." if value is None else shlex.quote(str(value))
+        text = "..." if value is None else shortened(shlex.quote(str(value)))
         if name == IMPORT.name:
             return f"{flag_of(IMPORT)} {text}"
         if of_method or name not in self.known:

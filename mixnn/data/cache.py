@@ -36,7 +36,7 @@ import numpy as np
 from mixnn.config import UserError
 from mixnn.data.archive import replace_folder
 from mixnn.data.decode import Decoded, FileInfo, decode_into
-from mixnn.files import scratch_folder, try_flock, write_atomically
+from mixnn.files import expand, scratch_folder, try_flock, write_atomically
 from mixnn.processes import is_main_process, local_world_size
 from mixnn.progress import Reporter
 
@@ -56,7 +56,7 @@ _open_entries: dict[Path, tuple[weakref.ref[np.ndarray], list[FileInfo | str]]] 
 
 def cache_root() -> Path:
     """$MIXNN_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("MIXNN_CACHE") or Path.home() / ".cache" / "mixnn" / "images").expanduser()
+    return expand(os.environ.get("MIXNN_CACHE") or Path.home() / ".cache" / "mixnn" / "images")
 
 
 def size_limit(root: Path) -> float:

@@ -15,6 +15,7 @@ from mixnn.data.spec import Layout, damaged
 
 SIZE = 32
 PIXELS = 3 * SIZE * SIZE  # bytes per image: red plane, green plane, blue plane
+MAX_PICKLE = 2**29  # bytes; the largest file has 155 million
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ def _read_python(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.n
 
 
 def _unpickle(spec: Cifar, folder: Path, stem: str) -> dict[bytes, Any]:
+    size = (folder / stem).stat().st_size
+    if size > MAX_PICKLE:
+        raise damaged(spec.name, folder, f"{folder / stem} is damaged: {size:,} bytes")
     try:
         return load_arrays((folder / stem).read_bytes())
     except Refused as error:

@@ -41,6 +41,7 @@ from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_image
 from mixnn.data.labels import from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.files import expand
 from mixnn.progress import plural
 
 # All images for self-supervised training; the labelled training images for probes; the held-out test images.
@@ -498,7 +499,7 @@ def _numbers(count: int) -> list[str]:
 
 def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: Any) -> FileListDataset:
     """The images in these files. `labels`: one per file, or as for a folder."""
-    found = [path.absolute() for path in _existing([Path(path).expanduser() for path in paths])]
+    found = [path.absolute() for path in _existing([expand(path) for path in paths])]
     folder = Path(os.path.commonpath([path.parent for path in found]))
     files = [path.relative_to(folder).as_posix() for path in found]
     if len(set(files)) < len(files):
@@ -552,7 +553,7 @@ def open_dataset(
         return memory_dataset(data, labels if is_given(labels) else None, holdout, **options)
     if not isinstance(labels, str | Path):
         raise UserError(f"labels of {data} are 'folders' (subfolders are classes) or a CSV file, not a list")
-    folder = Path(data).expanduser()
+    folder = expand(data)
     if str(data) in DATASETS:
         if str(labels) or holdout or options.pop("on_error") != "skip":
             flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
@@ -570,7 +571,7 @@ def open_dataset(
 
 
 def named_dataset(name: str, root: str | Path = "", **options: Any) -> NamedDataset:
-    place = Path(root).expanduser() if str(root) else default_root()
+    place = expand(root) if str(root) else default_root()
     return NamedDataset(spec=DATASETS[name], root=place, **options)
 
 
@@ -593,10 +594,10 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "train") ->
     if isinstance(source, Images):
         return source
     if isinstance(source, list | tuple) and all(isinstance(path, str | Path) for path in source):
-        return list_files(_existing([Path(path).expanduser() for path in source]))
+        return list_files(_existing([expand(path) for path in source]))
     if not isinstance(source, str | Path):
         return open_dataset(source).images(split)
-    path = Path(source).expanduser()
+    path = expand(source)
     if str(source) in DATASETS:
         return named_dataset(str(source), data_dir).images(split)
     if path.is_file():
@@ -623,7 +624,7 @@ def is_in_memory(data: str) -> bool:
 
 
 def _absolute(labels: str | Path) -> str:
-    return str(labels) if str(labels) in ("", "folders") else str(Path(labels).expanduser().absolute())
+    return str(labels) if str(labels) in ("", "folders") else str(expand(labels).absolute())
 
 
 def load(data: Any, split: str, root: Path | None = None, *, size: int = 0, **options: Any) -> ImageSet:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 2**30 // 6  # 179 megapixels, as in Pillow: enough for any camera, too little for a decompression bomb
-MAX_THREADS = 16  # each may hold one full-size image
+MAX_BYTES = 2**30  # of a file; an image of MAX_PIXELS has no more, even with 16 bits per channel
+# What Pillow may open. It knows more formats, and runs another program for some of them (EPS).
+FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+MAX_THREADS = 16
+STRIP = 2**20  # pixels that are converted at a time, so that a large image needs little memory besides its own
 DRAFT_FACTOR = 4  # a JPEG is decoded at least four times as large as needed: at twice, fine detail differs by 2%
 ORIENTATION = 0x0112  # EXIF tag
 UPRIGHT = {  # EXIF orientation -> the operation that undoes it
@@ -59,16 +64,52 @@ def decode_with_info(path: Path, size: int) -> tuple[np.ndarray, FileInfo]:
         raise ValueError("a link that leads nowhere")
     if not path.is_file():  # reading a pipe named x.jpg would block forever
         raise ValueError("not a regular file")
-    content = path.read_bytes()
-    if not content:
-        raise ValueError("empty file")
-    with Image.open(io.BytesIO(content)) as image:  # an animation gives its first frame
-        info = FileInfo(*image.size, image.mode, hashlib.sha1(content, usedforsecurity=False).hexdigest())
-        if info.width * info.height > MAX_PIXELS:
-            raise ValueError(f"too large: {info.width} x {info.height} pixels, the limit is {MAX_PIXELS:,}")
-        image.draft(None, (DRAFT_FACTOR * size, DRAFT_FACTOR * size))
-        square = ImageOps.fit(to_rgb(upright(image)), (size, size), Image.Resampling.BILINEAR)
-        return np.asarray(square).transpose(2, 0, 1), info
+    with open(path, "rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if not num_bytes:
+            raise ValueError("empty file")
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"too large: {num_bytes / 1e9:.1f} GB, the limit is {MAX_BYTES / 1e9:.1f}")
+        with Image.open(file) as image:  # an animation gives its first frame
+            check_header(image)
+            (width, height), mode = image.size, image.mode
+            image.draft(None, (DRAFT_FACTOR * size, DRAFT_FACTOR * size))
+            is_reduced = "progressive" not in image.info  # a progressive JPEG is held in its full size even so
+            with _room.take(image.width * image.height if is_reduced else width * height):
+                square = ImageOps.fit(to_rgb(upright(image)), (size, size), Image.Resampling.BILINEAR)
+        file.seek(0)
+        digest = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+    return np.asarray(square).transpose(2, 0, 1), FileInfo(width, height, mode, digest)
+
+
+def check_header(image: Image.Image) -> None:
+    """ValueError if an image that was opened, but not yet decoded, is too large or of another format than FORMATS."""
+    if image.format not in FORMATS:
+        raise ValueError(f"{image.format} is not supported: convert it to JPEG or PNG")
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"too large: {image.width} x {image.height} pixels, the limit is {MAX_PIXELS:,}")
+
+
+class _Room:
+    """Bounds the memory of all threads: the images they decode at a time have no more than MAX_PIXELS together."""
+
+    def __init__(self) -> None:
+        self._pixels, self._changed = 0, threading.Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pixels or self._pixels + pixels <= MAX_PIXELS)
+            self._pixels += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pixels -= pixels
+                self._changed.notify_all()
+
+
+_room = _Room()
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -82,6 +123,20 @@ def upright(image: Image.Image) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image to 8-bit RGB. Transparent parts become white; 16-bit values are scaled instead of clipped."""
+    image.load()
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.width * image.height <= STRIP:
+        return _strip_to_rgb(image)
+    rows = max(1, STRIP // image.width)
+    found = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        found.paste(_strip_to_rgb(strip), (0, top))
+    return found
+
+
+def _strip_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return _gray16_to_rgb(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:

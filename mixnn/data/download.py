@@ -7,7 +7,6 @@ starts a cut download over, which is a loss at 2.6 GB (STL-10), and it would be 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mixnn.config import UserError, unknown
-from mixnn.data.archive import Archive, extract
+from mixnn.data.archive import DISK_ERRORS, DISK_FULL, Archive, extract
 from mixnn.data.named import DATASETS
 from mixnn.data.spec import default_root, how_to_get
 
@@ -28,8 +27,6 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in total (0 = unkno
 PAUSES = (1.0, 2.0, 4.0)  # seconds before each retry; an attempt that brought bytes starts the list over
 TIMEOUT = 30  # seconds without a byte
 CHUNK = 1 << 20
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-DISK_ERRORS = DISK_FULL | {errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 REFUSALS = range(400, 500)  # HTTP status codes that a retry would not change
 
 

@@ -116,10 +116,16 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
     return sorted((name for name in names if printable(name) == name), key=natural_key), skipped
 
 
-def natural_key(name: str) -> tuple[list[str | int], str]:
+def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
     """Sort key that puts 2.png before 10.png, and upper and lower case together."""
     parts = re.split(r"([0-9]+)", name.casefold())
-    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name
+    return [_number_key(part) if i % 2 else part for i, part in enumerate(parts)], name
+
+
+def _number_key(digits: str) -> tuple[int, str]:
+    """Sorts as int(digits) does, which refuses more than 4,300 digits."""
+    digits = digits.lstrip("0")
+    return len(digits), digits
 
 
 def _relative(path: Path, folder: Path) -> str:

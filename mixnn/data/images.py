@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from PIL import Image, ImageOps
 
-from mixnn.data.decode import MAX_PIXELS, Decoded, FileInfo, decode, decode_all, to_rgb, upright
+from mixnn.data.decode import Decoded, FileInfo, check_header, decode, decode_all, to_rgb, upright
 
 HEADERS = 500  # files whose headers are read to estimate how large the images are
 
@@ -127,8 +127,7 @@ class ImageFiles(Images):
 
     def open(self, i: int, min_side: int = 0) -> Image.Image:
         with Image.open(self.paths[i]) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError("too large")
+            check_header(image)
             if min_side:
                 image.draft(None, (min_side, min_side))
             return to_rgb(upright(image))

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from mixnn.config import UserError
+from mixnn.files import expand
 
 FOLDERS = "folders"  # instead of a CSV file: the subfolder is the label
 # Headers that mean files and labels; case, spaces, underscores and hyphens do not matter. The first one is ours.
@@ -44,7 +45,7 @@ def read_labels(
     """
     if str(labels) == FOLDERS:
         return from_folders(names, depth=int(has_splits))
-    return from_csv(Path(labels).expanduser(), names, paths)
+    return from_csv(expand(labels), names, paths)
 
 
 def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 from mixnn.config import UserError, on_command_line
 from mixnn.data.archive import Archive
 from mixnn.data.image_set import Arrays, Triple
+from mixnn.files import expand
 
 # File name relative to the root -> its size in bytes, None if any size will do. All files share their first folder.
 Layout = Mapping[str, int | None]
@@ -20,7 +21,7 @@ Layout = Mapping[str, int | None]
 def default_root() -> Path:
     """Where data sets are kept: $MIXNN_DATA, or a folder in the user's cache."""
     chosen = os.environ.get("MIXNN_DATA")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "mixnn" / "data"
+    return expand(chosen) if chosen else Path.home() / ".cache" / "mixnn" / "data"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ def read(
     folder: Path, split: str, train_per_class: int = TRAIN_PER_CLASS, val_per_class: int = VAL_PER_CLASS
 ) -> Arrays:
     """Read one split. Classes are numbered in the order of their WordNet ids."""
-    ids = sorted((folder / "wnids.txt").read_text().split())
+    ids = sorted(set(_read_text(folder, "wnids.txt").split()))
+    if not ids or not all(wnid.isalnum() and wnid.isascii() and len(wnid) < 32 for wnid in ids):
+        raise _damaged(folder, f"{folder / 'wnids.txt'} is damaged: expected one id per line, such as n01443537")
     list_files, expected = (_val_files, val_per_class) if split == "test" else (_train_files, train_per_class)
     files, labels = list_files(folder, ids)
     counts = np.bincount(labels, minlength=len(ids)) if labels else np.zeros(len(ids), int)
@@ -47,16 +49,25 @@ def _train_files(folder: Path, ids: list[str]) -> tuple[list[str], list[int]]:
 def _val_files(folder: Path, ids: list[str]) -> tuple[list[str], list[int]]:
     """File names below the folder, and the class number of each, from val_annotations.txt."""
     rank = {wnid: i for i, wnid in enumerate(ids)}
-    rows = [line.split("\t") for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()]
-    if not all(len(row) > 1 and row[1] in rank for row in rows):
+    rows = [line.split("\t") for line in _read_text(folder, "val/val_annotations.txt").splitlines()]
+    present = {path.name for path in (folder / "val" / "images").glob("*")}
+    if not all(len(row) > 1 and row[0] in present and row[1] in rank for row in rows):
         raise _damaged(folder, f"{folder / 'val' / 'val_annotations.txt'} is damaged")
     return [f"val/images/{row[0]}" for row in rows], [rank[row[1]] for row in rows]
 
 
 def _class_names(folder: Path, ids: list[str]) -> list[str]:
     """The first synonym that words.txt lists for each id."""
-    words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text().splitlines())
+    text = (folder / "words.txt").read_text(encoding="utf-8", errors="replace")
+    words = dict(line.partition("\t")[::2] for line in text.splitlines())
     return [words.get(wnid, wnid).split(",")[0] for wnid in ids]
+
+
+def _read_text(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise _damaged(folder, f"{folder / name} is damaged: it is not UTF-8 text") from None
 
 
 def _read_images(folder: Path, files: list[str]) -> np.ndarray:

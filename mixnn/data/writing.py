@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mixnn.config import UserError
+from mixnn.files import expand
 
 
 def to_folder(
@@ -23,7 +24,7 @@ def to_folder(
     >>> mixnn.data.to_folder(images, "as-files", labels=[0, 1] * 4, classes=["cat", "dog"])
     PosixPath('as-files')
     """
-    array, folder = np.asarray(images), Path(folder).expanduser()
+    array, folder = np.asarray(images), expand(folder)
     if array.ndim == 4 and array.shape[3] != 3 and array.shape[1] == 3:
         array = array.transpose(0, 2, 3, 1)
     if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 3):

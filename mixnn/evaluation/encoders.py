@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 from mixnn.config import Config, UserError
 from mixnn.data.image_set import NORMALIZATIONS, Triple
 from mixnn.device import pick_device
+from mixnn.files import expand
 from mixnn.nn.backbone import TIMM, timm_image_size
 from mixnn.nn.resnet import IMAGENET_STEM
 from mixnn.progress import Reporter
@@ -92,7 +93,7 @@ def find_run(encoder: Any) -> Run | None:
         return encoder
     if not isinstance(encoder, str | Path):
         return None
-    name, path = str(encoder), Path(encoder).expanduser()
+    name, path = str(encoder), expand(encoder)
     if name.startswith((TIMM, TORCHVISION)) or path.is_file():
         return None
     if name in STARTS and not (path / "config.yaml").is_file():  # any other folder may have that name
@@ -140,7 +141,7 @@ def _of_encoder(name: str, encoder: Encoder) -> Candidate:
 
 def _of_name(name: str, device: str, own_size: int, image_size: int) -> Candidate:
     """One of STARTS, timm:NAME, torchvision:NAME, an exported file, or a file of weights."""
-    path = Path(name).expanduser()
+    path = expand(name)
     if name in STARTS or _is_export(path):
         return _of_encoder(name, load(name if name in STARTS else path, device))
     defaults = start_defaults(name)

@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import torch
 
 from mixnn.augment import View
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, unknown, verb
+from mixnn.config import (
+    DataDir,
+    Device,
+    MovedTo,
+    NotSaved,
+    Overwrite,
+    Param,
+    UserError,
+    calling,
+    setting,
+    unknown,
+    verb,
+)
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.data.dataset import FOLDER_SIZE
 from mixnn.device import pick_device
@@ -21,7 +33,7 @@ from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
-from mixnn.files import check_folder_writable, check_writable, write_atomically
+from mixnn.files import check_writable, expand, why_not_writable, write_atomically
 from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
@@ -95,7 +107,7 @@ def evaluate(
     """
     names = protocols_of(protocol)
     reporter, run = reporter_for(verbose), find_run(encoder)
-    save = Path(save).expanduser() if str(save) else ""
+    save = expand(save) if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
     if data is None or (isinstance(data, str) and not data):
@@ -132,8 +144,8 @@ def evaluate(
                 save_summary(run.path, save, reporter.warn)
         elif str(save):
             write_atomically(Path(save), (json.dumps(results | about, indent=1) + "\n").encode())
-    except UserError as error:  # a full disk must not cost the numbers
-        raise UserError("\n".join([str(error), "the results are:", *_lines(results)])) from None
+    except UserError as error:
+        raise NotSaved(error, results) from None
     return results
 
 
@@ -143,7 +155,8 @@ def _run_on_its_data(
     """A run's encoder and its own data; and what its results have in common."""
     where = pick_device(device)
     run.check_data(f"use {setting('source', 'FOLDER')}")
-    check_folder_writable(run.path / "results.json")
+    if reason := why_not_writable(run.path):
+        reporter.warn(f"the results will be printed, but cannot be saved: {reason}")
     config, dataset = run.config, run.dataset(data_dir)
     if not dataset.has_test:
         classify = calling("classify", run.path, config.labels or "folders")

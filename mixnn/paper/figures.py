@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mixnn.config import SETTING, Param, UserError, calling, setting, unknown, verb
-from mixnn.files import check_free, write_atomically
+from mixnn.files import check_free, expand, write_atomically
 from mixnn.paper.plan import resolve_data
 from mixnn.paper.plots import accuracies, curves
 from mixnn.paper.plots.drawing import CannotDraw, Drawing, FinishedRuns, encode, figure_style
@@ -62,7 +62,7 @@ def figures(
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
     data, settings = resolve_data(data, settings)
-    reporter, results, out = reporter_for(verbose), Path(results).expanduser(), Path(out).expanduser()
+    reporter, results, out = reporter_for(verbose), expand(results), expand(out)
     folders = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not results.is_dir() and not folders:
         raise UserError(

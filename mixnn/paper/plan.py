@@ -18,6 +18,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import Config, UserError, setting
 from mixnn.data import DATASETS, open_dataset
+from mixnn.files import expand
 from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table
 from mixnn.training.configure import configure
 
@@ -64,7 +65,7 @@ def resolve_data(data: str | Path, settings: Mapping[str, Any]) -> tuple[str, di
         )
     labels = str(settings.get("labels", ""))
     if labels not in ("", "folders"):
-        settings = {**settings, "labels": str(Path(labels).expanduser().absolute())}
+        settings = {**settings, "labels": str(expand(labels).absolute())}
     return open_dataset(data).name, dict(settings)
 
 

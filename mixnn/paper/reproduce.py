@@ -34,7 +34,7 @@ from mixnn.config import (
 from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
-from mixnn.files import try_lock
+from mixnn.files import expand, try_lock
 from mixnn.paper.plan import (
     PlannedRun,
     Summaries,
@@ -116,7 +116,7 @@ def reproduce(
         if not chosen:
             raise UserError(f"nothing to run, because {reason}")
         reporter.warn(f"left out, because {reason}")
-    folders = Path(results).expanduser(), Path(runs).expanduser()
+    folders = expand(results), expand(runs)
     runner = Runner(*folders, protocols, probe_epochs, reporter)
     needed, finished = plan(chosen, data, seeds, settings), runner.load_finished()
     if not runner.results.is_dir() and (dry_run or not run):

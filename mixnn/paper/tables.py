@@ -14,7 +14,7 @@ from mixnn import methods
 from mixnn.config import UserError, unknown
 from mixnn.evaluation import evaluate
 from mixnn.evaluation.linear import LinearProbe
-from mixnn.files import why
+from mixnn.files import expand, read_yaml, why
 
 # In the order of the paper's columns: linear first.
 PROTOCOLS = dict(sorted(evaluate.PROTOCOLS.items(), key=lambda item: item[0] != "linear"))
@@ -47,7 +47,7 @@ class Table:
 
 def _read(path: Path) -> tuple[list[str], dict[str, Table]]:
     """The data sets and the tables of a YAML file."""
-    content = yaml.safe_load(path.read_text())
+    content = read_yaml(path)
     tables = {
         name: Table(name, table["title"], tuple(_row(row) for row in table["rows"]))
         for name, table in content["tables"].items()
@@ -71,7 +71,7 @@ def tables_with(path: str | Path) -> dict[str, Table]:
     if not str(path):
         return TABLES
     try:
-        _, own = _read(Path(path).expanduser())
+        _, own = _read(expand(path))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:

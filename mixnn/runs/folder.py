@@ -41,8 +41,11 @@ from mixnn.files import (
     PACKAGE,
     RUN_FILES,
     TEMPORARY,
+    check_not_removed,
     code_digest,
+    expand,
     is_written_by_mixnn,
+    read_yaml,
     why,
     write_atomically,
 )
@@ -156,7 +159,7 @@ class Run:
     @staticmethod
     def open(path: str | Path, backbone: Network | None = None) -> Run:
         """The run of a folder. `backbone`: the network it was trained with, if that was handed to pretrain."""
-        path = Path(path).expanduser()
+        path = expand(path)
         if not path.exists():
             runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
             similar = [p for p in runs if p.name.startswith(path.name)]
@@ -165,7 +168,7 @@ class Run:
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `{calling('pretrain')}` makes one")
         try:
-            values = yaml.safe_load((path / "config.yaml").read_text())
+            values = read_yaml(path / "config.yaml")
             with spelling(in_python):  # the mistake is in the file
                 return Run(path, make(Config, "setting", values), network=backbone)
         except UserError:
@@ -212,7 +215,7 @@ class Run:
             return dataclasses.replace(self, data=dataset)
         if not isinstance(source, str | Path):
             raise UserError(f"{self.path} was trained on the folder {data}: give the folder where its images are now")
-        folder = Path(source).expanduser().absolute()
+        folder = expand(source).absolute()
         if not folder.is_dir():
             raise UserError(f"there is no folder {source}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
@@ -267,7 +270,7 @@ class Run:
     def check_data(self, hint: str = "") -> None:
         """UserError if the images the run was trained on are gone or must be given again; `hint` says what to do."""
         data = self.config.data
-        if self.data is not None or data in DATASETS or Path(data).expanduser().is_dir():
+        if self.data is not None or data in DATASETS or expand(data).is_dir():
             return
         if is_in_memory(data):
             again = "source=images" if hint else f"mixnn.pretrain(images, resume={str(self.path)!r})"
@@ -296,6 +299,7 @@ class Run:
 
     def log(self, record: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""
+        check_not_removed(self.path / "metrics.jsonl")
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")

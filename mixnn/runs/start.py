@@ -17,6 +17,7 @@ from mixnn.config import Config, UserError
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
+from mixnn.files import check_folder_makeable, expand
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
@@ -33,7 +34,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     """A run; or a folder of images, which stands for a run with the ImageNet encoder as it comes."""
     if isinstance(run, Run):
         return run
-    path = Path(run).expanduser()
+    path = expand(run)
     if path.is_file():
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")
     if not path.is_dir() or (path / "config.yaml").is_file():
@@ -49,6 +50,7 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
     images = open_images(folder)
+    check_folder_makeable(Path("runs") / stem)
     config = start_config(data, images)
     backbone = initial_backbone(config)  # this and the next before the folder is made: a failure leaves none
     layout = _layout(images, backbone, config)

@@ -18,6 +18,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
+from mixnn.files import expand
 from mixnn.nn.backbone import TIMM, Network, build_backbone
 from mixnn.nn.efficientnet import rename_published
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
@@ -105,7 +106,7 @@ def initial_backbone(
     if source.startswith(TIMM):
         _check_same(source, source, config)
         return build_backbone(source, config.image_size, config.bn_groups, pretrained=True).eval()
-    if source.startswith(TORCHVISION) or source in STARTS or Path(source).expanduser().is_file():
+    if source.startswith(TORCHVISION) or source in STARTS or expand(source).is_file():
         return read_backbone(source, config).eval()
     run = _open_start(source)
     _check_same(str(run.path), run.config.backbone, config)
@@ -124,7 +125,7 @@ def _check_same(source: str, backbone: str, config: Config) -> None:
 
 
 def _open_start(source: str) -> Run:
-    if not Path(source).expanduser().exists():
+    if not expand(source).exists():
         names = ", ".join((*STARTS, "none", f"{TIMM}NAME", f"{TORCHVISION}NAME"))
         raise UserError(f"{setting('init_from', source)}: there is no run folder or file {source}\nnames: {names}")
     return Run.open(source)
@@ -142,7 +143,7 @@ def start_defaults(source: str) -> dict[str, Any]:
         name = source.removeprefix(TORCHVISION)
         _check_torchvision(name)
         return {"backbone": name, "normalization": "torchvision", "image_size": STEM_SIZES[7]}
-    if Path(source).expanduser().is_file():
+    if expand(source).is_file():
         weights = read_weights(source)
         sizes = {"image_size": STEM_SIZES[weights["conv1.weight"].shape[2]]} if "conv1.weight" in weights else {}
         return {"backbone": _fitting_architecture(weights)} | sizes
@@ -247,7 +248,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     An EfficientNet-Lite0 may have its published names; a ResNet has torchvision's. No tensor is converted: UserError
     says why weights do not fit. No code in the file is run.
     """
-    content = _read(Path(path).expanduser())
+    content = _read(expand(path))
     for key in WRAPPERS:
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
     tensors = {str(k): t for k, t in content.items() if isinstance(t, Tensor)} if isinstance(content, dict) else {}

@@ -16,6 +16,7 @@ from mixnn.augment import VIEWS
 from mixnn.config import Config, UserError, checked, fields_of, make, method_option, setting, unknown
 from mixnn.data import DATASETS, Dataset, ImageSet, open_dataset
 from mixnn.device import pick_device
+from mixnn.files import expand
 from mixnn.nn.backbone import backbone_origin, check_backbone
 from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.processes import world_size
@@ -126,9 +127,9 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     # Absolute paths, so that a run can be resumed and evaluated from any folder.
     data_dir = config.data_dir or os.environ.get("MIXNN_DATA", "")
     given = {"data_dir": data_dir, "labels": "" if config.labels == "folders" else config.labels}
-    is_path = config.init_from not in (*NO_START, *STARTS) and Path(config.init_from).expanduser().exists()
+    is_path = config.init_from not in (*NO_START, *STARTS) and expand(config.init_from).exists()
     given |= {"init_from": config.init_from if is_path else ""}
-    paths: dict[str, Any] = {k: str(Path(v).expanduser().absolute()) for k, v in given.items() if v}
+    paths: dict[str, Any] = {k: str(expand(v).absolute()) for k, v in given.items() if v}
     return replace(config, **paths), images
 
 

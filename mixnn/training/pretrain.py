@@ -18,7 +18,7 @@ from mixnn.augment import View
 from mixnn.config import Config, Param, UserError, calling, duration_text, parse_duration, setting, verb
 from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
-from mixnn.files import LOCK, lock_run
+from mixnn.files import LOCK, expand, lock_run
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
@@ -156,7 +156,7 @@ def start_pretrain(
     if not is_given(data):
         raise UserError(f"pretrain needs a data set or a folder of images: `{calling('data')}` lists the data sets")
     dataset = open_data(data, settings, labels)
-    folder = Path(out).expanduser() if str(out) else None
+    folder = expand(out) if str(out) else None
     if folder:
         _check_data_outside(folder, dataset, settings)
     if folder and is_main_process():
@@ -227,7 +227,7 @@ def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -
     place = out.resolve()
     folder = dataset.name if dataset.recipe is None and dataset.is_stored else ""
     for given in (folder, str(settings.get("labels", "")), str(settings.get("data_dir", ""))):
-        if given not in ("", "folders") and Path(given).expanduser().resolve().is_relative_to(place):
+        if given not in ("", "folders") and expand(given).resolve().is_relative_to(place):
             raise UserError(
                 f"{given} lies inside the run folder {out}: use another {setting('out')}, or move it out of there"
             )

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -955,11 +956,11 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(stub, tmp_pa
     classify(run, "l.csv", model="knn", verbose=QUIET)
     monkeypatch.setattr(classify_module, "load_encoder", lambda *_, **__: pytest.fail("the encoder was loaded"))
     monkeypatch.setattr(Run, "images", lambda *_: pytest.fail("the images were listed"))
-    monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != run.path / "classifier")
-    with pytest.raises(UserError, match=f"{run.path}/classifier is not writable: use out='FOLDER'"):
+    monkeypatch.setattr(os, "access", lambda place, _: Path(place) != run.path / "classifier")
+    with pytest.raises(UserError, match=f"cannot write into .*: the folder {run.path}/classifier is read-only"):
         classify(run, **arguments, verbose=QUIET)
-    monkeypatch.setattr(files.os, "access", lambda place, _: Path(place) != tmp_path)
-    with pytest.raises(UserError, match=f"{tmp_path} is not writable"):
+    monkeypatch.setattr(os, "access", lambda place, _: Path(place) != tmp_path)
+    with pytest.raises(UserError, match=f"the folder {tmp_path} is read-only"):
         classify(run, **({"labels": "l.csv"} | arguments), out=tmp_path / "new" / "deep", verbose=QUIET)
 
 

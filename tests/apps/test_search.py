@@ -550,7 +550,7 @@ def test_a_name_cannot_steer_the_terminal():
         ({}, "give exactly one of"),
         ({"query": "4.png", "outliers": True}, "give exactly one of"),
         ({"query": "absent.png"}, "no such image: absent.png"),
-        ({"query": ["4.png", "x" * 5000]}, "File name too long"),
+        ({"query": ["4.png", "x" * 5000]}, "name is too long"),
         ({"query": "{root}/broken.png"}, "cannot read .*broken.png: not an image"),
         ({"query": "{root}/empty"}, "no images in .*empty"),
         ({"query": "{root}/unreadable"}, "none of the 1 query images can be read"),

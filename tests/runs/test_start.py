@@ -160,7 +160,7 @@ def test_a_place_that_cannot_be_written_is_named(place, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(place)
     (place / "runs").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot make the run folder runs/photos-imagenet: Not a directory"):
+    with pytest.raises(UserError, match="runs is a file, so runs/photos-imagenet cannot be a folder"):
         open_run("photos", quiet())
 
 

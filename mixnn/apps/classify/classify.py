@@ -25,7 +25,7 @@ from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, on_command_line, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
-from mixnn.files import check_free, write_atomically
+from mixnn.files import check_folder_makeable, check_free, expand, write_atomically
 from mixnn.progress import Reporter, plural, print_table, reporter_for, shown
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_encoder
@@ -134,9 +134,9 @@ def classify(
     run = open_run(run, reporter)
     if on_command_line() and not (reporter.quiet or reporter.console.is_terminal):
         reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
-    folder = Path(out).expanduser() if str(out) else run.path / "classifier"
+    folder = expand(out) if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
-    files.check_folder(folder)
+    check_folder_makeable(folder)
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
@@ -218,7 +218,7 @@ def _check_arguments(
     if is_given(new_images) and is_given(source) and not (is_given(labels) or suggest):
         alone = f"for new images, use {setting('new_images')} alone"
         raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
-    if isinstance(labels, str | Path) and Path(labels).expanduser().resolve() == (folder / files.PREDICTIONS).resolve():
+    if isinstance(labels, str | Path) and expand(labels).resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
     if is_given(new_images) and not is_given(labels):
         files.find_classifier(folder, run)

@@ -10,7 +10,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from mixnn.apps.embed import Embeddings, Encoder
 from mixnn.config import UserError, calling, setting
 from mixnn.data import Images
 from mixnn.data import labels as data_labels
-from mixnn.files import write_atomically
+from mixnn.files import expand, write_atomically
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 
@@ -39,15 +38,6 @@ FORMATS = (1, 2)  # the first had no features other than the run's
 
 
 # --- labels ---
-
-
-def check_folder(folder: Path) -> None:
-    """UserError if files cannot be written into the folder, or if it cannot be made. Asked before any work."""
-    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not place.is_dir():
-        raise UserError(f"{place} is a file: {setting('out')} takes a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"{place} is not writable: use {setting('out', 'FOLDER')} for another folder")
 
 
 def read_labels(labels: Any, images: Images) -> dict[str, str]:
@@ -96,7 +86,7 @@ def predictions_name(new_images: Any) -> str:
     """File name of the predictions for new images."""
     if not isinstance(new_images, str | Path):
         return "predictions-images.csv"
-    path = Path(new_images).expanduser().resolve()
+    path = expand(new_images).resolve()
     return f"predictions-{path.stem if path.is_file() else path.name}.csv"
 
 

@@ -29,7 +29,7 @@ from mixnn.data.images import Images
 from mixnn.data.labels import FOLDERS, read_labels
 from mixnn.device import pick_device
 from mixnn.evaluation.neighbors import nearest
-from mixnn.files import check_output, write_atomically
+from mixnn.files import check_output, expand, write_atomically
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import Encoder, load_encoder
@@ -87,7 +87,7 @@ def explore(
     """
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
-    _check_options(Path(out).expanduser() if str(out) else None, serve, thumb)
+    _check_options(expand(out) if str(out) else None, serve, thumb)
     images = run.images(source, str(data_dir))
     target = None if serve else check_output(out, run.path / "explore.html", overwrite)
     label_of, encoder, predictions = _labels(run, source, labels, images), None, dict[str, Prediction]()
@@ -134,7 +134,7 @@ def _labels(run: Run, source: Any, labels: str | Path, images: Images) -> dict[s
         raise UserError(
             f"{images.title} has its own labels: leave out {setting('labels')}, or give a CSV of file,label"
         )
-    if labels == FOLDERS and (not isinstance(data, str | Path) or not Path(data).expanduser().is_dir()):
+    if labels == FOLDERS and (not isinstance(data, str | Path) or not expand(data).is_dir()):
         raise UserError(f"{setting('labels', 'folders')} needs a folder of images: give a CSV of file,label instead")
     return read_labels(labels, images.names, images.has_splits, images.path_of)
 
@@ -143,7 +143,7 @@ def _is_training_data(run: Run, source: Any) -> bool:
     """Whether a source is what the run was trained on. If that folder is gone, the source is where it was moved to."""
     if not is_given(source) or not isinstance(source, str | Path):
         return not is_given(source)
-    given, own = (Path(path).expanduser().absolute() for path in (source, run.config.data))
+    given, own = (expand(path).absolute() for path in (source, run.config.data))
     return given == own or (given.is_dir() and run.config.data not in DATASETS and not own.exists())
 
 

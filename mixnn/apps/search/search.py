@@ -22,7 +22,7 @@ from mixnn.data import open_images
 from mixnn.data.dataset import is_given
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images, list_files
-from mixnn.files import check_output, write_atomically
+from mixnn.files import check_output, expand, write_atomically
 from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_encoder
@@ -196,11 +196,7 @@ def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
     """The parts of a query; UserError unless each is a file, a folder, or one of the names."""
     parts = [query] if isinstance(query, str | Path) else list(query)
     for part in parts:
-        try:
-            known = str(part) in names or Path(part).expanduser().exists()
-        except (OSError, RuntimeError) as error:  # a name too long, a folder without permission, an unknown ~user
-            raise UserError(f"{printable(str(part))}: {getattr(error, 'strerror', None) or error}") from None
-        if not known:
+        if str(part) not in names and not expand(part).exists():
             raise UserError(
                 f"no such image: {printable(str(part))} is not a file, a folder or the name of an image in the source"
             )
@@ -220,7 +216,7 @@ def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryIm
             rows_of[_file_id(path_of[name])].append(i)
     found = []
     for part in check_query(query, row_of):
-        path = Path(part).expanduser()
+        path = expand(part)
         if path.is_dir():
             inside = [path / name for name in list_images(path)[0]]
             if not inside:
