@@ -887,7 +887,7 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
     monkeypatch.setattr(classify_module, "compare", compared(100.0))
     for spread, said in ((0.01, "'collapsed'"), (0.9, "for longer, or from another start")):
         record = {"epoch": 200, "loss": 1.0, "spread": spread}
-        monkeypatch.setattr(Run, "metrics", lambda _, record=record: [record])
+        monkeypatch.setattr(Run, "metrics", lambda *_, record=record: [record])
         classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
         printed = capsys.readouterr().out
         assert "Gain from training: +0.0 points over the better baseline." in printed

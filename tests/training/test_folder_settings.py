@@ -7,6 +7,7 @@ import mixnn
 from mixnn.config import Config
 from mixnn.data import open_dataset
 from mixnn.data.images import list_files
+from mixnn.progress import Reporter
 from mixnn.training import folder_settings
 from mixnn.training.configure import choices, open_data, resolve
 from mixnn.training.folder_settings import OPTIONS, choose
@@ -155,7 +156,7 @@ def photos(tmp_path):
 
 def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_path, capfd, monkeypatch):
     use_clock(monkeypatch, Clock(), lambda _: 1.0)
-    run = mixnn.pretrain(photos, out=tmp_path / "run", time_budget="1m", init_from="none")
+    run = mixnn.pretrain(photos, out=tmp_path / "run", time_budget="1m", init_from="none", verbose=Reporter())
     said = capfd.readouterr().err
     assert "40 images, shorter side 20 to 22" in said
     assert "image_size 20: the shorter side is about 21 pixels" in said
@@ -170,7 +171,7 @@ def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd
     monkeypatch.setattr(folder_settings, "TRAIN_SIZE", 32)
     monkeypatch.setattr(folder_settings, "ENCODE_SIZE", 40)
     monkeypatch.setattr(folder_settings, "HIDDEN", 16)
-    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter())
     said = capfd.readouterr().err
     assert "init_from imagenet: use init_from='none' to start from nothing" in said
     assert "image_size 32: " in said
