@@ -85,7 +85,7 @@ def test_a_wrong_view_is_refused_with_what_is_valid(given, message):
 def test_an_edited_run_folder_is_refused(tmp_path: Path):
     run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     run.update_config(augmentation={"strong": {"blur": 3}})
-    with pytest.raises(UserError, match=r"blur=3\.0 is a probability"):
+    with pytest.raises(UserError, match=r"config\.yaml was changed: strong was not set and is \{'blur': 3\} now"):
         mixnn.pretrain(resume=run.path, epochs=1, verbose=QUIET)
 
 
