@@ -50,7 +50,14 @@ __all__ = ["Verification", "verify"]
 CACHE = "cache"  # stands for the image cache, wherever that is
 EXPORTS = (".safetensors", ".onnx", ".pt2")
 NAMED = 3  # things of one kind that a text names; the others are counted
-PROVENANCE = ("mixnn", "code", "torch", "device", "processes")  # of environment.json: where these differ, bits may
+# Of environment.json, what bits depend on, in words.
+PROVENANCE = {
+    "mixnn": "mixnn",
+    "code": "code of mixnn",
+    "torch": "torch",
+    "device": "processor",
+    "processes": "number of processes",
+}
 AGAIN = "delete it: it is made again when it is needed"
 
 Status = Literal["ok", "wrong", "left out"]
@@ -109,7 +116,8 @@ def verify(
         mixnn verify encoder.safetensors
         mixnn verify cache
     """
-    seconds = 0.0 if replay in (0, "0") else parse_duration(str(replay), "replay")
+    limit = f"{replay:g}" if isinstance(replay, float) else replay
+    seconds = 0.0 if limit == "0" else parse_duration(limit, "replay")
     reporter = reporter_for(verbose)
     place = path.path if isinstance(path, Run) else expand(path)
     if str(path) == CACHE and not place.exists():
@@ -478,9 +486,8 @@ class _RunChecks:
                 others = self._other_environment(run, device)
                 if not found.different or device != "cpu" or not others:
                     return _about_interval(found, device)
-                why = (
-                    f"steps {first:,} to {last:,} differ by {found.largest:.1g}, and so do {_listed(others)} from then"
-                )
+                apart = f"steps {first:,} to {last:,} differ by {found.largest:.1g}"
+                why = f"{apart}, with another {_listed(others)} than then"
             except OutOfTime:
                 why = f"steps {first:,} to {last:,} take too long"
         self.reporter.info("training a few steps with and without a resume")
@@ -489,7 +496,7 @@ class _RunChecks:
     def _other_environment(self, run: Run, device: str) -> list[str]:
         """What is not as it was in training, of the things that bits depend on."""
         then, now = run.environment(), environment(torch.device(device)) | {"processes": 1}
-        return [name for name in PROVENANCE if then.get(name, now[name]) != now[name]]
+        return [words for name, words in PROVENANCE.items() if then.get(name, now[name]) != now[name]]
 
 
 def _stored_config(state: dict[str, Any]) -> Config:
