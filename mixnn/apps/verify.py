@@ -429,7 +429,8 @@ class _RunChecks:
     def _data(self, run: Run, source: Any, state: dict[str, Any]) -> tuple[Run, Check]:
         """The run with its images, and whether they are those of the training."""
         if is_in_memory(run.config.data) and not (is_given(source) or run.data):
-            return run, Check("data", "left out", f"images in memory: give them, with {setting('source', ...)}")
+            text = "images in memory, which a run folder does not store: give them in Python, with source=images"
+            return run, Check("data", "left out", text)
         try:
             run = run.moved(source)
             run.check_data(f"put it back, or use {setting('source', 'FOLDER')}")
