@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mixnn.apps.export import export as export
     from mixnn.apps.report.report import report as report
     from mixnn.apps.search.search import search as search
+    from mixnn.apps.verify import verify as verify
     from mixnn.augment import VIEWS as VIEWS
     from mixnn.augment import View as View
     from mixnn.config import Config as Config

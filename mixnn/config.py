@@ -377,13 +377,16 @@ DURATION = re.compile(
 )
 
 
-def parse_duration(text: str) -> float:
-    """Seconds in 90s, 6m, 6 min, 1.5h, 1h30m or 2 hours. A number without a unit is refused."""
+def parse_duration(text: str, name: str = "time_budget") -> float:
+    """Seconds in 90s, 6m, 6 min, 1.5h, 1h30m or 2 hours. A number without a unit is refused.
+
+    `name`: the parameter that an error names.
+    """
     found = DURATION.fullmatch(text.strip().lower())
     parts = zip(found.groups(), (3600, 60, 1), strict=True) if found else ()
     seconds = sum(float(number) * unit for number, unit in parts if number)
     if not 0 < seconds < math.inf:
-        raise UserError(f"{setting('time_budget', text)}: write it as 90s, 6m, 1h30m or 2 hours")
+        raise UserError(f"{setting(name, text)}: write it as 90s, 6m, 1h30m or 2 hours")
     return seconds
 
 

@@ -131,14 +131,21 @@ def _temporary_path(folder: Path) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Removes temporary files and folders of processes that were killed."""
-    for path in folder.glob(".mixnn-*.tmp"):
+    for path in leftovers(folder):
         with contextlib.suppress(OSError):
-            if not _is_left_over(path):
-                continue
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Temporary files and folders of processes that were killed."""
+    found = []
+    for path in folder.glob(".mixnn-*.tmp"):
+        with contextlib.suppress(OSError):
+            found += [path] if _is_left_over(path) else []
+    return found
 
 
 def _is_left_over(path: Path) -> bool:

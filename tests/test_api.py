@@ -32,7 +32,7 @@ from mixnn.progress import Reporter, Silence
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 COMMANDS = ["pretrain", "evaluate", "embed", "search", "classify", "explore", "report", "export", "diagnose"]
-COMMANDS += ["demo", "reproduce", "figures", "bench"]
+COMMANDS += ["verify", "demo", "reproduce", "figures", "bench"]
 REGISTRIES = {
     "METHODS": ("methods", "mnn", 'mixnn.METHODS["mnn"]'),
     "BACKBONES": ("networks", "resnet18", 'mixnn.BACKBONES["resnet18"](image_size=32, bn_groups=1)'),

@@ -66,6 +66,7 @@ FLAGS = {
         "--max-images", "--thumb", "--seed", "--device", "--data-dir", "--quiet",
     },
     "diagnose": {"--batches", "--source", "--device", "--data-dir", "--json", "--quiet"},
+    "verify": {"--replay", "--source", "--device", "--data-dir", "--json", "--quiet"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
         "--probe-epochs", "--tables", "--setting", "--quiet",
@@ -192,7 +193,7 @@ def test_the_flags_are_the_parameters_of_the_function(verb: str):
     parameters = set(inspect.signature(function).parameters)
     internal = {"verbose"} & parameters
     typed = {p.name for p in command(verb).parameters}
-    has_json = verb in ("evaluate", "classify", "diagnose", "demo")
+    has_json = verb in ("evaluate", "classify", "diagnose", "verify", "demo")
     extra = {"import": True, "quiet": "verbose" in internal, "json": has_json}
     settings = set(fields_of(Config)) if verb == "pretrain" else set()
     parameters -= {"settings"} if verb == "pretrain" else set()

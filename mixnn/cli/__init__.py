@@ -2,7 +2,8 @@
 
 To add a command: its function, with `@verb` and a `Param` for each parameter, and its row in VERBS. Its flags and help
 are made from the signature (see cli/parser.py). A parameter `verbose` gets the command's reporter. If its module has a
-function `show_NAME`, that prints the result, or --json does; paths are printed as they are.
+function `show_NAME`, that prints the result, or --json does; paths are printed as they are. If the result has
+`problems`, the exit code is 2.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
     "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run, or any encoder, by kNN and linear probe"),
     "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
+    "verify": ("mixnn.apps.verify:verify", "check the files of a run, and that it resumes exactly"),
     "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
     "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),
     "reproduce": (
@@ -146,6 +148,9 @@ def run(words: Sequence[str]) -> None:
     if not_saved:  # printed first, so that a full disk does not cost the numbers
         sys.stdout.flush()
         raise not_saved
+    if problems := getattr(result, "problems", None):
+        sys.stdout.flush()
+        raise UserError(f"{len(problems)} problem{'s' * (len(problems) > 1)} found")
     if world_size() > 1:
         from mixnn import dist
 

@@ -146,6 +146,17 @@ def _read(entry: Path, num_files: int, size: int) -> Decoded:
     return Decoded(images, infos)
 
 
+def check_entry(entry: Path) -> int:
+    """The number of images in a cached entry, checked in full; ValueError if it is damaged."""
+    try:
+        with open(entry / IMAGES, "rb") as file:
+            np.lib.format.read_magic(file)
+            size = np.lib.format.read_array_header_1_0(file)[0][-1]
+        return len(_read(entry, len(json.loads((entry / INFOS).read_bytes())["infos"]), size).images)
+    except Exception as error:  # damaged files can raise nearly anything
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
 def _read_blocks(file: IO[bytes], num_bytes: int, target: np.ndarray | None) -> int:
     """Reads the rest of a file, into the target if there is one; returns its CRC-32."""
     buffer, crc = np.empty(BLOCK if target is None else 0, np.uint8), 0

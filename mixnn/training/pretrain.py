@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -327,7 +327,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_device(run.config)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_training(reporter.warn)
-    _check_unchanged(run, old, state)
+    check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
     dataset = run.dataset()
@@ -336,7 +336,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run = replace(run, data=run.data and run.data.emptied())
     trainer.load(tensors, state)
     if dataset.recipe is None and not trainer.over:
-        _judge_again(trainer, run)
+        judge_again(trainer, run)
     if is_main_process():
         run.rewind(trainer.done, reporter.warn)
     if trainer.plan and not trainer.over:
@@ -350,7 +350,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     return _train(run, trainer)
 
 
-def _check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
+def check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
     """UserError if config.yaml has other settings than the checkpoint was made with. Old checkpoints do not say.
 
     What made the run longer, or planned its length, was written to config.yaml after the checkpoint; that is accepted
@@ -358,9 +358,19 @@ def _check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
     """
     may_change = RESUMABLE_SETTINGS | EDITABLE_SETTINGS
     may_change |= set() if run.was_config_edited() else EXTENSIONS | {"warmup_epochs"}
-    then, now = state.get("settings", {}), json.loads(json.dumps(asdict(config)))  # as a checkpoint stores it
-    if {then.get("data"), now["data"]}.isdisjoint(DATASETS):
+    if {state.get("settings", {}).get("data"), config.data}.isdisjoint(DATASETS):
         may_change.add("data")  # a folder may be moved: its images are compared
+    if changed := changed_settings(config, state, may_change):
+        raise UserError(
+            f"{run.path / 'config.yaml'} was changed: {'; '.join(changed)}\na run cannot change its settings: restore "
+            f"the file. To train further, use {setting('epochs')}; for other settings, start a new run with "
+            f"{setting('init_from', run.path)}"
+        )
+
+
+def changed_settings(config: Config, state: dict[str, Any], may_change: Iterable[str] = ()) -> list[str]:
+    """In words: settings that differ from those a checkpoint was made with, but for those that may change."""
+    then, now = state.get("settings", {}), json.loads(json.dumps(asdict(config)))  # as a checkpoint stores it
     changed = []
     for name in [name for name in now if name in then and name not in may_change and then[name] != now[name]]:
         old, new = ({name: each[name]} if not isinstance(each[name], dict) else each[name] for each in (then, now))
@@ -369,16 +379,12 @@ def _check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
             for key in {**old, **new}
             if old.get(key) != new.get(key)
         ]
-    if changed:
-        raise UserError(
-            f"{run.path / 'config.yaml'} was changed: {'; '.join(changed)}\na run cannot change its settings: restore "
-            f"the file. To train further, use {setting('epochs')}; for other settings, start a new run with "
-            f"{setting('init_from', run.path)}"
-        )
+    return changed
 
 
-def _judge_again(trainer: Trainer, run: Run) -> None:
+def judge_again(trainer: Trainer, run: Run) -> None:
     """Goes on judging a resumed run, unless what it started from is gone."""
+    layout = trainer.layout  # of the checkpoint: its scale is that of the last judgement, not of the start
     try:
         if isinstance(run.network, nn.Module):
             raise UserError("the network that is handed in may not have the weights it had then")
@@ -387,6 +393,7 @@ def _judge_again(trainer: Trainer, run: Run) -> None:
         trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
         return
     assert trainer.judge is not None
+    trainer.layout = layout or trainer.layout
     points = run.judgement(trainer.reporter.warn).get("points", [])
     trainer.judge.points = [point for point in points if point["step"] <= trainer.done]
 
