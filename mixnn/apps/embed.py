@@ -110,16 +110,16 @@ def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.S
 
 def collect(
     run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
-    encoder: Encoder | None = None, reporter: Reporter | None = None,
+    encoder: Encoder | None = None, kind: str = "", reporter: Reporter | None = None,
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
     The cache holds one file per source; files of earlier checkpoints are removed. `encoder`: the run's, if it is
-    already loaded.
+    already loaded; or another one that belongs to the run, with a name for its `kind`.
     """
     reporter = reporter or reporter_for(False)
     images = run.images(source, data_dir)
-    cached = _cache_file(run, images)
+    cached = _cache_file(run, images, kind)
     if cached.is_file():
         try:
             return store.read(cached)
@@ -136,9 +136,9 @@ def collect(
         return store.read(file)
 
 
-def _cache_file(run: Run, images: Images) -> Path:
+def _cache_file(run: Run, images: Images, kind: str = "") -> Path:
     """Where `collect` keeps the vectors of these images; its name changes with the checkpoint and the images."""
-    parts = [run.config.encoding_size, *_newest_checkpoint(run)], images.title, images.signature()
+    parts = [run.config.encoding_size, *_newest_checkpoint(run)], images.title + kind, images.signature()
     return run.path / "embeddings" / f"{'-'.join(map(_digest, parts))}.npz"
 
 

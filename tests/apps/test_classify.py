@@ -1089,6 +1089,18 @@ def test_the_checkpoint_is_read_once(real, tmp_path, monkeypatch):
     assert len(reads) == 1
 
 
+def test_no_image_is_encoded_twice_by_the_run_or_by_its_start(real, tmp_path, monkeypatch):
+    run, _, truth = real
+    encode, encoded = Encoder.encode, []
+    monkeypatch.setattr(Encoder, "encode", lambda self, images: encoded.append(len(images)) or encode(self, images))
+    for every in (4, 5):  # other labels, the same images
+        labels = write_labels(tmp_path / f"{every}.csv", dict(list(truth.items())[::every]))
+        found = classify(run, labels, model="knn", out=tmp_path / f"out{every}", verbose=QUIET)
+        assert START in found["comparison"]["accuracy"]
+        encoded.append(0)
+    assert encoded[-2:] == [0, 0], "the second call encodes nothing"
+
+
 def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real, tmp_path):
     run, folder, truth = real
     given = dict(list(truth.items())[::3])

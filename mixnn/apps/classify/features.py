@@ -69,12 +69,12 @@ def pixels_name(side: int) -> str:
 def all_features(run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Features]:
     """Name -> features; the run's come first."""
 
-    def cached(images: Images) -> Embeddings:
-        return collect(run, images, encoder=encoder, reporter=reporter)
+    def cached(images: Images, by: Encoder = encoder, kind: str = "") -> Embeddings:
+        return collect(run, images, encoder=by, kind=kind, reporter=reporter)
 
     found = [Features(RUN, cached, encoder)]
     if (start := _start(run, encoder)) is not None:
-        found.append(Features(START, lambda images: encode(start, images), start))
+        found.append(Features(START, lambda images: cached(images, start, "start"), start))
     return {f.name: f for f in [*found, *map(pixel_features, SIDES)]}
 
 
@@ -91,15 +91,6 @@ def _start(run: Run, encoder: Encoder) -> Encoder | None:
         layout = Layout(layout.mean, judged["start"]["spread"])
     start = Encoder(backbone, encoder.size, encoder.mean.cpu(), encoder.std.cpu(), layout=layout)
     return start.to(encoder.device)
-
-
-def encode(encoder: Encoder, images: Images) -> Embeddings:
-    """The vectors of all images that can be read."""
-    names, vectors = [], [np.empty((0, encoder.num_features), np.float32)]
-    for batch, x, _ in encoder.encode(images):
-        names += batch
-        vectors.append(x)
-    return Embeddings(names, np.concatenate(vectors))
 
 
 def pixel_features(side: int) -> Features:
