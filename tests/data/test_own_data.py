@@ -161,6 +161,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     assert all(torch.equal(t, weights(straight)[name]) for name, t in weights(resumed).items())
 
 
+def test_how_to_resume_names_what_the_folder_does_not_store(tmp_path: Path):
+    run = mixnn.pretrain(IMAGES, out=tmp_path / "run", **TINY | {"epochs": 0})
+    assert run.how_to_resume == f"mixnn.pretrain(images, resume='{run.path}')"
+    own = replace(run, network=torch.nn.Identity(), config=replace(run.config, data="digits"))
+    assert own.how_to_resume == f"mixnn.pretrain(resume='{run.path}', backbone=network)"
+
+
 @pytest.mark.parametrize("change", ["one pixel", "one image fewer", "another order"])
 def test_changed_images_are_refused(change: str, tmp_path: Path):
     other = {"one pixel": IMAGES.copy(), "one image fewer": IMAGES[1:], "another order": np.roll(IMAGES, 1, 0)}[change]
