@@ -94,7 +94,7 @@ def strong(size: int, *, flip: float = 0.5, area: tuple[float, float] = (0.2, 1.
 
 
 def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)) -> View:
-    """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value.
+    """The paper's weak view: crop and flip. The default of 0.9 is from the authors' code; the paper gives no number.
 
     >>> mixnn.augment.weak(32).jitter
     0.0
