@@ -168,9 +168,14 @@ def _check_images(images: Tensor, view: View) -> None:
     if images.shape[1] != 3 and (view.jitter or view.gray):
         raise ValueError(f"color jitter and grayscale need 3 channels, and the images have {images.shape[1]}")
     if images.is_floating_point() and images.is_cpu and not torch.compiler.is_compiling() and images.numel():
-        low, high = (float(value) for value in images.detach().aminmax())
-        if not 0 <= low <= high <= 1:
-            raise ValueError(f"images have values from {low:.3g} to {high:.3g}: give uint8, or floats from 0 to 1")
+        _check_range(images)
+
+
+def _check_range(images: Tensor) -> None:
+    """ValueError unless the values lie in 0..1; for the CPU, since it reads them."""
+    low, high = (float(value) for value in images.detach().aminmax())
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"images have values from {low:.3g} to {high:.3g}: give uint8, or floats from 0 to 1")
 
 
 def _what(value: object) -> str:
