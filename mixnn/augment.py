@@ -94,7 +94,7 @@ def strong(size: int, *, flip: float = 0.5, area: tuple[float, float] = (0.2, 1.
 
 
 def weak(size: int, *, flip: float = 0.9, area: tuple[float, float] = (0.2, 1.0)) -> View:
-    """Crop and flip. The authors' code flips with 0.9 and the paper gives no number; 0.5 is the neutral value.
+    """The paper's weak view: crop and flip. The default of 0.9 is from the authors' code; the paper gives no number.
 
     >>> mixnn.augment.weak(32).jitter
     0.0
@@ -116,8 +116,9 @@ def augment(
 ) -> Tensor:
     """A view of each image: float32 in [0, 1], not normalized, (B, C, size, size) in channels_last memory.
 
-    The images are uint8, or floats from 0 to 1: other values are clipped, so normalize afterwards. `u_BR` is a row of
-    `view.num_draws` uniforms per image; default: new ones from the generator. It runs in float32 under autocast too.
+    The images are a uint8 tensor, or floats from 0 to 1, so normalize afterwards. Other floats are refused on the CPU,
+    and clipped on a GPU, where a check would wait for the device. `u_BR` is a row of `view.num_draws` uniforms per
+    image; default: new ones from the generator. It runs in float32 under autocast too.
 
     >>> mixnn.augment.augment(images, mixnn.augment.strong(24)).shape
     torch.Size([8, 3, 24, 24])
@@ -157,6 +158,8 @@ def augment(
 
 
 def _check_images(images: Tensor, view: View) -> None:
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images must be a tensor (B, C, H, W), not {_what(images)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"images must be uint8, or floats from 0 to 1, not {images.dtype}")
     if images.dim() != 4:
@@ -164,6 +167,27 @@ def _check_images(images: Tensor, view: View) -> None:
         raise ValueError(f"images must have the shape (B, C, H, W), not {tuple(images.shape)}{one}")
     if images.shape[1] != 3 and (view.jitter or view.gray):
         raise ValueError(f"color jitter and grayscale need 3 channels, and the images have {images.shape[1]}")
+    if images.is_floating_point() and images.is_cpu and not torch.compiler.is_compiling() and images.numel():
+        _check_range(images)
+
+
+def _check_range(images: Tensor) -> None:
+    """ValueError unless the values lie in 0..1; for the CPU, since it reads them."""
+    low, high = (float(value) for value in images.detach().aminmax())
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"images have values from {low:.3g} to {high:.3g}: give uint8, or floats from 0 to 1")
+
+
+def _what(value: object) -> str:
+    """What was given instead of a tensor, and what to do with it."""
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return "a numpy array: use torch.from_numpy(images), with channels before height and width"
+    if kind.__module__.startswith("PIL."):
+        return "a PIL image: use torch.from_numpy(numpy.array(image)).permute(2, 0, 1)"
+    if isinstance(value, tuple | list | dict):
+        return f"a {kind.__name__}: if an item has a label, take the image out of it first"
+    return f"a {kind.__name__}"
 
 
 class Augment(nn.Module):
@@ -192,6 +216,11 @@ class Augment(nn.Module):
 
     def forward(self, images: Tensor | Sequence[Tensor], generator: torch.Generator | None = None) -> Tensor:
         if not isinstance(images, Tensor):
+            if not isinstance(images, list | tuple) or not images:
+                raise TypeError(f"images must be a tensor (B, C, H, W) or a list of tensors, not {_what(images)}")
+            for image in images:
+                if not isinstance(image, Tensor):
+                    raise TypeError(f"each image of a list must be a tensor (C, H, W), not {_what(image)}")
             return torch.cat([self(image[None], generator) for image in images])
         x = augment(images, self.view, generator=generator)
         return x if self.mean is None or self.std is None else normalize(x, self.mean, self.std)

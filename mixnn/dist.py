@@ -127,7 +127,10 @@ class _GatherBatch(torch.autograd.Function):
 
 
 class GatherBatch(nn.Module):
-    """`gather_batch` as a layer between backbone and heads; without a group, as it is made, it does nothing."""
+    """`gather_batch` as a layer between backbone and heads; without a group, as it is made, it gathers nothing.
+
+    It refuses what is not features (B, F).
+    """
 
     def __init__(self, views: int) -> None:
         super().__init__()
@@ -135,7 +138,15 @@ class GatherBatch(nn.Module):
         self.group: ProcessGroup | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.dim() != 2:
+            raise not_features(x)
         return gather_batch(x, self.group, self.views)
+
+
+def not_features(value: object) -> UserError:
+    """The error for a backbone that does not return features (B, F)."""
+    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return UserError(f"the backbone must return features (B, F), and returns {what}: pool or flatten them")
 
 
 def set_data_parallel(module: nn.Module, group: ProcessGroup | None) -> None:

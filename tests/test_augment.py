@@ -515,10 +515,30 @@ def test_views_have_full_precision_under_the_callers_autocast():
         (torch.zeros(2, 3, 8, 8, dtype=torch.int32), "uint8, or floats from 0 to 1, not torch.int32"),
         (torch.zeros(3, 8, 8), r"\(B, C, H, W\), not \(3, 8, 8\): for one image, use image\[None\]"),
         (torch.zeros(2, 1, 8, 8), "need 3 channels, and the images have 1"),
+        (torch.full((2, 3, 8, 8), 255.0), "values from 255 to 255: give uint8, or floats from 0 to 1"),
+        (torch.zeros(2, 3, 8, 8) - 0.5, "values from -0.5 to -0.5"),
+        (torch.full((2, 3, 8, 8), math.nan), "values from nan to nan"),
     ],
 )
-def test_images_of_another_type_or_shape_are_refused(images, message):
+def test_images_of_another_type_shape_or_range_are_refused(images, message):
     with pytest.raises(ValueError, match=message):
+        aug.augment(images, aug.strong(8))
+
+
+@pytest.mark.parametrize(
+    "images, message",
+    [
+        (np.zeros((2, 3, 8, 8), np.uint8), r"not a numpy array: use torch\.from_numpy"),
+        ([np.zeros((3, 8, 8), np.uint8)], r"each image of a list .* not a numpy array: use torch\.from_numpy"),
+        ([Image.new("RGB", (8, 8))], r"not a PIL image: use torch\.from_numpy\(numpy\.array\(image\)\)"),
+        ([(torch.zeros(3, 8, 8), 1)], "not a tuple: if an item has a label, take the image out of it first"),
+        ([], "must be a tensor .* or a list of tensors"),
+    ],
+)
+def test_what_is_not_a_tensor_is_refused_with_what_to_do(images, message):
+    with pytest.raises(TypeError, match=message):
+        aug.TwoViews(aug.strong(8))(images)
+    with pytest.raises(TypeError, match="images must be a tensor"):
         aug.augment(images, aug.strong(8))
 
 

@@ -182,6 +182,20 @@ def test_every_verb_has_help_that_explains_each_flag(verb: str, capsys: pytest.C
         assert parameter.param.help, parameter
 
 
+@pytest.mark.parametrize(
+    "verb, words",
+    [
+        ("pretrain", "--trained-share {auto,0..1}"),
+        ("reproduce", "--no-run do not run what the table lacks"),
+        ("bench", "--no-baseline do not compare with a plain PyTorch loop and a Pillow DataLoader"),
+    ],
+)
+def test_help_says_which_values_a_flag_takes_and_what_a_negative_flag_does(verb: str, words: str, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_command_line_is_frozen():
     assert {name: set(command(name).flags()) - {"--import"} for name in VERBS} == FLAGS
     assert all("--import" in command(name).flags() for name in VERBS)
@@ -858,7 +872,8 @@ def test_a_folder_that_is_no_run(ask: Ask, text: str, tmp_path: Path):
 def test_resume_goes_alone(ask: Ask, words: str):
     assert ask(" ".join(DIGITS), "--out", "run").code == 0
     err = refused(ask, f"pretrain --resume run {words}")
-    assert "--resume takes its settings from the run folder" in err
+    wrong = words.removeprefix("--epochs 3 ").replace("digits", "'digits'")
+    assert f"{wrong}: --resume takes its settings from the run folder" in err
     assert "to train further, add --epochs (the new total) or --time-budget (added)" in err
     assert ask("pretrain --resume run --quiet") == (0, "run\n", "")
 

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import mixnn
-from mixnn import registry
+from mixnn import methods, registry
 from mixnn.cli import main
 from mixnn.progress import Reporter
 from mixnn.registry import Registry, UnknownName, import_code, origin_of
 from mixnn.runs import Run
-from mixnn.runs.weights import read_tensors, tensor_file
+from mixnn.runs.encoder import CARD
+from mixnn.runs.weights import tensor_file
 
 QUIET = Reporter(quiet=True)
 ROOT = Path(__file__).parents[1]
@@ -159,7 +161,9 @@ def test_a_run_with_a_module_needs_it_again_and_says_how(tmp_path: Path):
     file = mixnn.export(run, verbose=QUIET)
     want = mixnn.load(run)(IMAGES)
     for stored in (run.path, file):
-        with pytest.raises(mixnn.UserError, match=r"pass it again, as in mixnn.load\(run, backbone=network\)"):
+        with pytest.raises(
+            mixnn.UserError, match=r"backbone is a Net that .*\npass it again, .* mixnn.load\(run, backbone=network\)"
+        ):
             mixnn.load(stored)
         assert torch.equal(mixnn.load(stored, backbone=Net())(IMAGES), want)  # its own weights are not used
         assert torch.equal(mixnn.load(stored, backbone=Net)(IMAGES), want)
@@ -177,7 +181,7 @@ def test_a_run_with_a_module_resumes_exactly(tmp_path: Path, again):
     max((broken.path / "checkpoints").iterdir()).unlink()
     with pytest.raises(mixnn.UserError, match="pass it again"):
         mixnn.pretrain(resume=broken.path, verbose=QUIET)
-    with pytest.raises(mixnn.UserError, match="takes its settings from the run folder"):
+    with pytest.raises(mixnn.UserError, match=r"^backbone='resnet8': resume takes its settings from"):
         mixnn.pretrain(resume=broken.path, backbone="resnet8", verbose=QUIET)
     mixnn.pretrain(resume=broken.path, backbone=again, verbose=QUIET)
     want, got = whole.load_checkpoint(pytest.fail)[0], broken.load_checkpoint(pytest.fail)[0]
@@ -288,6 +292,25 @@ def test_a_run_folder_never_makes_code_run(my_code: Path, capsys, monkeypatch, w
     assert "my_code runs" in out
 
 
+def test_a_method_that_extends_another_does_not_take_its_idea_and_authors(monkeypatch):
+    class Longer(mixnn.methods.MNN):
+        """MNN with a longer loss.
+
+        More about it.
+        """
+
+    class Silent(mixnn.methods.MNN):
+        pass
+
+    monkeypatch.setitem(mixnn.METHODS, "longer", Longer)
+    monkeypatch.setitem(mixnn.METHODS, "silent", Silent)
+    rows = {row[0]: row for row in methods.overview()}
+    assert rows["longer"] == ("longer", "", "MNN with a longer loss.", "2 + 2", "yours")
+    assert rows["silent"] == ("silent", "", "", "2 + 2", "yours")
+    assert rows["mnn"][1] == "2023"
+    assert methods.explain("longer") == "MNN with a longer loss.\n\nMore about it."
+
+
 def test_a_run_folder_cannot_call_a_function_that_is_loaded_anyway(tmp_path: Path):
     run = mixnn.pretrain("digits", backbone=Net(), out=tmp_path / "run", verbose=QUIET, **SMALL | {"epochs": 0})
     file = mixnn.export(run, verbose=QUIET)
@@ -295,9 +318,9 @@ def test_a_run_folder_cannot_call_a_function_that_is_loaded_anyway(tmp_path: Pat
         run.update_config(backbone=name)
         with pytest.raises(mixnn.UserError, match="unknown backbone"):
             mixnn.load(run.path)
-    weights, header = read_tensors(file)
-    header["card"] = header["card"].replace("object:Net", "os:getcwd")
-    file.write_bytes(tensor_file(weights, header))  # a stranger's file has a right checksum too
+    card = json.loads(file.with_name(f"{file.name}.json").read_text())
+    card["architecture"]["name"] = "os:getcwd"
+    file.write_bytes(tensor_file(load_file(file), {CARD: json.dumps(card)}))
     with pytest.raises(mixnn.UserError, match="neither part of this version of mixnn nor imported"):
         mixnn.load(file)
 
@@ -331,6 +354,18 @@ def test_a_class_that_can_be_imported_is_recorded_as_such(my_code: Path, capsys,
     with pytest.raises(mixnn.UserError, match="if you trust this code, use `import my_code`, and"):
         mixnn.load("run")
     assert ask(capsys, "embed run --import my_code.py")[0] == 0
+
+
+def test_an_exported_function_of_a_module_is_handed_in_again(my_code: Path, monkeypatch):
+    sys.path.append(str(my_code.parent))
+    import my_code as module  # type: ignore[import-not-found]
+
+    run = mixnn.pretrain("digits", backbone=module.make, out="run", verbose=QUIET, **SMALL | {"epochs": 0})
+    file, want = mixnn.export(run, verbose=QUIET), mixnn.load(run)(IMAGES)
+    forget(monkeypatch)
+    with pytest.raises(mixnn.UserError, match=r"is make of my_code: mixnn\.load\(file, backbone=make\)"):
+        mixnn.load(file)
+    assert torch.equal(mixnn.load(file, backbone=module.make)(IMAGES), want)
 
 
 @pytest.mark.parametrize(

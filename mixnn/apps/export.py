@@ -221,7 +221,7 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     here = environment(torch.device("cpu"))
     steps_per_epoch = max(1, state["data"]["images"] // c.batch_size)
     known = methods.METHODS.get(c.method)  # one of the user's own may not be imported, and is not needed here
-    method = {"name": c.method, "options": c.options, "paper": known.about.paper if known else None}
+    method = {"name": c.method, "options": c.options, "paper": methods.about_of(known).paper if known else None}
     return {
         "card_version": CARD_VERSION,
         "file": {"form": form, **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM)},

@@ -169,9 +169,11 @@ def _is_several(parameter: Parameter) -> bool:
 
 def _metavar(parameter: Parameter) -> str:
     if parameter.param.metavar or parameter.param.choices:
-        return parameter.param.metavar or "{" + ",".join(parameter.param.choices) + "}"
-    numbers = {int: "INT", float: "FLOAT"}
-    return parameter.name if parameter.positional else numbers.get(kinds_of(parameter.hint)[0], parameter.name.upper())
+        low, high = parameter.param.low, parameter.param.high
+        numbers = [f"{low:g}..{high:g}"] if float in kinds_of(parameter.hint) else []
+        return parameter.param.metavar or "{" + ",".join([*parameter.param.choices, *numbers]) + "}"
+    kinds = {int: "INT", float: "FLOAT"}
+    return parameter.name if parameter.positional else kinds.get(kinds_of(parameter.hint)[0], parameter.name.upper())
 
 
 def _add(parser: Parser, parameter: Parameter) -> None:
@@ -180,6 +182,8 @@ def _add(parser: Parser, parameter: Parameter) -> None:
     silent = shown in ("", None, inspect.Parameter.empty) or isinstance(shown, bool) or "[" in parameter.param.help
     text = parameter.param.help + ("" if silent else f" [{shown}]") + "; may be repeated" * _is_repeated(parameter)
     about: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if parameter.hint is bool and default is True:  # the flag is --no-NAME
+        about["help"] = f"do not {about['help']}"
     if parameter.hint is bool:
         about["action"] = "store_false" if default is True else "store_true"
     else:

@@ -527,14 +527,20 @@ def open_dataset(
     labels: Any = "",
     holdout: float = 0.0,
     on_error: str = "skip",
-    **options: Any,
+    limit: int = 0,
+    mirror: bool = True,
+    normalization: str = "data",
 ) -> Dataset:
     """The data set of this name (below `root`), of this folder, or of images in memory; UserError if it is none.
 
     Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
     `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
     and test. `labels`: for a folder "folders" or a CSV file, for images in memory one per image, or a mapping of names
-    to labels.
+    to labels. `holdout`: share of the labelled images that become test images. `on_error`: skip or refuse images that
+    cannot be read. These three are for your own images.
+
+    `limit`: at most this many images per split; 0: all. `mirror`: whether views may be mirrored. `normalization`: mean
+    and standard deviation of the data, or those of tensorflow or torchvision.
 
     >>> data = mixnn.data.open_dataset("photos")
     >>> len(data.images())
@@ -544,7 +550,12 @@ def open_dataset(
         return data
     if on_error not in ON_ERROR:
         raise unknown("on_error", on_error, ON_ERROR)
-    options["on_error"] = on_error
+    if normalization not in (known := ("data", *NORMALIZATIONS)):
+        raise unknown("normalization", normalization, known)
+    if limit < 0:
+        raise UserError(f"limit={limit}: limit must be at least 1, or 0 for all images")
+    common: dict[str, Any] = {"limit": limit, "mirror": mirror, "normalization": normalization}
+    options = common | {"on_error": on_error}
     if isinstance(data, list | tuple) and data and all(isinstance(path, str | Path) for path in data):
         return file_list_dataset(data, labels, holdout=holdout, **options)
     if not isinstance(data, str | Path):
@@ -555,10 +566,10 @@ def open_dataset(
         raise UserError(f"labels of {data} are 'folders' (subfolders are classes) or a CSV file, not a list")
     folder = expand(data)
     if str(data) in DATASETS:
-        if str(labels) or holdout or options.pop("on_error") != "skip":
+        if str(labels) or holdout or on_error != "skip":
             flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
             raise UserError(f"{flags} are for folders of images: {data} has its own labels")
-        return named_dataset(str(data), root, **options)
+        return named_dataset(str(data), root, **common)
     if folder.is_dir():
         if holdout and not str(labels):
             raise UserError(f"{setting('holdout')} needs labels: add {setting('labels', 'folders')} or a CSV file")
@@ -627,8 +638,23 @@ def _absolute(labels: str | Path) -> str:
     return str(labels) if str(labels) in ("", "folders") else str(expand(labels).absolute())
 
 
-def load(data: Any, split: str, root: Path | None = None, *, size: int = 0, **options: Any) -> ImageSet:
+def load(
+    data: Any,
+    split: str,
+    root: str | Path | None = None,
+    *,
+    size: int = 0,
+    labels: Any = "",
+    holdout: float = 0.0,
+    on_error: str = "skip",
+    limit: int = 0,
+    mirror: bool = True,
+    normalization: str = "data",
+) -> ImageSet:
     """One split of any data in memory: load("digits", "train"), load("./photos", "pretrain", size=32).
+
+    A split is pretrain, train or test. `size` is the side to decode your own images to; 0: 64 pixels. The other
+    parameters are those of `open_dataset`.
 
     >>> train = mixnn.data.load("digits", "train")
     >>> train.images.shape
@@ -638,4 +664,14 @@ def load(data: Any, split: str, root: Path | None = None, *, size: int = 0, **op
         raise UserError(f"size={size}: size must be at least 1")
     if size and isinstance(data, str | Path) and str(data) in DATASETS:
         raise UserError(f"size is for folders of images: {data} has its own")
-    return open_dataset(data, root or "", **options).load(split, size)
+    dataset = open_dataset(
+        data,
+        root or "",
+        labels=labels,
+        holdout=holdout,
+        on_error=on_error,
+        limit=limit,
+        mirror=mirror,
+        normalization=normalization,
+    )
+    return dataset.load(split, size)

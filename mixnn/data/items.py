@@ -30,8 +30,16 @@ LAYOUTS = "(M, H, W, 3), (M, 3, H, W) or (M, H, W)"
 
 
 def uint8_images(images: Any) -> np.ndarray:
-    """Images as uint8 [M,3,H,W], from an array or tensor in any of LAYOUTS. Floats must lie in 0..1."""
+    """Images as uint8 [M,3,H,W], from an array or tensor in any of LAYOUTS. Floats must lie in 0..1.
+
+    Three dimensions of which the last is 3 or 4, or the first 3, are refused: they are more likely one image in color
+    than gray images.
+    """
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    if array.ndim == 3 and (array.shape[2] in (3, 4) or array.shape[0] == 3):
+        give = "image[..., :3][None]" if array.shape[2] == 4 and array.shape[0] != 3 else "image[None]"
+        gray = "" if array.shape[2] == 3 else "\nif these are gray images, give images[:, None]"
+        raise UserError(f"images have the shape {array.shape}, which looks like one image: give {give}{gray}")
     if array.ndim == 4 and array.shape[1] != 3 and (array.shape[3] == 3 or array.shape[1] != 1):
         array = array.transpose(0, 3, 1, 2)
     elif array.ndim == 3:

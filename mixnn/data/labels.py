@@ -82,7 +82,7 @@ def from_csv(path: Path, names: Iterable[str], paths: Mapping[str, Path] | None 
 def from_values(labels: Any, names: Sequence[str]) -> dict[str, str]:
     """Name -> label, from a mapping, a table with the columns file and label, or one label per image.
 
-    None, -1 and empty text stand for a missing label.
+    None, NaN, -1 and empty text stand for a missing label. What is not a class, such as a one-hot row, is refused.
     """
     if hasattr(labels, "columns"):  # a DataFrame
         headers = {_plain(str(column)): column for column in labels.columns}
@@ -99,13 +99,24 @@ def from_values(labels: Any, names: Sequence[str]) -> dict[str, str]:
         for name in labels:
             if str(name) not in known:
                 raise UserError(f"there is no image {name!r} to label; the first is called {names[0]!r}")
-        pairs = {str(name): label_text(label) for name, label in labels.items()}
+        pairs = {str(name): label_text(_class(label)) for name, label in labels.items()}
     else:
-        texts = [label_text(label) for label in labels]
+        texts = [label_text(_class(label)) for label in labels]
         if len(texts) != len(names):
             raise UserError(f"{len(names)} images and {len(texts)} labels: give a label for each image")
         pairs = dict(zip(names, texts, strict=True))
     return {name: text for name, text in pairs.items() if text is not None}
+
+
+def _class(label: Any) -> int | str | None:
+    """A given label as a number or a text; UserError if it is something else."""
+    found = scalar(label)
+    if found is None and label is not None and not (np.ndim(label) == 0 and label != label):  # NaN differs from itself
+        shape = np.shape(label)
+        if shape:
+            raise UserError(f"a label has the shape {shape}: give one number or text per image (one-hot: .argmax(1))")
+        raise UserError(f"{label!r} is not a label: give class names, or whole numbers (-1 if unknown)")
+    return found
 
 
 def label_text(label: Any, classes: Sequence[str] = ()) -> str | None:

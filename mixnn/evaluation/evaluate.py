@@ -172,7 +172,7 @@ def _run_on_its_data(
         raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
-        resume = f"`{calling('pretrain', resume=run.path)}` continues it"
+        resume = f"`{run.how_to_resume}` continues it"
         reporter.warn(
             f"{run.path} is unfinished: evaluated after {trained} of {plural(config.epochs, 'epoch')}; {resume}"
         )

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnn.augment import View
-from mixnn.config import calling
+from mixnn.config import calling, on_command_line
 from mixnn.data.image_set import ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
@@ -100,7 +100,8 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     drops = max(1, epochs * 6 // 10), max(1, epochs * 8 // 10)
     probe = LinearProbe(epochs=epochs, seed=subject.seed, drops=drops)
     if len(train) < FEW_IMAGES:
-        reporter.info(
+        tell = reporter.info if on_command_line() else reporter.warn  # in Python, what is only printed is not seen
+        tell(
             f"the paper's linear probe needs tens of thousands of images and is unsteady with {len(train):,}: "
             f"rely on kNN or {calling('classify')} instead"
         )

@@ -19,7 +19,7 @@ from torch import nn
 from mixnn.config import make
 from mixnn.methods.byol import BYOL
 from mixnn.methods.cmsf import CMSF
-from mixnn.methods.contract import Aux, Batch, Method
+from mixnn.methods.contract import About, Aux, Batch, Method
 from mixnn.methods.mnn import MNN
 from mixnn.methods.moco import MoCo
 from mixnn.methods.msf import MSF
@@ -49,6 +49,7 @@ __all__ = [
     "SimCLR",
     "Supervised",
     "UnMix",
+    "about_of",
     "build",
     "cost",
     "describe",
@@ -129,8 +130,19 @@ def overview() -> list[tuple[str, str, str, str, str]]:
     rows = []
     for name, cls in METHODS.items():
         students, teachers = passes(name, {})
-        rows.append((name, str(cls.about.year), cls.about.idea, f"{students} + {teachers}", cls.about.paper))
+        about = about_of(cls)
+        rows.append((name, str(about.year or ""), about.idea, f"{students} + {teachers}", about.paper))
     return rows
+
+
+def about_of(cls: type[Method]) -> About:
+    """Where a method comes from. A class of the user's that does not say it has only the first line of its docstring.
+
+    It does not inherit this from the method that it extends, whose idea and authors are others.
+    """
+    if "about" in vars(cls):
+        return cls.about
+    return About(0, "yours", (cls.__doc__ or "").strip().partition("\n")[0])
 
 
 def digest(name: str) -> str:
@@ -139,8 +151,11 @@ def digest(name: str) -> str:
 
 
 def explain(name: str) -> str:
-    """The docstring of the method's file."""
-    return (sys.modules[find(name).__module__].__doc__ or "").strip()
+    """The docstring of the method's file, or of its class."""
+    cls = find(name)
+    of_file = (sys.modules[cls.__module__].__doc__ or "").strip()
+    of_class = inspect.cleandoc(cls.__doc__ or "")
+    return of_file or of_class if "about" in vars(cls) else of_class or of_file
 
 
 def describe(name: str) -> list[dict[str, str]]:

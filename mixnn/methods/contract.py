@@ -241,7 +241,15 @@ class Method(nn.Module):
         ):
             if needed and value is None:
                 raise UserError(f"{type(self).__name__} with these options needs {name}: pass {name}=, one per image")
-        size, device = len(views[0]), views[0].device
+        sizes = [len(view) for view in views]
+        if len(set(sizes)) > 1:
+            raise UserError(f"the views have {' and '.join(map(str, sizes))} images: give views of the same images")
+        if not all(view.is_floating_point() for view in views):
+            kinds = " and ".join(str(view.dtype).removeprefix("torch.") for view in views)
+            raise UserError(
+                f"the views are {kinds}: give normalized floats, which mixnn.augment.TwoViews makes of uint8 images"
+            )
+        size, device = sizes[0], views[0].device
         unknown = torch.full((size,), -1, device=device)
         if draws is None:
             shapes = self.draws(size).items()

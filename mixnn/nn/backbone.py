@@ -159,8 +159,8 @@ def build_backbone(
         backbone = TimmBackbone(name.removeprefix(TIMM), image_size, pretrained)
     elif network is None and name.startswith(OBJECT) and name not in BACKBONES:
         raise UserError(
-            f"the backbone is a network of yours ({name.removeprefix(OBJECT)}), which a run folder does not store\n"
-            f"pass it again, as in mixnn.load(run, backbone=network), or register it as {name} in code that you import"
+            f"the backbone is a {name.removeprefix(OBJECT)} that was handed in; only its weights are stored\n"
+            "pass it again, in Python, as in mixnn.load(run, backbone=network)"
         )
     else:
         backbone = _call(network or find_backbone(name), name, {"image_size": image_size, "bn_groups": bn_groups})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.config import UserError
-from mixnn.dist import GatherBatch, scatter_batch
+from mixnn.dist import GatherBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import run_parts
@@ -56,8 +56,7 @@ def count_features(backbone: nn.Module) -> int:
         except (RuntimeError, ValueError, AssertionError):  # not its size
             continue
         if not isinstance(features, Tensor) or features.dim() != 2:
-            what = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-            raise UserError(f"the backbone must return features (B, F), and returns {what}: pool or flatten them")
+            raise not_features(features)
         return features.shape[1]
     raise UserError("the backbone refuses images of all usual sizes: pass the length of its features as num_features=")
 

@@ -57,7 +57,7 @@ def bench(
     steps: Annotated[int, Param("timed steps, five times over [100 on CUDA, 1 elsewhere]", low=0)] = 0,
     device: Device = "auto",
     mode: Annotated[str, Param("how a step runs", choices=fields_of(Config)["mode"].param.choices)] = "auto",
-    baseline: Annotated[bool, Param("leave out the plain PyTorch loop with a Pillow DataLoader")] = True,
+    baseline: Annotated[bool, Param("compare with a plain PyTorch loop and a Pillow DataLoader")] = True,
     save: Annotated[str | Path, Param("also write the numbers to this file", flag="--json", metavar="FILE")] = "",
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,

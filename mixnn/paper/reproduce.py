@@ -78,7 +78,7 @@ def reproduce(
     rows: Annotated[str | Sequence[str], Param("only this row of the table", flag="--row", metavar="NAME")] = (),
     results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
     runs: Annotated[str | Path, Param("where run folders are", metavar="FOLDER")] = "runs",
-    run: Annotated[bool, Param("print what is there, run nothing")] = True,
+    run: Annotated[bool, Param("run what the table lacks")] = True,
     dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
     output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
     protocol: Annotated[str, Param(f"how runs are evaluated: all, {', '.join(PROTOCOLS)}")] = "all",

@@ -114,9 +114,9 @@ class Encoder(nn.Module):
 
 
 def load(run: str | Path | Run, device: str = "auto", *, backbone: Network | None = None) -> Encoder:
-    """The encoder of a run folder, of an exported .safetensors file, or of a name in STARTS: imagenet.
+    """The encoder of a run folder or of an exported .safetensors file; or "imagenet", the one that folders start from.
 
-    `backbone`: for a network of your own that was handed to pretrain, that module or the function that makes it. Its
+    `backbone`: for a network of your own without a registered name, that module or the function that makes it. Its
     weights are replaced, in a copy, by those of the run.
 
     >>> encoder = mixnn.load("runs/photos")
@@ -186,9 +186,12 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
     try:
         backbone, layout = build_backbone(name, trained_size, 1, network=network), read_layout(weights)
     except UnknownName:
+        module, _, function = name.rpartition(":")
+        advice = f"import the code that registers {name}, or give the network: mixnn.load(file, backbone=network)"
+        if module:
+            advice = f"give the network, which is {function} of {module}: mixnn.load(file, backbone={function})"
         raise UserError(
-            f"{path} holds a {name}, which is neither part of this version of mixnn nor imported\n"
-            "import the code that has it, or use mixnn.load(file, backbone=network)"
+            f"{path} holds a {name}, which is neither part of this version of mixnn nor imported\n{advice}"
         ) from None
     load_weights(backbone, {k: t for k, t in weights.items() if not k.startswith(PREFIX)}, str(path))
     return Encoder(backbone, size, mean, std, path.name, layout)

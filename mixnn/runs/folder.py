@@ -32,7 +32,7 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, calling, in_python, make, setting, spelling
+from mixnn.config import Config, UserError, calling, in_python, make, on_command_line, setting, spelling
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import (
@@ -91,6 +91,15 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.config.method} on {self.config.data})"
+
+    @property
+    def how_to_resume(self) -> str:
+        """How the reader of a message continues training. What the folder does not store must be given again."""
+        if on_command_line() and not is_in_memory(self.config.data):
+            return calling("pretrain", resume=self.path)
+        images = f"{self.config.data.partition('-')[0]}, " if is_in_memory(self.config.data) else ""
+        network = ", backbone=network" if self.network is not None else ""
+        return f"mixnn.pretrain({images}resume={str(self.path)!r}{network})"
 
     def command_line(self, words: str) -> str:
         """A command about this run, quoted for a shell: mixnn evaluate 'runs/my cats'."""
@@ -273,7 +282,7 @@ class Run:
         if self.data is not None or data in DATASETS or expand(data).is_dir():
             return
         if is_in_memory(data):
-            again = "source=images" if hint else f"mixnn.pretrain(images, resume={str(self.path)!r})"
+            again = "source=images" if hint else self.how_to_resume
             raise UserError(
                 f"{self.path} was trained on {data}, images in memory that a run folder does not store\n"
                 f"give the same images again, in Python: {again}"

@@ -15,7 +15,7 @@ from torch import nn
 
 from mixnn import dist, methods
 from mixnn.augment import View
-from mixnn.config import Config, Param, UserError, calling, duration_text, parse_duration, setting, verb
+from mixnn.config import Config, Param, UserError, calling, duration_text, method_option, parse_duration, setting, verb
 from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.files import LOCK, expand, lock_run
@@ -133,10 +133,17 @@ def start_pretrain(
             network = handed_in  # whatever its name is here
         if network is not None or settings.get("backbone") == run.config.backbone:
             settings.pop("backbone", None)  # given once more, so that it can be built again
-        others = options or views or out or overwrite or (isinstance(data, str | Path) and str(data))
-        if others or not settings.keys() <= RESUMABLE_SETTINGS | EXTENSIONS:
+        others = [
+            setting(name, value) for name, value in settings.items() if name not in RESUMABLE_SETTINGS | EXTENSIONS
+        ]
+        others += [method_option(name, value) for name, value in (options or {}).items()]
+        others += [repr(str(data))] if isinstance(data, str | Path) and str(data) else []
+        others += [setting("views")] if views else []
+        others += [setting("out", out)] if out else []
+        others += [setting("overwrite", True)] if overwrite else []
+        if others:
             raise UserError(
-                f"{setting('resume')} takes its settings from the run folder; only "
+                f"{', '.join(others)}: {setting('resume')} takes its settings from the run folder; only "
                 f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
                 f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
             )

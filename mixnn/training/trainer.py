@@ -350,7 +350,7 @@ class Trainer:
                     self._save(run)
                     epoch_start, first_step = self.clock(), self.done
                 if request > SAVE and not self.over:
-                    how = f"continue with `{calling('pretrain', resume=run.path)}`"
+                    how = f"continue with `{run.how_to_resume}`"
                     raise Interrupted(f"stopped and saved at step {self.done}: {how}", request)
             if self.judge and self.done and self.judge.due(self.progress):  # resumed when its time was up
                 self._judge(run)

@@ -132,3 +132,14 @@ def test_images_and_labels_are_writable_tensors_of_their_own(small: Path):
     found.images.zero_()
     found.labels.zero_()
     assert np.any(load("cifar10", "test", small).images.numpy())
+
+
+def test_options_are_parameters_and_wrong_ones_are_refused():
+    assert len(load("digits", "train", limit=5)) == 5
+    assert load("digits", "train", normalization="torchvision").mean == (0.485, 0.456, 0.406)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'limits'"):
+        load("digits", "train", limits=5)
+    with pytest.raises(UserError, match="unknown normalization 'torchvison', did you mean 'torchvision'"):
+        load("digits", "train", normalization="torchvison")
+    with pytest.raises(UserError, match="limit=-1"):
+        load("digits", "train", limit=-1)

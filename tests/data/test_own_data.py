@@ -161,6 +161,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     assert all(torch.equal(t, weights(straight)[name]) for name, t in weights(resumed).items())
 
 
+def test_how_to_resume_names_what_the_folder_does_not_store(tmp_path: Path):
+    run = mixnn.pretrain(IMAGES, out=tmp_path / "run", **TINY | {"epochs": 0})
+    assert run.how_to_resume == f"mixnn.pretrain(images, resume='{run.path}')"
+    own = replace(run, network=torch.nn.Identity(), config=replace(run.config, data="digits"))
+    assert own.how_to_resume == f"mixnn.pretrain(resume='{run.path}', backbone=network)"
+
+
 @pytest.mark.parametrize("change", ["one pixel", "one image fewer", "another order"])
 def test_changed_images_are_refused(change: str, tmp_path: Path):
     other = {"one pixel": IMAGES.copy(), "one image fewer": IMAGES[1:], "another order": np.roll(IMAGES, 1, 0)}[change]
@@ -230,6 +237,24 @@ def test_missing_labels_are_left_out_of_probes_and_kept_for_training():
 def test_what_is_not_a_class_is_not_a_label():
     boxes = [torch.zeros(3, 4)] * 24
     assert not open_dataset(Pictures(labels=boxes)).load("train", 12).num_labelled
+
+
+@pytest.mark.parametrize(
+    "labels, says",
+    [
+        (np.eye(2)[NUMBERS], r"a label has the shape \(2,\): .*one-hot: \.argmax\(1\)"),
+        (torch.eye(2)[NUMBERS].tolist(), r"a label has the shape \(2,\)"),
+        (np.linspace(0, 1, 24), r"0\.043.* is not a label: give class names, or whole numbers"),
+        ({"3": 0.5}, r"0\.5 is not a label"),
+    ],
+)
+def test_given_labels_that_are_not_classes_are_refused(labels, says: str):
+    with pytest.raises(UserError, match=says):
+        open_dataset(IMAGES, labels=labels)
+
+
+def test_nan_is_a_missing_label():
+    assert open_dataset(IMAGES, labels=[float("nan"), *NAMES[1:]]).load("pretrain", 12).num_labelled == 23
 
 
 def test_labels_of_a_list_of_files(tmp_path: Path):
@@ -406,6 +431,9 @@ def noisy(image: np.ndarray) -> np.ndarray:
         (IMAGES.astype(np.int64), "images are int64: give uint8"),
         (IMAGES.astype(np.float32), "values from 0 to 255: give uint8, or floats from 0 to 1"),
         (IMAGES[..., :2], r"shape \(24, 12, 12, 2\): give \(M, H, W, 3\)"),
+        (IMAGES[0], r"shape \(12, 12, 3\), which looks like one image: give image\[None\]"),
+        (IMAGES[0].transpose(2, 0, 1), r"shape \(3, 12, 12\), which looks like one image: give image\[None\]"),
+        (np.dstack([IMAGES[0], IMAGES[0, :, :, :1]]), r"looks like one image: give image\[\.\.\., :3\]\[None\]"),
         (IMAGES[:0], "the data has no images"),
         ([], "the data has no images"),
         (Stream(), "data is a Stream, which cannot be read by index"),
@@ -455,6 +483,12 @@ def test_gray_images_and_images_of_any_shape(tmp_path: Path):
     folder = open_dataset(to_folder(wide, tmp_path / "wide")).load("train", 8)
     for data in (wide, wide.transpose(0, 3, 1, 2), Pictures(wide)):
         assert torch.equal(open_dataset(data).load("train", 8).images, folder.images)
+
+
+def test_three_gray_images_are_given_with_an_axis_for_the_channel():
+    with pytest.raises(UserError, match=r"if these are gray images, give images\[:, None\]"):
+        open_dataset(IMAGES[:3, ..., 0])
+    assert len(open_dataset(IMAGES[:3, ..., 0][:, None]).images()) == 3
 
 
 def test_a_dataset_of_ours_is_taken_as_it_is():

@@ -301,6 +301,8 @@ def test_the_command_prints_both_numbers(run: Run, capsys: pytest.CaptureFixture
     assert err == ""
     assert main(["evaluate", str(run.path), "--epochs", "1", "--protocol", "linear"]) == 0
     assert "needs tens of thousands of images and is unsteady with 64" in capsys.readouterr().err
+    with pytest.warns(mixnn.MixnnWarning, match="is unsteady with 64: rely on kNN or mixnn.classify"):
+        mixnn.evaluate(run, protocol="linear", epochs=1)
 
 
 @pytest.mark.parametrize("protocol, keys", [("knn", {"knn"}), ("linear", {"linear"}), ("all", {"knn", "linear"})])

@@ -212,6 +212,12 @@ def test_mistakes_are_named():
     x1, x2 = images(method)
     with pytest.raises(UserError, match=r"MNN takes 2 \(strong, weak\) views of a batch, and got 3"):
         method(x1, x2, x2)
+    with pytest.raises(UserError, match="the views have 8 and 6 images: give views of the same images"):
+        method(x1, x2[:6])
+    with pytest.raises(UserError, match="the views are uint8 and float32: give normalized floats"):
+        method(x1.to(torch.uint8), x2)
+    with pytest.raises(UserError, match=r"must return features \(B, F\), and returns shape \(16, 12, 6, 6\)"):
+        make(backbone=network()[:-2], num_features=12)(x1, x2)
     with pytest.raises(UserError, match="call the method on a batch first"):
         method.after_step()
     with pytest.raises(UserError, match="pass their number, num_images="):

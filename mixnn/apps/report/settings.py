@@ -128,7 +128,9 @@ def overview(data: RunData) -> dict[str, str]:
         progress += f", {speed:,.0f} images/s"
     return {
         "data": _data(config),
-        "method": f"{config.method}: {method.about.idea} ({method.about.paper})" if method else config.method,
+        "method": f"{config.method}: {methods.about_of(method).idea} ({methods.about_of(method).paper})"
+        if method
+        else config.method,
         "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
         "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
         f"{OPTIMIZERS.get(config.optimizer, config.optimizer)} with learning rate {config.base_lr:g}{lr_rule}, "
