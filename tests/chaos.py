@@ -50,6 +50,7 @@ from PIL import Image
 
 from mixnn.cli import VERBS, main
 from mixnn.runs import checkpoint
+from mixnn.runs.weights import read_tensors
 from mixnn.training.trainer import Trainer
 
 NETWORK = "--backbone resnet8 --set support_size=32 --set hidden=16 --set dim=8"
@@ -446,7 +447,9 @@ COMMANDS = {  # name -> words, the file they write
 
 
 def content(path: Path) -> bytes:
-    """What is in an output file; of an archive, its arrays, because a zip file holds the time."""
+    """What is in an output file; only the arrays where a header holds the time or the state of the code."""
+    if path.suffix == ".safetensors":
+        return b"".join(tensor.numpy().tobytes() for _, tensor in sorted(read_tensors(path)[0].items()))
     if path.suffix != ".npz":
         return path.read_bytes()
     with np.load(path) as archive:

@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -47,19 +48,20 @@ from mixnn.apps import embeddings, webpage
 from mixnn.apps.classify import page as classify_page
 from mixnn.apps.explore.page import MapData, render
 from mixnn.apps.explore.server import Server
-from mixnn.apps.report import report
+from mixnn.apps.report import report, run_data
 from mixnn.apps.search import render as search_page
 from mixnn.cli import VERBS, command
 from mixnn.config import Config, UserError, bind, parse_duration, spelling
-from mixnn.data import archive, cifar, decode, folder, labels, open_images, stl10, tiny_imagenet
+from mixnn.data import archive, cifar, decode, folder, labels, open_dataset, open_images, stl10, tiny_imagenet
 from mixnn.data.array_pickle import Refused, load_arrays
 from mixnn.files import expand
-from mixnn.nn.backbone import build_backbone
+from mixnn.nn.backbone import BUILT_IN, build_backbone
 from mixnn.progress import shown
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import read_export
+from mixnn.runs.encoder import CARD, CARD_VERSION, read_export
 from mixnn.runs.weights import read_weights, tensor_file
 from mixnn.training.configure import configure
+from tests.test_bad_input import tiny
 
 TIME_LIMIT = 20.0  # seconds per case
 MEMORY_LIMIT = 2**30  # bytes that a target may add to the largest size of the process
@@ -76,6 +78,9 @@ def target(name: str, strategy: Callable[[], st.SearchStrategy[Any]]) -> Callabl
         return function
 
     return register
+
+
+_refused: list[int] = []  # grows with every UserError
 
 
 class Outside(Exception):
@@ -208,6 +213,7 @@ def accepting_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        _refused.append(1)
         lines = str(error).split("\n")
         for line in map(shown, lines):
             line.encode()
@@ -245,14 +251,22 @@ def check_options(given: tuple[str, list[str]], _: Path) -> None:
 
 
 def _settings() -> st.SearchStrategy[dict[str, Any]]:
-    names = st.sampled_from([*asdict(Config("digits", "mnn"))])
-    return st.dictionaries(names, st.one_of(texts(), values()), min_size=1, max_size=4)
+    """Settings of a run: most values have the right type, some are anything."""
+    numbers = st.one_of(st.integers(-2, 1000), st.integers(), st.floats(0, 2), st.floats())
+    words = st.sampled_from(
+        ["auto", "yes", "no", "none", "cpu", "eager", "fp32", "bf16", "sgd", "lars", "adamw", "folders"]
+    )
+
+    def one(default: Any) -> st.SearchStrategy[Any]:
+        likely: st.SearchStrategy[Any] = numbers if isinstance(default, int | float) else words
+        return st.one_of(st.just(default), likely, likely.map(str), texts(), values())
+
+    pairs = [st.tuples(st.just(name), one(default)) for name, default in asdict(Config("digits", "mnn")).items()]
+    return st.lists(st.one_of(pairs), min_size=1, max_size=3).map(dict)
 
 
 @target("settings", _settings)
 def check_settings(given: dict[str, Any], _: Path) -> None:
-    from mixnn.data import open_dataset
-
     given = {name: value for name, value in given.items() if name not in ("data", "options")}
     with accepting_errors():
         config = configure(open_dataset("digits"), {}, given)
@@ -261,7 +275,15 @@ def check_settings(given: dict[str, Any], _: Path) -> None:
             assert math.isfinite(getattr(config, name))
 
 
-@target("durations", texts)
+def _durations() -> st.SearchStrategy[str]:
+    numbers = st.one_of(
+        st.integers(-1, 10**6).map(str), st.floats().map(str), st.sampled_from(["1.5", ".5", "1e3", "٣"])
+    )
+    parts = st.tuples(numbers, st.sampled_from(["s", "m", "h", " min", " hours", "", "d", "H"])).map("".join)
+    return st.one_of(st.lists(parts, min_size=1, max_size=3).map("".join), texts())
+
+
+@target("durations", _durations)
 def check_durations(text: str, _: Path) -> None:
     with accepting_errors():
         assert 0 < parse_duration(text) < math.inf
@@ -331,16 +353,15 @@ def check_run(given: tuple[str, Any], place: Path) -> None:
         tensors, state = run.load_checkpoint(said.append)
         assert tensors["method.w"].tolist() == [*map(float, range(12))]
         assert state["step"] in (4, 8)
-        report.run_data.read(place) if hasattr(report, "run_data") else None
+        run_data.read(place)
 
 
 def _config_texts() -> st.SearchStrategy[bytes]:
     known = asdict(Config("digits", "mnn"))
-    changed = st.dictionaries(st.sampled_from([*known]), values(), min_size=1, max_size=3).map(
-        lambda new: yaml.safe_dump(known | new, sort_keys=False).encode()
-    )
+    changed = _settings().map(lambda new: yaml.dump(known | new, sort_keys=False).encode(errors="replace"))
     text = yaml.safe_dump(known, sort_keys=False).encode()
     return st.one_of(
+        changed,
         changed,
         values().map(lambda v: yaml.safe_dump(v).encode()),
         mutations().map(lambda c: mutate(text, c)),
@@ -372,21 +393,23 @@ def check_checkpoint(changes: Any, place: Path) -> None:
 
 
 @functools.cache
-def _export() -> bytes:
+def _weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    card = {"card_version": 1, "architecture": {"name": "resnet8"}}
-    card |= {"preprocessing": {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}}
-    from mixnn.runs.encoder import CARD, CARD_VERSION
+    return dict(build_backbone("resnet8", 8, 1).state_dict())
 
-    card["card_version"] = CARD_VERSION
-    return tensor_file(build_backbone("resnet8", 8, 1).state_dict(), {CARD: json.dumps(card)})
+
+@functools.cache
+def _export() -> bytes:
+    card = {"card_version": CARD_VERSION, "architecture": {"name": "resnet8"}}
+    card |= {"preprocessing": {"size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}}
+    return tensor_file(_weights(), {CARD: json.dumps(card)})
 
 
 @functools.cache
 def _state_dict() -> bytes:
-    torch.manual_seed(0)
+    names = ("conv1.weight", "layer1.0.conv1.weight", "bn1.running_mean")
     file = io.BytesIO()
-    torch.save(build_backbone("resnet18", 8, 1).state_dict(), file)
+    torch.save({"state_dict": {f"module.{name}": torch.zeros(8, 3, 3, 3) for name in names}, "epoch": 3}, file)
     return file.getvalue()
 
 
@@ -402,26 +425,27 @@ def check_export(changes: Any, place: Path) -> None:
 
 
 def _cards() -> st.SearchStrategy[Any]:
-    parts = {"card_version": values(), "architecture": values(), "preprocessing": values()}
-    inner = st.fixed_dictionaries({"size": values(), "mean": values(), "std": values()})
-    names = st.fixed_dictionaries({"name": st.one_of(st.just("resnet8"), values())}, optional={"image_size": values()})
-    parts |= {"preprocessing": inner, "architecture": names, "card_version": st.one_of(st.just(1), values())}
-    return st.one_of(values(), st.fixed_dictionaries(parts))
+    sizes = st.one_of(st.integers(1, 64), st.integers(1, 64), st.integers(), st.floats(), values())
+    triples = st.lists(st.one_of(st.floats(0.1, 1), st.floats(0.1, 1), st.floats()), min_size=3, max_size=3)
+    inputs = st.fixed_dictionaries({"size": sizes, "mean": st.one_of(triples, values()), "std": triples})
+    names = st.one_of(st.just("resnet8"), st.just("resnet8"), st.sampled_from([*BUILT_IN, "os:system"]), values())
+    network = st.fixed_dictionaries({"name": names}, optional={"image_size": sizes})
+    version = st.one_of(st.just(CARD_VERSION), st.just(CARD_VERSION), values())
+    parts = {"preprocessing": inputs, "architecture": network, "card_version": version}
+    return st.one_of(st.fixed_dictionaries(parts), st.fixed_dictionaries(parts), values())
 
 
 @target("cards of exports", _cards)
 def check_card(card: Any, place: Path) -> None:
-    from mixnn.runs.encoder import CARD
-
-    weights = {"conv1.weight": torch.zeros(1)}
-    (place / "x.safetensors").write_bytes(tensor_file(weights, {CARD: json.dumps(card)}))
+    (place / "x.safetensors").write_bytes(tensor_file(_weights(), {CARD: json.dumps(card)}))
     with accepting_errors():
-        read_export(place / "x.safetensors")
+        encoder = read_export(place / "x.safetensors")
+        assert encoder(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)).shape[0] == 1
 
 
 @target("weights from torch.save", mutations)
 def check_weights(changes: Any, place: Path) -> None:
-    data = mutate(_state_dict()[:400_000], changes)
+    data = mutate(_state_dict(), changes)
     (place / "x.pt").write_bytes(data)
     with accepting_errors():
         read_weights(place / "x.pt")
@@ -457,7 +481,11 @@ def check_embeddings(given: tuple[str, Any], place: Path) -> None:
 
 def _tables() -> st.SearchStrategy[bytes]:
     cells = st.one_of(st.sampled_from(["a/0.png", "a/1.png", "b/2.png", "file", "label", "cat", "dog"]), texts())
-    rows = st.lists(st.lists(cells, max_size=4), max_size=6)
+    good = st.tuples(st.sampled_from(["a/0.png", "a/1.png", "b/2.png", "0.png", "./a/1.png"]), cells).map(list)
+    rows = st.one_of(
+        st.lists(good, min_size=1, max_size=5).map(lambda found: [["file", "label"], *found]),
+        st.lists(st.one_of(good, st.lists(cells, max_size=4)), max_size=6),
+    )
     delimiters = st.sampled_from([",", ";", "\t", ", "])
 
     def encoded(parts: tuple[list[list[str]], str, str]) -> bytes:
@@ -519,49 +547,38 @@ def check_pickle(given: tuple[bytes, Any], _: Path) -> None:
 
 
 def _cifar_parts() -> st.SearchStrategy[Any]:
-    batch = st.fixed_dictionaries(
-        {},
-        optional={
-            b"data": st.one_of(st.just(np.zeros((2, 3072), np.uint8)), st.just(np.zeros((2, 3))), st.integers()),
-            b"labels": st.one_of(st.lists(st.integers(), max_size=3), st.text()),
-        },
-    )  # type: ignore[dict-item]
-    names = st.one_of(
-        st.fixed_dictionaries(
-            {
-                b"label_names": st.one_of(
-                    st.lists(st.one_of(st.binary(), st.text(), st.integers()), min_size=9, max_size=11),
-                    st.integers(),
-                    st.none(),
-                    st.text(),
-                )
-            }
-        ),
-        st.integers(),
-    )  # type: ignore[dict-item]
-    return st.tuples(batch, names, st.binary(max_size=80))
+    pixels = st.just(np.zeros((2, cifar.PIXELS), np.uint8))
+    data = st.one_of(pixels, pixels, pixels, st.just(np.zeros((2, 3))), st.integers())
+    numbers = st.lists(st.one_of(st.integers(0, 9), st.integers()), min_size=2, max_size=2)
+    found = st.one_of(numbers, numbers, st.lists(st.one_of(st.integers(), st.text()), max_size=3), st.text())
+    ten = st.lists(st.one_of(st.binary(), st.text(), st.integers()), min_size=10, max_size=10)
+    names = st.one_of(ten, st.lists(st.binary()), st.integers(), st.none(), st.text(), st.floats())
+    return st.tuples(data, found, names, st.binary(max_size=80))
 
 
 @target("files of CIFAR", _cifar_parts)
 def check_cifar(given: Any, place: Path) -> None:
-    batch, names, text = given
+    data, found, names, text = given
     spec = replace(cifar.CIFAR10, files={"train": {"data_batch_1": 2}, "test": {"test_batch": 2}})
     python, binary = place / spec.python, place / spec.binary
     python.mkdir(), binary.mkdir()
-    (python / "test_batch").write_bytes(pickle.dumps(batch, 2))
-    (python / "batches.meta").write_bytes(pickle.dumps(names, 2))
+    (python / "test_batch").write_bytes(pickle.dumps({b"data": data, b"labels": found}, 2))
+    (python / "batches.meta").write_bytes(pickle.dumps({b"label_names": names}, 2))
     (binary / "test_batch.bin").write_bytes((text + bytes(2 * 3073))[: 2 * 3073])
     (binary / spec.names_binary).write_bytes(text)
     for each in (python, binary):
         with accepting_errors():
-            images, found, classes = cifar.read(spec, each, "test")
+            images, numbers, classes = cifar.read(spec, each, "test")
             assert images.shape == (2, 3, 32, 32)
-            assert len(found) == 2
+            assert len(numbers) == 2
             assert len(classes) == 10
             assert all(isinstance(name, str) for name in classes)
 
 
-@target("files of STL-10", lambda: st.binary(min_size=2, max_size=2))
+@target(
+    "files of STL-10",
+    lambda: st.lists(st.one_of(st.integers(1, 10), st.integers(0, 255)), min_size=2, max_size=2).map(bytes),
+)
 def check_stl10(data: bytes, place: Path) -> None:
     (place / "test_X.bin").write_bytes(bytes(2 * stl10.PIXELS))
     (place / "test_y.bin").write_bytes(data)
@@ -589,8 +606,6 @@ def _tiny_texts() -> st.SearchStrategy[tuple[str, bytes]]:
 
 @target("files of Tiny-ImageNet", _tiny_texts)
 def check_tiny(given: tuple[str, bytes], place: Path) -> None:
-    from tests.test_bad_input import tiny
-
     name, data = given
     where = tiny(place / "tiny-imagenet-200")
     (where / name).write_bytes(data)
@@ -607,9 +622,17 @@ def _archives() -> st.SearchStrategy[Any]:
         ),
         texts(),
     )
-    kinds = st.sampled_from(["file", "file", "folder", "symlink", "hardlink", "fifo", "device"])
-    members = st.lists(st.tuples(names, kinds, st.binary(max_size=20)), min_size=1, max_size=4)
-    return st.tuples(st.sampled_from(["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"]), members, mutations())
+    kinds = st.sampled_from([*["file"] * 8, "folder", "symlink", "hardlink", "fifo", "device"])
+    good = st.tuples(
+        st.sampled_from(["data/a", "data/b/c", "data/ü", "data/d e"]), st.just("file"), st.binary(max_size=20)
+    )
+    bad = st.tuples(names, kinds, st.binary(max_size=20))
+    members = st.one_of(
+        st.lists(good, min_size=1, max_size=3), st.lists(st.one_of(good, good, bad), min_size=1, max_size=4)
+    )
+    return st.tuples(
+        st.sampled_from(["tar", "tar.gz", "tar.bz2", "tar.xz", "zip"]), members, st.one_of(st.just([]), mutations())
+    )
 
 
 def _tar(kind: str, members: list[tuple[str, str, bytes]]) -> bytes:
@@ -638,8 +661,6 @@ def _zip(members: list[tuple[str, str, bytes]]) -> bytes:
 
 @target("archives", _archives)
 def check_archive(given: Any, place: Path) -> None:
-    import warnings
-
     kind, members, changes = given
     try:
         with warnings.catch_warnings():
@@ -890,11 +911,15 @@ def fuzz() -> int:
     parser.add_argument("--only", default="", help="targets whose name contains this text")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    _install()
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 2 * MEMORY_LIMIT
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # so that a failure does not take the machine's memory
     names = [name for name in TARGETS if given.only in name]
     rows, failed, begun = [], [], time.perf_counter()
     for name in names:
         start = time.perf_counter()
         try:
+            _refused.clear()
             cases, outcome = run_target(name, max(1, given.cases // len(names)), given.seed), "0"
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
@@ -902,9 +927,14 @@ def fuzz() -> int:
             cases, outcome = 0, "1 or more"
             failed.append(name)
             print(f"--- {name}, seed {given.seed}\n{''.join(traceback.format_exception(error))[-6000:]}", flush=True)
-        rows.append(f"| {name} | {cases or 'stopped'} | {outcome} | {time.perf_counter() - start:.0f} |")
+        row = [name, str(cases or "stopped"), str(len(_refused)), outcome, f"{time.perf_counter() - start:.0f}"]
+        rows.append(f"| {' | '.join(row)} |")
         print(rows[-1], flush=True)
-    print("\n".join(["", "| target | cases | failures | seconds |", "| --- | ---: | ---: | ---: |", *rows]))
+    print(
+        "\n".join(
+            ["", "| target | cases | clear errors | failures | seconds |", "| --- | ---: | ---: | ---: | ---: |", *rows]
+        )
+    )
     print(f"seed {given.seed}, {time.perf_counter() - begun:.0f} s; failed: {', '.join(failed) or 'none'}")
     return int(bool(failed))
 
