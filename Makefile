@@ -1,10 +1,12 @@
 # make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
 # make test   run the linter (ruff), the type checker (mypy) and all tests
-# Both set up .venv on their first call.
+# make chaos  break tiny runs in hundreds of ways, resume them and compare: a quarter of an hour (docs/robustness.md)
+# make fuzz   hostile options, files and names for every reader: some minutes (docs/robustness.md)
+# All set up .venv on their first call.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test
+.PHONY: demo test chaos fuzz
 demo: .venv/installed
 	$(BIN)/mixnn demo
 
@@ -13,6 +15,12 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+chaos: .venv/installed
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -309,7 +309,7 @@ def why(error: Exception) -> str:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OSError):
         return str(error.strerror)
-    return f"no {error}" if isinstance(error, KeyError) else str(error)
+    return f"no {error}" if isinstance(error, KeyError) else str(error).split("\n")[0]
 
 
 @contextmanager

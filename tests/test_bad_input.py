@@ -290,6 +290,12 @@ def test_a_hostile_configuration_is_refused(tmp_path: Path, capsys, lines: str):
     assert "mixnn: " in refused(capsys, "embed", tmp_path / "run")
 
 
+def test_a_control_character_in_a_configuration_is_named_in_one_line(tmp_path: Path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("data: \0")
+    assert refused(capsys, "embed", tmp_path / "run").count("\n") == 1
+
+
 def test_anchors_are_read_where_they_stay_small(tmp_path: Path):
     (tmp_path / "x.yaml").write_text("a: &a [1, 2]\nb: *a\nc: {<<: {d: 3}, e: *a}\n")
     assert files.read_yaml(tmp_path / "x.yaml") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3, "e": [1, 2]}}

@@ -89,6 +89,8 @@ def _read_python(spec: Cifar, folder: Path, stem: str, count: int) -> tuple[np.n
         raise damaged(spec.name, folder, f"{folder / stem} is damaged: expected {count:,} images of {PIXELS} bytes")
     if not isinstance(labels, list) or len(labels) != count or not all(type(label) is int for label in labels):
         raise damaged(spec.name, folder, f"{folder / stem} is damaged: expected {count:,} labels")
+    if not all(0 <= label < spec.num_classes for label in labels):  # before numpy, which takes 64 bits
+        raise damaged(spec.name, folder, f"{folder / stem} is damaged: labels outside 0..{spec.num_classes - 1}")
     return images, np.array(labels)
 
 
@@ -108,6 +110,9 @@ def _class_names(spec: Cifar, folder: Path) -> list[str]:
     if (folder / spec.names_binary).is_file():
         names = (folder / spec.names_binary).read_text(errors="replace").split()
     elif (folder / spec.names_python).is_file():
-        listed = _unpickle(spec, folder, spec.names_python).get(spec.names_key, [])
-        names = [name.decode() if isinstance(name, bytes) else str(name) for name in listed]
+        listed = _unpickle(spec, folder, spec.names_python).get(spec.names_key)
+        names = [
+            name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+            for name in (listed if isinstance(listed, list) else [])
+        ]
     return names if len(names) == spec.num_classes else [str(i) for i in range(spec.num_classes)]

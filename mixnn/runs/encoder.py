@@ -29,6 +29,7 @@ from mixnn.runs.weights import STARTS, load_weights, read_backbone, read_tensors
 BATCH = 256  # images decoded and encoded at a time
 CARD = "card"  # key of the model card in the header of an exported file
 CARD_VERSION = 1  # changes when files written before can no longer be read
+MAX_SIZE = 1024  # pixels; the same limit as for the setting image_size
 
 
 def image_features(backbone: nn.Module, images_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
@@ -176,13 +177,15 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
         network_card, version, inputs = card["architecture"], card["card_version"], card["preprocessing"]
         name, trained_size = network_card["name"], int(network_card.get("image_size", inputs["size"]))
         size, (mean, std) = int(inputs["size"]), (torch.tensor(inputs[k], dtype=torch.float32) for k in ("mean", "std"))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, RuntimeError):
         raise UserError(
             f"{path} was not written by `{calling('export')}`: give a run folder or an exported file\n"
             f"to start training from other weights, use {calling('pretrain', ..., init_from=path)}"
         ) from None
     if version != CARD_VERSION or not isinstance(name, str) or not mean.shape == std.shape == (3,):
         raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
+    if not (0 < size <= MAX_SIZE and 0 < trained_size <= MAX_SIZE and mean.isfinite().all() and (std > 0).all()):
+        raise UserError(f"{path} is damaged: its card asks for images of {size} pixels, with std {std.tolist()}")
     try:
         backbone, layout = build_backbone(name, trained_size, 1, network=network), read_layout(weights)
     except UnknownName:

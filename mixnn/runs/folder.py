@@ -57,6 +57,7 @@ from mixnn.runs import checkpoint
 
 JUDGEMENT = "judgement.json"
 DAMAGED_RESULTS = "results.json.damaged"
+CHECKSUM = b', "crc32": "'  # what is before the checksum of a line in metrics.jsonl
 DIVERGED = "diverged.txt"  # why training ended, if loss or weights became NaN or inf
 # --overwrite removes only these, which pretrain and evaluate wrote, and the outputs of other commands in files.OUTPUTS.
 OWN_FILES = (
@@ -311,20 +312,17 @@ class Run:
         check_not_removed(self.path / "metrics.jsonl")
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(_log_line(record))
         except OSError as error:
             raise UserError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
 
     def metrics(self, warn: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; those that cannot be read are left out, and `warn` says how many."""
-        return [record for record, _ in self._read_log(warn)]
-
-    def _read_log(self, warn: Callable[[str], None]) -> list[tuple[dict[str, Any], str]]:
-        """The readable lines of metrics.jsonl, each also as it was written."""
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # the last one may be being written
-        found = [(_log_record(line), line.decode(errors="replace")) for line in lines]
-        readable = [(record, line) for record, line in found if record is not None]
+        has_checksums = any(CHECKSUM in line for line in lines)  # earlier versions wrote none
+        found = [_log_record(line, has_checksums) for line in lines]
+        readable = [record for record in found if record is not None]
         if lost := len(found) - len(readable):
             warn(f"{plural(lost, 'line')} of {path} cannot be read and {'is' if lost == 1 else 'are'} left out")
         return readable
@@ -345,8 +343,8 @@ class Run:
 
     def rewind(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
         """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
-        kept = [line + "\n" for record, line in self._read_log(warn) if record.get("step", 0) <= step]
-        self.write("metrics.jsonl", "".join(kept))
+        kept = [record for record in self.metrics(warn) if record.get("step", 0) <= step]
+        self.write("metrics.jsonl", "".join(map(_log_line, kept)))
         (self.path / DIVERGED).unlink(missing_ok=True)
 
     @contextmanager
@@ -422,8 +420,19 @@ def _signature(settings: str) -> str:
     return f"# checksum {zlib.crc32(settings.encode()):08x}; a run cannot change its settings, so do not edit them\n"
 
 
-def _log_record(line: bytes) -> dict[str, Any] | None:
+def _log_line(record: dict[str, Any]) -> str:
+    """A line of metrics.jsonl, which ends with a checksum of what is before it."""
+    text = json.dumps(record)[:-1]
+    return f'{text}{CHECKSUM.decode()}{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def _log_record(line: bytes, has_checksum: bool) -> dict[str, Any] | None:
     """A line of metrics.jsonl; None if it is damaged."""
+    if has_checksum:
+        text, _, rest = line.rpartition(CHECKSUM)
+        if rest != b'%08x"}' % zlib.crc32(text):
+            return None
+        line = text + b"}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

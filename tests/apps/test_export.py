@@ -1,6 +1,7 @@
 """A run's encoder as a file for others: the same vectors, torchvision's names, and a correct card."""
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -364,6 +365,9 @@ def test_refusals(run, tmp_path, monkeypatch, given, message):
             "resnet1000, which is neither part of this version of mixnn",
         ),
         ({"architecture": {"name": "resnet18"}}, "do not fit this network"),
+        ({"preprocessing": {"size": 10**6, "mean": [0.5] * 3, "std": [0.5] * 3}}, "asks for images of 1000000 pixels"),
+        ({"preprocessing": {"size": 8, "mean": [0.5] * 3, "std": [0.5, 0.0, 0.5]}}, "with std .0.5, 0.0, 0.5"),
+        ({"preprocessing": {"size": math.inf, "mean": [0.5] * 3, "std": [0.5] * 3}}, "was not written by"),
     ],
 )
 def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):

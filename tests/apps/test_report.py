@@ -4,6 +4,7 @@ import base64
 import fnmatch
 import io
 import json
+import math
 import re
 import shutil
 import tomllib
@@ -584,8 +585,7 @@ def test_results_of_an_unknown_protocol_are_shown_as_they_are(place, tmp_path):
 
 def test_a_log_with_nan_and_inf_is_reported_as_diverged(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "run")
-    with open(tmp_path / "run/metrics.jsonl", "a") as file:
-        file.write('{"epoch": 3, "step": 12, "loss": NaN, "purity": Infinity}\n')
+    Run.open(tmp_path / "run").log({"epoch": 3, "step": 12, "loss": math.nan, "purity": math.inf})
     shown = values(report([tmp_path / "run"], tmp_path / "x.html", images=0, verbose=QUIET))["runs"][0]
     assert shown["verdict"]["state"] == "diverged"
     assert shown["curves"]["values"]["loss"][2] is None

@@ -62,6 +62,23 @@ def test_class_names_are_read_from_the_file_next_to_the_images(tmp_path: Path):
     assert read(SMALL10, tmp_path / SMALL10.python, "test")[2] == names
 
 
+@pytest.mark.parametrize("names", [None, 3, [b"\xff"] * 10, "abc"])
+def test_damaged_class_names_cost_no_more_than_the_names(tmp_path: Path, names: object):
+    write(tmp_path, SMALL10, "python")
+    (tmp_path / SMALL10.python / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=2))
+    classes = read(SMALL10, tmp_path / SMALL10.python, "test")[2]
+    assert classes in ([str(i) for i in range(10)], ["\ufffd"] * 10)
+
+
+@pytest.mark.parametrize("label", [10, -1, 10**30])
+def test_labels_outside_the_classes_are_refused(tmp_path: Path, label: int):
+    write(tmp_path, SMALL10, "python")
+    batch = {"data": np.zeros((3, PIXELS), np.uint8), "labels": [1, label, 2]}
+    (tmp_path / SMALL10.python / "test_batch").write_bytes(pickle.dumps(batch, protocol=2))
+    with pytest.raises(UserError, match=r"labels outside 0\.\.9"):
+        read(SMALL10, tmp_path / SMALL10.python, "test")
+
+
 def test_a_malicious_batch_is_refused_by_name_and_not_executed(tmp_path: Path):
     class Attack:
         def __reduce__(self):

@@ -202,7 +202,32 @@ def logged(tmp_path: Path) -> Run:
 
 def test_metrics_are_one_json_object_a_line(logged: Run):
     lines = (logged.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == logged.metrics() == [{"step": s, "loss": 1 / s} for s in (4, 8, 12)]
+    assert logged.metrics() == [{"step": s, "loss": 1 / s} for s in (4, 8, 12)]
+    assert [json.loads(line) for line in lines] == [
+        record | {"crc32": checksum}
+        for record, checksum in zip(logged.metrics(), ("834dbfbd", "dbc75276", "73345530"), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed", [(b"0.125", b"0.121"), (b'"step": 8', b'"step": 9'), (b"crc32", b"crc3"), (b'"}', b'0"}')]
+)
+def test_a_line_whose_checksum_does_not_match_is_left_out(logged: Run, changed: tuple[bytes, bytes]):
+    path, said = logged.path / "metrics.jsonl", []
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    assert second.replace(*changed) != second
+    path.write_bytes(first + second.replace(*changed) + third)
+    assert [record["step"] for record in logged.metrics(said.append)] == [4, 12]
+    assert said == [f"1 line of {path} cannot be read and is left out"]
+
+
+def test_a_log_of_an_earlier_version_is_read_and_gets_checksums_when_the_run_goes_on(logged: Run):
+    path = logged.path / "metrics.jsonl"
+    written = path.read_text()
+    path.write_text("".join(json.dumps({"step": s, "loss": 1 / s}) + "\n" for s in (4, 8, 12)))
+    assert [record["step"] for record in logged.metrics(pytest.fail)] == [4, 8, 12]
+    logged.rewind(12, pytest.fail)
+    assert path.read_text() == written
 
 
 @pytest.mark.parametrize("step, kept", [(12, [4, 8, 12]), (11, [4, 8]), (8, [4, 8]), (3, []), (100, [4, 8, 12])])
