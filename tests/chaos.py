@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import os
 
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}  # before torch is imported
+if __name__ == "__main__":  # before torch is imported
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
 
 import argparse
 import contextlib
