@@ -252,7 +252,7 @@ def check_options(given: tuple[str, list[str]], _: Path) -> None:
 
 def _settings() -> st.SearchStrategy[dict[str, Any]]:
     """Settings of a run: most values have the right type, some are anything."""
-    numbers = st.one_of(st.integers(-2, 1000), st.integers(), st.floats(0, 2), st.floats())
+    numbers = st.one_of(st.integers(-2, 1000), st.integers(), st.just(10**400), st.floats(0, 2), st.floats())
     words = st.sampled_from(
         ["auto", "yes", "no", "none", "cpu", "eager", "fp32", "bf16", "sgd", "lars", "adamw", "folders"]
     )

@@ -24,7 +24,7 @@ import mixnn
 from mixnn import files
 from mixnn.apps import embeddings as store
 from mixnn.cli import main
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
 from mixnn.data import archive, decode
 from mixnn.data.array_pickle import Refused, load_arrays
 from mixnn.data.folder import natural_key
@@ -158,6 +158,18 @@ def test_a_seed_of_thousands_of_digits_is_refused(capsys, words, tmp_path, monke
     said = refused(capsys, *words, "9" * digits)
     assert "number" in said or "at most" in said
     assert len(said) < 1000
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400, "inf", "9" * 400])
+def test_a_setting_takes_no_infinite_number(value: object):
+    with pytest.raises(UserError, match=r"weight_decay takes a finite number|weight_decay must be"):
+        Config("digits", "mnn", weight_decay=value)
+
+
+@pytest.mark.parametrize("value", [2**63, 10**400, "9" * 400])
+def test_a_setting_takes_no_number_that_a_tensor_cannot_hold(value: object):
+    with pytest.raises(UserError, match="epochs takes a number of at most 18 digits"):
+        Config("digits", "mnn", epochs=value)
 
 
 # --- data sets ---

@@ -393,7 +393,20 @@ class Run:
         return checkpoint.save(self.path / "checkpoints", step, tensors, state)
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The newest intact checkpoint; damaged ones are named and skipped."""
+        """The newest intact checkpoint; damaged and missing ones are named."""
+        problems: list[str] = []
+
+        def note(problem: str) -> None:
+            problems.append(problem)
+            warn(problem)
+
+        tensors, state = self._newest_checkpoint(note)
+        step, logged = state.get("step", 0), max((record.get("step", 0) for record in self.metrics()), default=0)
+        if step < logged and not problems:
+            warn(f"{self.path} was trained to step {logged}, but its newest checkpoint is of step {step}")
+        return tensors, state
+
+    def _newest_checkpoint(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         paths = checkpoint.list_checkpoints(self.path / "checkpoints")
         for path in paths:
             try:
@@ -405,8 +418,8 @@ class Run:
         raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
 
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The same; UserError if the run holds an encoder but no state of a training."""
-        tensors, state = self.load_checkpoint(warn)
+        """The same, to train further; UserError if the run holds an encoder but no state of a training."""
+        tensors, state = self._newest_checkpoint(warn)
         if not any(name.startswith("method.") for name in tensors):
             raise UserError(
                 f"{self.path} holds the {self.config.init_from} encoder as it comes and was not trained: "

@@ -267,6 +267,17 @@ def test_metrics_can_be_read_while_a_line_is_being_written(logged: Run):
     assert [record["step"] for record in logged.metrics()] == [4, 8, 12]
 
 
+def test_a_missing_newest_checkpoint_is_noticed(logged: Run):
+    said: list[str] = []
+    for step in (8, 12):
+        logged.save_checkpoint(step, {"method.w": torch.zeros(2)}, {"step": step})
+    assert logged.load_checkpoint(pytest.fail)[1] == {"step": 12}
+    (logged.path / "checkpoints" / "step-00000012.safetensors").unlink()
+    assert logged.load_checkpoint(said.append)[1] == {"step": 8}
+    assert said == [f"{logged.path} was trained to step 12, but its newest checkpoint is of step 8"]
+    assert logged.load_training(pytest.fail)[1] == {"step": 8}  # a resumed run says where it starts
+
+
 def test_rewinding_a_run_without_metrics_is_fine(tmp_path: Path):
     run = Run.create(tmp_path / "x", CONFIG, "")
     run.rewind(0)
