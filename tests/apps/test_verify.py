@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -167,7 +168,8 @@ def test_numbers_that_are_not_finite_are_found(digits: Path):
 )
 def test_a_log_that_is_incomplete_or_does_not_fit_the_checkpoint_is_found(change: Callable, said: str, digits: Path):
     log = digits / "metrics.jsonl"
-    log.write_text("".join(change(log.read_text().splitlines(keepends=True))))
+    plain = re.sub(r', "crc32": "\w+"', "", log.read_text())  # as earlier versions wrote it
+    log.write_text("".join(change(plain.splitlines(keepends=True))))
     found = verify(digits, replay=0)
     assert wrong(found) == ["metrics.jsonl"]
     assert said in text(found, "metrics.jsonl")
