@@ -550,7 +550,7 @@ def test_a_run_whose_time_is_up_when_it_is_resumed_is_judged_all_the_same(folder
         return measure(self, backbone)
 
     monkeypatch.setattr(Judge, "measure", slow)
-    step = run.load_checkpoint(pytest.fail)[1]["step"]
+    step = run.load_checkpoint(lambda _: None)[1]["step"]
     mixnn.pretrain(resume=run.path, verbose=quiet())
     assert run.judgement()["points"][-1]["step"] == step
     assert "ends worse" in said(capsys)
