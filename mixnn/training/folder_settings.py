@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,7 +88,9 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
         value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
     value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
-    recipe = {"optimizer": "adamw", "lr": LR, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
+    lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
+    lr = float(f"{lr:.2g}")
+    recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
     recipe |= {"views": "w/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
     for name, own in recipe.items():
         value(name, own, RECIPE)

@@ -32,6 +32,7 @@ VIEW_SIZE, AREA, JITTER = 128, (0.3, 1.0), 0.8  # of the views
 MIN_RETRIEVAL = 0.7  # of the start's
 MIN_RANK, MIN_RANK_KEPT = 5.0, 1 / 3  # effective dimensions, and their share of the start's
 MAX_FIRST, MAX_COLOR = 0.4, 0.5  # share of the first direction, and of color in it
+ENOUGH_STEPS = 600  # for images that the start knows perfectly
 POINTS = (0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
 
 NUMBERS = {
@@ -140,6 +141,14 @@ def trained_share(config: Config, start: Numbers) -> float:
     if isinstance(config.trained_share, float):
         return config.trained_share
     return round(min(1.0, 2 * (1 - start["view_retrieval"])), 4)
+
+
+def useful_steps(share: float) -> int:
+    """Steps after which training loses accuracy on images that the start knows; 0: none were found to be too many.
+
+    The share of the trained weights says how well the start knows them (docs/folders.md, "Training for longer").
+    """
+    return round(ENOUGH_STEPS / (1 - share)) if share < 1 else 0
 
 
 class Blend:

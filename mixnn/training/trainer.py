@@ -32,7 +32,7 @@ from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, trained_share
+from mixnn.training.judgement import Blend, Judge, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, learning_rate
 from mixnn.training.step import Step
@@ -294,6 +294,8 @@ class Trainer:
             self.step.means()  # waits for the device
             times.append(self.clock() - start)
         self._restore(tensors, state)
+        if self.blend and not self.plan.extended:  # a user who adds time wants more steps
+            self.plan.max_steps = useful_steps(self.blend.share)
         self.plan.begin(times, self.done)
 
     def _estimate_knn(self, train: ImageSet, test: ImageSet) -> float:
