@@ -937,7 +937,8 @@ def fuzz() -> int:
         )
     )
     print(
-        f"{total:,} cases, seed {given.seed}, {time.perf_counter() - begun:.0f} s; failed: {', '.join(failed) or 'none'}"
+        f"{total:,} cases, seed {given.seed}, {time.perf_counter() - begun:.0f} s; "
+        f"failed: {', '.join(failed) or 'none'}"
     )
     return int(bool(failed))
 
