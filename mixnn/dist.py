@@ -15,7 +15,6 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,13 +25,12 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
 
-from mixnn.config import UserError, duration_text, parse_duration, setting
-from mixnn.processes import world_size
+from mixnn.config import UserError, duration_text, setting
+from mixnn.processes import join_limit, meeting_point, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-JOIN_TIMEOUT = "5m"  # processes join before they read images, so this is plenty
 POLL = 0.05  # seconds between two looks at who has come
 
 
@@ -41,31 +39,16 @@ def init(device: torch.device) -> None:
     if world_size() == 1 or torch_dist.is_initialized():
         return
     try:
-        store, rank = _meet(_join_limit())
+        store, rank = _meet(join_limit())
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_dist.init_process_group(backend, store=store, rank=rank, world_size=world_size())
     except UserError:
         raise
-    except KeyError as error:
-        raise _not_joined(f"environment variable {error} is missing") from None
     except (ValueError, RuntimeError) as error:
-        raise _not_joined(str(error).splitlines()[0]) from None
-
-
-def _not_joined(reason: str) -> UserError:
-    return UserError(
-        f"WORLD_SIZE={world_size()}, but the process group cannot be joined ({reason}): "
-        f"start the run with torchrun, or unset WORLD_SIZE"
-    )
-
-
-def _join_limit() -> float:
-    """Seconds that a process waits for the others: $MIXNN_JOIN_TIMEOUT, or five minutes."""
-    text = os.environ.get("MIXNN_JOIN_TIMEOUT") or JOIN_TIMEOUT
-    try:
-        return parse_duration(text)
-    except UserError:
-        raise UserError(f"MIXNN_JOIN_TIMEOUT={text} is not a duration: write it as 90s, 6m or 1h30m") from None
+        raise UserError(
+            f"WORLD_SIZE={world_size()}, but the process group cannot be joined ({str(error).splitlines()[0]}): "
+            f"start the run with torchrun, or unset WORLD_SIZE"
+        ) from None
 
 
 def _meet(limit: float) -> tuple[Store, int]:
@@ -73,14 +56,18 @@ def _meet(limit: float) -> tuple[Store, int]:
 
     torch itself would wait for half an hour, and not say for which process.
     """
-    rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun holds the store then
+    rank, host, port, is_served, attempt = meeting_point()
+    is_server = rank == 0 and not is_served
     end = time.monotonic() + limit
     try:
         server = torch_dist.TCPStore(  # type: ignore[attr-defined]
-            *address, is_master=is_master, timeout=timedelta(seconds=limit), wait_for_workers=False, multi_tenant=True
+            host,
+            port,
+            is_master=is_server,
+            timeout=timedelta(seconds=limit),
+            wait_for_workers=False,
+            multi_tenant=True,
         )
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store may be the one of the attempt before
         store: Store = torch_dist.PrefixStore(f"mixnn/{attempt}", server)  # type: ignore[attr-defined]
         store.set(f"rank {rank}", "here")
         while missing := [r for r in range(world_size()) if not store.check([f"rank {r}"])]:
@@ -88,7 +75,7 @@ def _meet(limit: float) -> tuple[Store, int]:
                 raise _missing(missing, limit)
             time.sleep(POLL)
     except RuntimeError:  # torch's own timeouts and lost connections
-        if is_master:
+        if is_server:
             raise
         raise _missing([0], limit) from None
     server.set_timeout(timedelta(minutes=30))  # as torch does, for the process group

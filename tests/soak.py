@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ import mixnn
 from mixnn.training.trainer import Trainer
 
 EVERY, WARM_UP = 250, 1000  # steps
-MEMORY_LIMIT = 6.0  # MB that the process may grow by after the warm-up; its allocator keeps some
+MEMORY_LIMIT = 4.0  # MB that memory may grow by after the warm-up
 FILES_LIMIT = (
     0.1  # MB that the run folder may grow by, besides its logs: numbers in a checkpoint have more digits later
 )
@@ -70,12 +71,13 @@ def leaks(readings: list[Reading], warm_up: int = WARM_UP) -> list[str]:
     later = [each for each in readings if each.step >= warm_up]
     if len(later) < 2:
         return ["the run is too short to tell: take more steps"]
-    first, last = later[0], later[-1]
+    first, last, quarter = later[0], later[-1], -(-len(later) // 4)
     found = []
-    if (growth := max(each.memory for each in later) - first.memory) > MEMORY_LIMIT:
-        found.append(f"memory grew by {growth:.1f} MB")
-    if (growth := last.device_memory - first.device_memory) > MEMORY_LIMIT:
-        found.append(f"memory of the device grew by {growth:.1f} MB")
+    for name, what in (("memory", "memory"), ("device_memory", "memory of the device")):
+        values = [getattr(each, name) for each in later]
+        growth = statistics.median(values[-quarter:]) - statistics.median(values[:quarter])  # single readings vary
+        if growth > MEMORY_LIMIT:
+            found.append(f"{what} grew by {growth:.1f} MB")
     for name in ("open_files", "threads"):
         if (more := max(getattr(each, name) for each in later) - getattr(first, name)) > 0:
             found.append(f"{name.replace('_', ' ')} grew by {more}")

@@ -20,11 +20,15 @@ def test_a_steady_run_has_no_leak_even_if_it_grows_while_it_warms_up():
         ({"device_memory": 7.0}, "memory of the device grew by 7.0 MB"),
         ({"open_files": 21}, "open files grew by 1"),
         ({"threads": 5}, "threads grew by 1"),
-        ({"disk": 3.0}, "the run folder grew by 1.5 MB besides its logs"),
+        ({"disk": 3.0, "logs": 0.5}, "the run folder grew by 1.5 MB besides its logs"),
     ],
 )
 def test_what_grows_is_named(changes: dict[str, float], says: str):
-    assert leaks([*STEADY[:-1], replace(STEADY[-1], **changes)]) == [says]
+    assert leaks([*STEADY[:-5], *(replace(each, **changes) for each in STEADY[-5:])]) == [says]
+
+
+def test_a_single_reading_with_more_memory_is_not_a_leak():
+    assert leaks([*STEADY[:9], replace(STEADY[9], memory=510.0), *STEADY[10:]]) == []
 
 
 def test_a_run_that_is_too_short_is_not_called_steady():
