@@ -1,6 +1,6 @@
 # make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
 # make test   run the linter (ruff), the type checker (mypy) and all tests
-# make chaos  break tiny runs in hundreds of ways, resume them and compare: a quarter of an hour (docs/robustness.md)
+# make chaos  break tiny runs in hundreds of ways, resume them and compare: some 20 minutes (docs/robustness.md)
 # make fuzz   hostile options, files and names for every reader: some minutes (docs/robustness.md)
 # make soak   a long run in which memory, open files and disk must not grow: some minutes (docs/robustness.md)
 # All set up .venv on their first call.
