@@ -225,7 +225,7 @@ class NamedDataset(Dataset):
         loaded = self.load(split)
         names = loaded.names or [f"{self.name}/{split}/{i}" for i in range(len(loaded))]
         labels = {n: loaded.classes[y] for n, y in zip(names, loaded.labels.tolist(), strict=True) if y >= 0}
-        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images.numpy(), is_named=True)
+        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images[:].numpy(), is_named=True)
 
 
 @dataclass
@@ -473,7 +473,7 @@ def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **option
 def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
     """Data in memory as a list of images; a name is a number, unless the data has names."""
     if isinstance(data, ImageSet):
-        names, arrays = data.names or _numbers(len(data)), data.images.cpu().numpy()
+        names, arrays = data.names or _numbers(len(data)), data.images[:].cpu().numpy()
         texts = [label_text(label, data.classes) for label in data.labels.tolist()]
         return ImageArrays(IMAGES, names, from_values(texts if labels is None else labels, names), arrays=arrays)
     if isinstance(data, np.ndarray | torch.Tensor):

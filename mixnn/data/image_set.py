@@ -1,4 +1,5 @@
-"""ImageSet: images and labels as tensors. The uint8 images stay on one device; augmentation happens elsewhere.
+"""ImageSet: images and labels as tensors. The uint8 images stay on one device, or in a file if they are too many for
+memory; augmentation happens elsewhere.
 
 M images, 3 channels, H x W pixels.
 """
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixnn.data.stored import StoredImages
 from mixnn.progress import plural
 
 Triple = tuple[float, float, float]
@@ -67,7 +69,7 @@ class ImageSet:
     (500, 10)
     """
 
-    images: Tensor  # uint8 [M,3,H,W]
+    images: Tensor | StoredImages  # uint8 [M,3,H,W]; images[:] is a tensor in any case
     labels: Tensor  # int64 [M], -1 = unlabelled
     names: list[str] | None
     classes: list[str]
@@ -115,7 +117,9 @@ class ImageSet:
 
     def fits(self, device: torch.device) -> bool:
         """The images can stay on the device, with half of its free memory left for the networks."""
-        return device.type != "cuda" or self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
+        if device.type != "cuda":
+            return isinstance(self.images, Tensor)
+        return self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
 
     def to_if_fits(self, device: torch.device) -> ImageSet:
         """The images on the device, or where they are if they do not fit there."""
@@ -131,7 +135,7 @@ class ImageSet:
         """Identifies the images: by their files, or by their pixels if they do not come from files."""
         if self.summary:
             return self.summary.digest
-        return f"{zlib.crc32(self.images.cpu().contiguous().numpy().data):08x}"
+        return f"{zlib.crc32(self.images[:].cpu().contiguous().numpy().data):08x}"
 
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

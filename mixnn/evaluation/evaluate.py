@@ -60,7 +60,7 @@ def evaluate(
         Any, Param("a data set's name or a folder [a run's own data]", metavar="DATA", aliases=("--data",))
     ] = "",
     *,
-    protocol: Annotated[str, Param(f"which evaluation: all, {', '.join(PROTOCOLS)}")] = "all",
+    protocol: Annotated[str, Param("which evaluation: all, knn, linear, or one of your own")] = "all",
     epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
     seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
     image_size: Annotated[

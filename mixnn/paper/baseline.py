@@ -32,7 +32,7 @@ class PillowViews(Dataset[tuple[Tensor, ...]]):
     """For each image: its views, made by Pillow, its label and its index."""
 
     def __init__(self, images: ImageSet, views: list[View]) -> None:
-        self.arrays = images.images.permute(0, 2, 3, 1).contiguous().numpy()
+        self.arrays = images.images[:].permute(0, 2, 3, 1).contiguous().numpy()
         self.mean, self.std = (np.array(v, np.float32)[:, None, None] for v in (images.mean, images.std))
         self.views, self.labels = views, images.labels
 

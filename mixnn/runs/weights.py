@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 import warnings
 import zlib
 from collections.abc import Callable
@@ -36,7 +37,12 @@ LANDMARKS = (  # a file has one tensor of one of these names; anything before it
     "stages.0.0.depthwise.conv.weight",  # EfficientNet-Lite0
     "_blocks.0._depthwise_conv.weight",  # EfficientNet-Lite0 with its published names
 )
-CHECKSUM = "mixnn_crc32"  # in the header of an exported file: the CRC-32 of all its bytes, itself counted as zeros
+CHECKSUM = (
+    "mixnn_crc32"  # name, in an exported file, of the CRC-32 of all its bytes, with NO_CHECKSUM in place of itself
+)
+NO_CHECKSUM = "00000000"
+# The name and what is between it and the digits: in the header of a .safetensors file, in ONNX, in the comment of .pt2
+CHECKSUM_NAMED = re.compile(CHECKSUM.encode() + rb"(?:\":\"|\x12\x08|=)(?=[0-9a-f]{8})")
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
 SUPPORTED = (
     f"supported: {', '.join(ARCHITECTURES)} with torchvision's names, efficientnet_lite0; "
@@ -286,27 +292,46 @@ def _read(path: Path) -> Any:
 
 def tensor_file(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
     """The content of a .safetensors file with a checksum, which `read_tensors` checks."""
-    blank = serialize(tensors, header | {CHECKSUM: f"{0:08x}"})
-    return _with_checksum(blank, f"{0:08x}", f"{zlib.crc32(blank):08x}")
+    return with_checksum(serialize(tensors, header | {CHECKSUM: NO_CHECKSUM}))
 
 
-def _with_checksum(content: bytes, old: str, new: str) -> bytes:
-    return content.replace(f'"{CHECKSUM}":"{old}"'.encode(), f'"{CHECKSUM}":"{new}"'.encode(), 1)
+def with_checksum(content: bytes) -> bytes:
+    """The content of a file with its checksum in place of NO_CHECKSUM."""
+    place = _checksum_place(content)
+    assert content[place : place + len(NO_CHECKSUM)] == NO_CHECKSUM.encode()
+    return content[:place] + f"{zlib.crc32(content):08x}".encode() + content[place + len(NO_CHECKSUM) :]
+
+
+def has_checksum(path: Path) -> bool:
+    """Whether an exported file has a checksum; UserError if that does not match.
+
+    Files of other programs, and of earlier versions, have none. The card in a file with a checksum names it, so damage
+    to the name itself is noticed too.
+    """
+    content = path.read_bytes()
+    if CHECKSUM.encode() not in content:
+        return False
+    place = _checksum_place(content)
+    digits = content[place : place + len(NO_CHECKSUM)]
+    blank = content[:place] + NO_CHECKSUM.encode() + content[place + len(NO_CHECKSUM) :]
+    if place < 0 or digits != f"{zlib.crc32(blank):08x}".encode():
+        raise UserError(f"{path} is damaged (its checksum does not match): export or download it again")
+    return True
+
+
+def _checksum_place(content: bytes) -> int:
+    """Where the digits of the checksum begin; -1 if there are none."""
+    found = CHECKSUM_NAMED.search(content)
+    return found.end() if found else -1
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a .safetensors file; UserError if its checksum does not match.
-
-    Files of other programs, and of earlier versions, have no checksum.
-    """
+    """Tensors and header of a .safetensors file; UserError if its checksum does not match."""
     with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    expected = header.get(CHECKSUM, "")
-    if any(CHECKSUM in text for text in (*header, *header.values())):  # the card says that there is one
-        blank = _with_checksum(path.read_bytes(), expected, f"{0:08x}")
-        if f"{zlib.crc32(blank):08x}" != expected:
-            raise UserError(f"{path} is damaged (its checksum does not match): export or download it again")
+    if any(CHECKSUM in text for text in (*header, *header.values())):
+        has_checksum(path)
     return tensors, header
 
 

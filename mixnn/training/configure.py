@@ -117,6 +117,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     """The complete configuration, and the images it trains on."""
     config = configure(dataset, options, settings)
     dataset.normalization = config.normalization
+    dist.init(pick_device(config.device))  # first: one process may take much longer to read images
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))

@@ -18,6 +18,7 @@ from mixnn.augment import View
 from mixnn.config import Config, Param, UserError, calling, duration_text, method_option, parse_duration, setting, verb
 from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
+from mixnn.device import pick_device
 from mixnn.files import LOCK, expand, lock_run
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
@@ -343,6 +344,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
+    dist.init(pick_device(config.device))
     dataset = run.dataset()
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=run.network, **timing)

@@ -151,7 +151,7 @@ def page_values(sample: Sample, embedded: list[Embedded]) -> tuple[dict[str, Any
     used = sorted({b for one in embedded for i, _ in rows for b in one.index_BK[i].tolist()})
     tile_of = {b: len(sample.queries) + n for n, b in enumerate(used)}
     bank = sample.bank.subset(torch.tensor(used, dtype=torch.long))
-    images = torch.cat([sample.queries.images, bank.images]).numpy()
+    images = torch.cat([sample.queries.images[:], bank.images[:]]).numpy()
     side, columns = min(images.shape[2], MAX_SIDE), math.ceil(math.sqrt(len(images)))
     about = {
         "sprite": sheet(resized(images, side), columns).data_uri,
