@@ -72,15 +72,19 @@ def leaks(readings: list[Reading], warm_up: int = WARM_UP) -> list[str]:
     if len(later) < 2:
         return ["the run is too short to tell: take more steps"]
     first, last, quarter = later[0], later[-1], -(-len(later) // 4)
+
+    def growth_of(name: str) -> float:
+        """From the first quarter to the last, by their medians: single readings vary."""
+        values = [getattr(each, name) for each in later]
+        return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+
     found = []
     for name, what in (("memory", "memory"), ("device_memory", "memory of the device")):
-        values = [getattr(each, name) for each in later]
-        growth = statistics.median(values[-quarter:]) - statistics.median(values[:quarter])  # single readings vary
-        if growth > MEMORY_LIMIT:
+        if (growth := growth_of(name)) > MEMORY_LIMIT:
             found.append(f"{what} grew by {growth:.1f} MB")
     for name in ("open_files", "threads"):
-        if (more := max(getattr(each, name) for each in later) - getattr(first, name)) > 0:
-            found.append(f"{name.replace('_', ' ')} grew by {more}")
+        if (growth := growth_of(name)) > 0:
+            found.append(f"{name.replace('_', ' ')} grew by {growth:g}")
     if (growth := (last.disk - last.logs) - (first.disk - first.logs)) > FILES_LIMIT:
         found.append(f"the run folder grew by {growth:.1f} MB besides its logs")
     return found
