@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load_encoder
 from mixnn.runs.start import open_run
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed"]
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "vectors_of"]
 
 OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
@@ -134,6 +134,25 @@ def collect(
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
                 old.unlink(missing_ok=True)
         return store.read(file)
+
+
+def vectors_of(
+    run: Run, images: Images, names: Sequence[str], max_all: int, encoder: Encoder, reporter: Reporter
+) -> np.ndarray:
+    """The vectors of some of these images, (len(names), F), from the cache if it has them.
+
+    Otherwise all images are encoded and cached, or only those named if there are more than `max_all`.
+    """
+    if len(images) <= min(max_all, MAX_CACHED) or (images.has_cheap_signature and _cache_file(run, images).is_file()):
+        found = collect(run, images, encoder=encoder, reporter=reporter)
+    else:
+        batches = list(_encode(encoder, images.named(set(names)), reporter))
+        vectors = np.concatenate([vectors for _, vectors, _ in batches])
+        found = Embeddings([name for some, _, _ in batches for name in some], vectors)
+    row_of = {name: i for i, name in enumerate(found.names)}
+    if gone := [name for name in names if name not in row_of]:
+        raise UserError(f"{plural(len(gone), 'image')} cannot be read any more, as {gone[0]}")
+    return found.vectors[[row_of[name] for name in names]]
 
 
 def _cache_file(run: Run, images: Images, kind: str = "") -> Path:

@@ -134,12 +134,11 @@ def _embed(
         key = (dataset.key, 0 if dataset.stored_size else size)
         try:
             data.run.check_data(f"use {setting('source', 'FOLDER')}")
-            backbone, step = gallery.load_encoder(data.run, data.missing.append)
+            encoder, step = gallery.load_encoder(data.run, device, data.missing.append)
             if key not in samples:
                 reporter.info(f"reading the images of {dataset.name}")
                 samples[key] = gallery.load_sample(dataset, size, num_images, device)
-            reporter.info(f"{data.run.path}: encoding {plural(samples[key].num_images, 'image')}")
-            embedded.setdefault(key, {})[i] = gallery.embed(backbone, step, samples[key], device)
+            embedded.setdefault(key, {})[i] = gallery.embed(data.run, dataset, encoder, step, samples[key], reporter)
         except UserError as error:
             reason = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
             data.missing.append(reason)
