@@ -21,7 +21,7 @@ from PIL import Image
 import mixnn
 from mixnn import methods
 from mixnn.cli import VERBS, command, main, parse
-from mixnn.config import Config, Param, fields_of, verb
+from mixnn.config import Config, Param, calling, fields_of, short_path, spelling, verb
 from mixnn.data import DATASETS, cifar
 from mixnn.files import code_digest
 from mixnn.progress import Reporter
@@ -1062,3 +1062,27 @@ def test_threads_that_wait_sleep_unless_the_user_wants_otherwise(given, expected
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == expected
+
+
+# Paths in messages
+
+
+def test_a_path_in_a_suggested_command_is_relative_to_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    here = Path.cwd()
+    for path, written in {
+        here / "photos": "./photos",  # a name without a slash may be a data set
+        here / "my photos" / "of cats": "my photos/of cats",
+        here: ".",
+        here.parent: str(here.parent),
+        "/elsewhere/photos": "/elsewhere/photos",
+        "photos": "photos",
+        "digits": "digits",
+    }.items():
+        assert short_path(path) == written
+    assert calling("pretrain", here / "photos", time_budget="10m") == "mixnn.pretrain('./photos', time_budget='10m')"
+    with spelling(command("pretrain").spell):
+        found = calling("pretrain", here / "my photos" / "of cats", out=here / "runs" / "x", overwrite=True)
+    assert found == "mixnn pretrain 'my photos/of cats' --out runs/x --overwrite"

@@ -32,7 +32,17 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, calling, in_python, make, on_command_line, setting, spelling
+from mixnn.config import (
+    Config,
+    UserError,
+    calling,
+    in_python,
+    make,
+    on_command_line,
+    setting,
+    short_path,
+    spelling,
+)
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import (
@@ -100,11 +110,11 @@ class Run:
             return calling("pretrain", resume=self.path)
         images = f"{self.config.data.partition('-')[0]}, " if is_in_memory(self.config.data) else ""
         network = ", backbone=network" if self.network is not None else ""
-        return f"mixnn.pretrain({images}resume={str(self.path)!r}{network})"
+        return f"mixnn.pretrain({images}resume={short_path(self.path)!r}{network})"
 
     def command_line(self, words: str) -> str:
         """A command about this run, quoted for a shell: mixnn evaluate 'runs/my cats'."""
-        return f"mixnn {words} {shlex.quote(str(self.path))}"
+        return f"mixnn {words} {shlex.quote(short_path(self.path))}"
 
     @staticmethod
     def check_replaceable(path: Path, overwrite: bool) -> None:

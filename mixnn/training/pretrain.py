@@ -15,9 +15,21 @@ from torch import nn
 
 from mixnn import dist, methods
 from mixnn.augment import View
-from mixnn.config import Config, Param, UserError, calling, duration_text, method_option, parse_duration, setting, verb
+from mixnn.config import (
+    Config,
+    Param,
+    UserError,
+    calling,
+    duration_text,
+    method_option,
+    parse_duration,
+    setting,
+    short_path,
+    verb,
+)
 from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
+from mixnn.data.image_set import normalization_text
 from mixnn.files import LOCK, expand, lock_run
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
@@ -118,6 +130,8 @@ def start_pretrain(
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
+    if not isinstance(settings.get("normalization", ""), str):
+        settings["normalization"] = normalization_text(settings["normalization"])
     network, handed_in = None, settings.get("backbone")
     if handed_in is not None:
         settings["backbone"], network = name_backbone(handed_in)
@@ -200,7 +214,7 @@ def start_pretrain(
             run = replace(run, data=dataset.emptied())
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
-        reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
+        reporter.info(f"{config.method} on {short_path(config.data)}: {amount}, into {path}")
         reporter.info(f"ready after {startup} s")
         return _train(run, trainer)
 
