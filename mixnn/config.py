@@ -309,7 +309,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
-DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
+DataDir = Annotated[str | Path, Param("where data sets are kept [where they were for the run]", metavar="FOLDER")]
 MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
 Source = Annotated[
     str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be

@@ -1032,7 +1032,7 @@ def test_getting_what_is_embedded_writes_nothing(ask: Ask, tmp_path: Path):
 def test_a_mistake_cannot_steer_the_terminal(ask: Ask):
     said = refused(ask, "embed", "none\x1b[31m\x07")
     assert "\x1b" not in said
-    assert r"no run folder called none\x1b[31m\x07" in said
+    assert r"folder of images called none\x1b[31m\x07" in said
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,14 @@ NORMALIZATIONS: dict[str, Normalization] = {
     "none": ((0.0,) * 3, (1.0,) * 3),  # pixels from 0 to 1
 }
 """What published weights were trained with. Another name, "data", is the mean and std of the images themselves."""
+MODES = {  # what Pillow's modes mean to a reader
+    "RGB": "color",
+    "L": "gray",
+    "1": "black and white",
+    "P": "with a palette",
+    "RGBA": "color with transparency",
+    "LA": "gray with transparency",
+}
 MIN_STD = 1 / 255  # images of one single color must not lead to a division by zero
 
 
@@ -84,9 +92,9 @@ class FolderSummary:
     def lines(self) -> list[str]:
         """A sentence or two for the user."""
         low, median, high = self.sides
-        modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())
+        modes = ", ".join(f"{count:,} {MODES.get(mode, mode)}" for mode, count in self.modes.items())
         sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
-        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; modes: {modes}"]
+        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; {modes}"]
         if self.num_skipped:
             lines.append(f"{plural(self.num_skipped, 'unreadable file')} left out")
         if self.duplicates:

@@ -22,6 +22,7 @@ from mixnn.config import (
     UserError,
     calling,
     setting,
+    short_path,
     unknown,
     verb,
 )
@@ -162,7 +163,7 @@ def _run_on_its_data(
     if not dataset.has_test:
         classify = calling("classify", run.path, config.labels or "folders")
         raise UserError(
-            f"{config.data} has no test images to evaluate on\n"
+            f"{short_path(config.data)} has no test images to evaluate on\n"
             f"use `{classify}`, which only needs labels, or hold some out: {calling('pretrain', ..., holdout=0.2)}"
         )
     tensors, state = run.load_checkpoint(reporter.warn)

@@ -16,6 +16,7 @@ Other commands keep files of their own there: embeddings/ (a cache), classifier/
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import platform
 import re
@@ -181,9 +182,7 @@ class Run:
         """The run of a folder. `backbone`: the network it was trained with, if that was handed to pretrain."""
         path = expand(path)
         if not path.exists():
-            runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
-            similar = [p for p in runs if p.name.startswith(path.name)]
-            hint = f"; did you mean {similar[0]}?" if similar else ""
+            hint = did_you_mean(path, lambda other: (other / "config.yaml").is_file())
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `{calling('pretrain')}` makes one")
@@ -436,6 +435,14 @@ class Run:
                 f"use `{calling('pretrain', self.config.data)}`"
             )
         return tensors, state
+
+
+def did_you_mean(path: Path, is_wanted: Callable[[Path], bool]) -> str:
+    """What to add to a message about a folder that does not exist: one next to it with a similar name, if there is."""
+    names = [other.name for other in sorted(path.parent.glob("*")) if is_wanted(other)]
+    longer = [name for name in names if name.startswith(path.name)]
+    close = longer or difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _signature(settings: str) -> str:

@@ -54,7 +54,13 @@ EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
 @verb
 def pretrain(
-    data: Annotated[Any, Param("a data set (`mixnn data` lists them), or a folder of images")] = "",
+    data: Annotated[
+        Any,
+        Param(
+            "a data set (`mixnn data` lists them), or a folder of images, for which settings are chosen and printed: "
+            "the defaults below are the paper's for CIFAR-10"
+        ),
+    ] = "",
     *,
     options: Annotated[
         dict[str, Any] | None,

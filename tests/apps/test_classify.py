@@ -806,6 +806,7 @@ def results_with(**changes: Any) -> dict[str, Any]:
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
+        "predicted": {"images": 100},
     } | changes
 
 
@@ -850,6 +851,12 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
             ["Label more images: accuracy rises with their number. suggest=20"],
         ),
         ({"curve": [{"gain_low": -1.0}]}, "learning", []),
+        (
+            {"curve": [{"gain_low": 1.0}], "predicted": {"images": 0}, "classes": {"cat": 48, "dog": 2}},
+            "judged",
+            ["Add images of the rare classes: 'dog' (2).", "Add images with labels: accuracy rises with their number."],
+        ),
+        ({"predicted": {"images": 0}, "classes": {"cat": 5, "dog": 5}}, "judged", []),
         (
             {"comparison": results_with()["comparison"] | {"contradictions": COPIES}},
             "learning",

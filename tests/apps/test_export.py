@@ -336,7 +336,7 @@ def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, m
         ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
         ({"out": "nowhere/a.safetensors"}, "is not a folder"),
         ({"run": "empty"}, "no usable checkpoint"),
-        ({"run": "nowhere"}, "no run folder called"),
+        ({"run": "nowhere"}, "folder of images called"),
     ],
 )
 def test_refusals(run, tmp_path, monkeypatch, given, message):

@@ -29,7 +29,7 @@ def advise(results: Mapping[str, Any], state: str = "", folder: str = "") -> lis
     if not held:
         return []
     advice = [*_check_labels(results), *_train(results, state, folder)]
-    return [*advice, *_label_rare_classes(results["classes"]), *_label_more(results, state)]
+    return [*advice, *_label_rare_classes(results), *_label_more(results, state)]
 
 
 def training_gain(comparison: Mapping[str, Any]) -> float:
@@ -76,6 +76,9 @@ def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
 def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
     """Advice to label more, if accuracy rises with the labels, or if labels are few and the encoder is fine."""
     curve, counts = results["curve"], results["classes"]
+    if not results["predicted"]["images"]:  # every image has a label
+        rises = bool(curve) and curve[-1].get("gain_low", 0) > 0
+        return ["Add images with labels: accuracy rises with their number."] if rises else []
     picks = f"{setting('suggest', 20)} picks them."
     if curve and curve[-1].get("gain_low", 0) > 0:
         return [f"Label more images: accuracy rises with their number. {picks}"]
@@ -84,10 +87,11 @@ def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
     return []
 
 
-def _label_rare_classes(counts: Mapping[str, int]) -> list[str]:
+def _label_rare_classes(results: Mapping[str, Any]) -> list[str]:
+    counts, verb = results["classes"], "Label more" if results["predicted"]["images"] else "Add"
     few = min(FEW - 1, max(counts.values()) // RARE)
     rare = [f"{c!r} ({counts[c]})" for c in sorted(counts, key=lambda c: counts[c]) if counts[c] <= few]
-    return [f"Label more images of the rare classes: {_listed(rare, ', ')}."] if rare else []
+    return [f"{verb} images of the rare classes: {_listed(rare, ', ')}."] if rare else []
 
 
 def _listed(texts: list[str], separator: str) -> str:

@@ -343,7 +343,8 @@ def _show_classes(results: dict[str, Any]) -> None:
         if c in listed:
             accuracy = f"{tested[c]['accuracy']:.0f}%" if c in tested else "-"
             rows.append((c, str(count), accuracy, str(results["predicted"]["by_class"].get(c, 0))))
-    print_table(("class", "labels", "held-out accuracy", "predicted images"), rows)
+    columns = 4 if results["predicted"]["images"] else 3  # none is predicted if every image has a label
+    print_table(("class", "labels", "held-out accuracy", "predicted images")[:columns], [row[:columns] for row in rows])
     if len(order) > len(rows):
         best = all(c in tested for c in order)  # then the table shows those with the lowest accuracy
         print(f"... and {len(order) - len(rows)} more classes{' with higher accuracy' * best}")
