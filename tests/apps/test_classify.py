@@ -888,6 +888,14 @@ def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
     assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
 
 
+def test_a_start_that_is_better_than_the_run_can_be_used_elsewhere_too():
+    better = results_with(ahead=20.0, features=START)
+    (advice,) = advise(better, "judged", start="/home/me/photos")
+    assert "`mixnn.explore('/home/me/photos')`" in advice
+    assert advise(better, "judged", start="") == []
+    assert advise(results_with(features=RUN), "judged", start="/home/me/photos") == []
+
+
 def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))

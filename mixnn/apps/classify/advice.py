@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mixnn.apps.classify.features import RUN
+from mixnn.apps.classify.features import RUN, START
 from mixnn.apps.report.verdict import FAILURES, TITLES
 from mixnn.config import calling, setting
 
@@ -20,15 +20,16 @@ NOT_LONGER = (*FAILURES, "worse")  # verdicts on runs that training for longer d
 KEPT = ("kept_start", "kept_earlier")  # verdicts on runs that ended worse than they began
 
 
-def advise(results: Mapping[str, Any], state: str = "", folder: str = "") -> list[str]:
+def advise(results: Mapping[str, Any], state: str = "", folder: str = "", start: str = "") -> list[str]:
     """Sentences that each fit a cause, the most urgent first.
 
-    state: the report's verdict on the run. folder: the images to train on, if the run has not been trained.
+    state: the report's verdict on the run. folder: the images to train on, if the run has not been trained. start: what
+    to give to a command instead of a run, to use the encoder before its training; empty if that is not possible.
     """
     held = results["held_out"]
     if not held:
         return []
-    advice = [*_check_labels(results), *_train(results, state, folder)]
+    advice = [*_check_labels(results), *_train(results, state, folder), *_use_start(results, start)]
     return [*advice, *_label_rare_classes(results), *_label_more(results, state)]
 
 
@@ -71,6 +72,13 @@ def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
     if state == "untrained":
         return [f"Train the encoder: {RUN} has not been trained."]
     return ["Train on more images, for longer, or from another start: so far the training does not help here."]
+
+
+def _use_start(results: Mapping[str, Any], start: str) -> list[str]:
+    """How to use the encoder before training elsewhere, if the predictions use it because it is better."""
+    if results.get("features") != START or not start:
+        return []
+    return [f"Use the encoder before training for other commands as well, as in `{calling('explore', start)}`."]
 
 
 def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
