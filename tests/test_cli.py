@@ -35,7 +35,7 @@ DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --kn
 FLAGS = {
     "demo": {"--seed", "--out", "--epochs", "--json", "--quiet"},
     "pretrain": {
-        "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
+        "--source", "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
         "--encode-size", "--view", "--decayed",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
@@ -890,7 +890,7 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
         ("explore run", "use --source FOLDER"),
         ("evaluate run", "use --source FOLDER"),
         ("diagnose run", "use --source FOLDER"),
-        ("pretrain --resume run", f"`ln -s NEW_PLACE {tmp_path / 'photos'}`"),
+        ("pretrain --resume run", "use `mixnn pretrain FOLDER --resume run`"),
     ):
         err = refused(ask, words)
         assert f"{tmp_path / 'photos'}, which run was trained on, is gone: " in err
@@ -910,6 +910,19 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
     assert "digits was trained on the data set digits: --data-dir says where that is kept" in named
     (tmp_path / "photos").symlink_to(tmp_path / "moved")
     assert ask("diagnose run").code == 0
+
+
+def test_a_run_on_a_folder_that_was_moved_goes_on_and_knows_the_new_place(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    save_images(tmp_path / "others", 17)
+    refused(ask, "pretrain --resume run --source others --epochs 2")
+    assert "there is no folder away" in refused(ask, "pretrain away --resume run --epochs 2")
+    assert ask("pretrain --resume run --source moved --epochs 2 --quiet").code == 0
+    assert mixnn.Run.open(tmp_path / "run").config.data == str(tmp_path / "moved")
+    assert mixnn.Run.open(tmp_path / "run").metrics()[-1]["epoch"] == 2
+    assert ask("embed run").code == 0
 
 
 def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):

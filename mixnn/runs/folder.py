@@ -299,7 +299,7 @@ class Run:
             )
         if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
-        hint = hint or f"put it back, or link it: `ln -s NEW_PLACE {shlex.quote(data)}`"
+        hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
     def images(self, source: Any = "", data_dir: str = "", split: str = "train", hint: str = "") -> Images:

@@ -58,7 +58,8 @@ def pretrain(
         Any,
         Param(
             "a data set (`mixnn data` lists them), or a folder of images, for which settings are chosen and printed: "
-            "the defaults below are the paper's for CIFAR-10"
+            "the defaults below are the paper's for CIFAR-10; with --resume, where the run's folder is now",
+            aliases=("--source",),
         ),
     ] = "",
     *,
@@ -86,7 +87,8 @@ def pretrain(
 
     `data` is a data set's name, a folder, or images in memory: an array, a list of files, a torch or Hugging Face
     Dataset, ... (docs/data.md). `labels` may then be a list with one label per image; training does not use it, unless
-    the method says so. A run on images in memory is resumed with the same images: pretrain(images, resume="runs/x").
+    the method says so. A run on images in memory is resumed with the same images, pretrain(images, resume="runs/x").
+    A run on a folder that was moved is resumed with its new place.
 
     `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). They default
     to the paper's; for a folder of images they are chosen, and verbose=True prints the reasons. Options may also be
@@ -157,7 +159,7 @@ def start_pretrain(
             setting(name, value) for name, value in settings.items() if name not in RESUMABLE_SETTINGS | EXTENSIONS
         ]
         others += [method_option(name, value) for name, value in (options or {}).items()]
-        others += [repr(str(data))] if isinstance(data, str | Path) and str(data) else []
+        others += [repr(data)] if isinstance(data, str) and data in DATASETS else []
         others += [setting("views")] if views else []
         others += [setting("out", out)] if out else []
         others += [setting("overwrite", True)] if overwrite else []
@@ -368,6 +370,8 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
         run.rewind(trainer.done, reporter.warn)
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
+    if run.config.data != Run.open(run.path).config.data:  # its images are the same, as `load` has checked
+        changes["data"] = run.config.data
     if changes:
         run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
         if is_main_process():
