@@ -58,8 +58,8 @@ from mixnn.files import expand
 from mixnn.nn.backbone import BUILT_IN, build_backbone
 from mixnn.progress import shown
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import CARD, CARD_VERSION, read_export
-from mixnn.runs.weights import read_weights, tensor_file
+from mixnn.runs.encoder import read_export
+from mixnn.runs.weights import CARD, CARD_VERSION, read_weights, tensor_file
 from mixnn.training.configure import configure
 from tests.test_bad_input import tiny
 

@@ -18,8 +18,7 @@ from mixnn.cli import main
 from mixnn.progress import Reporter
 from mixnn.registry import Registry, UnknownName, import_code, origin_of
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD
-from mixnn.runs.weights import tensor_file
+from mixnn.runs.weights import CARD, tensor_file
 
 QUIET = Reporter(quiet=True)
 ROOT = Path(__file__).parents[1]

@@ -31,10 +31,12 @@ from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
+from mixnn.runs.encoder import Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
 from mixnn.runs.weights import (
+    CARD,
+    CARD_VERSION,
     CHECKSUM,
     NO_CHECKSUM,
     NO_START,
@@ -313,12 +315,13 @@ def _architecture(c: Config, network: Network | None) -> dict[str, Any]:
     with torch.device("meta") if c.backbone in BUILT_IN else nullcontext():  # no memory for weights that are not used
         backbone = make_backbone(c, network)
     features = {"features": backbone.num_features, "parameters": sum(p.numel() for p in backbone.parameters())}
+    features["image_size"] = c.image_size  # of the training crops: a ResNet's first layers depend on it
     if isinstance(backbone, EfficientNetLite0):
         fields = ("channels", "blocks", "kernel", "stride", "expansion")
         stages = [dict(zip(fields, stage, strict=True)) for stage in STAGES]
         return {"name": c.backbone, "stages": stages, "activation": "ReLU6", "batch_norm_eps": EPS, **features}
     if not isinstance(backbone, ResNet):
-        return {"name": c.backbone, "image_size": c.image_size, **features}  # some networks are made for one size
+        return {"name": c.backbone, **features}
     block, widths, depths = ARCHITECTURES[c.backbone]
     stem, pooled = backbone.conv1, isinstance(backbone.maxpool, torch.nn.MaxPool2d)
     return {

@@ -39,9 +39,9 @@ from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import LOCK, expand, leftovers, try_flock
 from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import CARD, read_export
+from mixnn.runs.encoder import read_export
 from mixnn.runs.folder import DAMAGED_RESULTS, DIVERGED, JUDGEMENT, environment
-from mixnn.runs.weights import CHECKSUM, has_checksum, read_tensors
+from mixnn.runs.weights import CARD, CHECKSUM, has_checksum, read_tensors
 from mixnn.training.pretrain import changed_settings, check_unchanged
 from mixnn.training.replay import Checkpoint, Comparison, OutOfTime, num_threads, replay_interval, replay_resume
 

@@ -22,13 +22,15 @@ from mixnn.config import (
     UserError,
     calling,
     setting,
+    short_path,
     unknown,
     verb,
 )
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.data.dataset import FOLDER_SIZE
+from mixnn.data.image_set import Normalization, read_normalization
 from mixnn.device import pick_device
-from mixnn.evaluation.encoders import Frozen, Normalization, find_run, open_candidate, read_normalization
+from mixnn.evaluation.encoders import Frozen, find_run, open_candidate
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
@@ -69,8 +71,8 @@ def evaluate(
     normalization: Annotated[
         str | tuple,
         Param(
-            "mean and std of the pixels: data, torchvision, tensorflow or none (pixels from 0 to 1) [what the encoder "
-            "was trained with, else data]"
+            "mean and std of the pixels: data, torchvision (ImageNet's), tensorflow, none (pixels from 0 to 1) or "
+            "MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2 [what the encoder was trained with, else data]"
         ),
     ] = "auto",
     labels: Annotated[Any, Param("labels of a folder: folders, or a CSV of file,label", metavar="CSV")] = "",
@@ -124,7 +126,7 @@ def evaluate(
         _check_has_test(dataset)
         own_size = dataset.stored_size or FOLDER_SIZE
         candidate = open_candidate(encoder, device, own_size, reporter, image_size)
-        mean_std = read_normalization(normalization, candidate.normalization)
+        mean_std = candidate.normalization if normalization == "auto" else read_normalization(normalization)
         size = image_size or candidate.size or own_size
         train, test = _labelled_images(dataset, size, candidate.device, mean_std)
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
@@ -161,7 +163,7 @@ def _run_on_its_data(
     if not dataset.has_test:
         classify = calling("classify", run.path, config.labels or "folders")
         raise UserError(
-            f"{config.data} has no test images to evaluate on\n"
+            f"{short_path(config.data)} has no test images to evaluate on\n"
             f"use `{classify}`, which only needs labels, or hold some out: {calling('pretrain', ..., holdout=0.2)}"
         )
     tensors, state = run.load_checkpoint(reporter.warn)

@@ -10,7 +10,7 @@ from mixnn.config import setting
 from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.progress import plural
 from mixnn.runs.start import DEFAULT_START, ENCODE_SIZE
-from mixnn.runs.weights import NO_START, start_defaults
+from mixnn.runs.weights import NO_START, says_normalization, start_defaults
 from mixnn.training.schedule import short_warmup
 
 TRAIN_SIZE, LR, HIDDEN = 128, 2.4e-3, 1024
@@ -73,11 +73,21 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     return chooser.found
 
 
+def from_start(start: str) -> list[Choice]:
+    """Settings that follow from the weights that a run starts from."""
+    unsaid = f"as for published weights; the file does not say, so use {setting('normalization')} if it was another"
+    found = []
+    for name, own in start_defaults(start).items():
+        guessed = name == "normalization" and not says_normalization(start)
+        found.append(Choice(name, own, unsaid if guessed else f"as {start} needs it"))
+    return found
+
+
 def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) -> None:
     """Settings of a run that adapts good weights to a folder. They were found by measurement (notes/log.md)."""
     value = chooser.value
-    for name, own in start_defaults(start).items():
-        value(name, own, f"as {start} needs it")
+    for choice in from_start(start):
+        value(*choice)
     value("image_size", TRAIN_SIZE, "training crops of this side are fast")
     value("encode_size", ENCODE_SIZE, "features are best at this side, also of smaller images")
     batch = value("batch_size", *_batch(num, cuda, largest=64))

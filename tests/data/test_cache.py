@@ -373,6 +373,6 @@ def test_a_folder_says_what_it_is(folder):
     assert images.summary.modes == {"RGB": 7, "L": 1}
     assert images.summary.duplicates == [["1.png", "copy of 1.png"]]
     text = "\n".join(images.summary.lines())
-    assert "8 images, shorter side 9 to 30, median 12 pixels; modes: 7 RGB, 1 L" in text
+    assert "8 images, shorter side 9 to 30, median 12 pixels; 7 color, 1 gray" in text
     assert "1 unreadable file left out" in text
     assert "1 file with the same content as another (1.png = copy of 1.png)" in text
