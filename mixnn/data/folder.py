@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import statistics
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -170,8 +171,15 @@ def make_image_set(
     number = {label: i for i, label in enumerate(classes)}
     targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELLED for name in names])
     summary = summarize(names, [info for info in found.infos if isinstance(info, FileInfo)], len(skipped))
-    images = torch.from_numpy(found.images) if isinstance(found.images, np.ndarray) else found.images
+    images = found.images if isinstance(found.images, StoredImages) else _as_tensor(found.images)
     return ImageSet(images, targets, names, classes, *stats, True, skipped, summary)
+
+
+def _as_tensor(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """A tensor without a copy, even of an array that is read-only: nothing writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(images)
 
 
 def readable_names(chosen: Sequence[str], found: Decoded) -> list[str]:
@@ -189,7 +197,7 @@ def _stats(listing: Listing, names: list[str], images: np.ndarray | StoredImages
     if found is None:  # test images
         training = decoded(listing.folder, listing.training, images.shape[-1])  # cached by the training itself
         found = sample_stats(listing.training, readable_names(listing.training, training), training.images)
-    return found or channel_stats(torch.as_tensor(images[:]))
+    return found or channel_stats(_as_tensor(images[:]))
 
 
 def sample_stats(
@@ -198,7 +206,7 @@ def sample_stats(
     """Mean and std of an even sample of the training images; None if none of it is among the named images."""
     sample = set(training[:: -(-len(training) // STATS_SAMPLE) or 1])
     rows = [i for i, name in enumerate(names) if name in sample]
-    return channel_stats(torch.as_tensor(images[rows])) if rows else None
+    return channel_stats(_as_tensor(images[rows])) if rows else None
 
 
 def _unreadable(place: str, skipped: list[tuple[str, str]], every: bool) -> UserError:
