@@ -30,7 +30,7 @@ from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.dist import gather_batch, scatter_batch, sum_gradients
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
-from mixnn.training.optimizers import optimizer_tensors, set_learning_rate
+from mixnn.training.optimizers import backbone_parameters, optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -92,16 +92,31 @@ class Step:
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         if mode == "captured":
             self._make_views, self._log = compiled(make_views), compiled(log)
-        self._run = self._train_step
-        if mode != "eager" and device.type == "cuda":
-            self._run = self._capture()
+        self.captures = mode != "eager" and device.type == "cuda"
+        self.heads_only = False
+        self._runs: dict[bool, Callable[[], None]] = {}  # by heads_only
+        self._run()
 
-    def __call__(self, index: Tensor, lr: float, generator: torch.Generator, next_index: Tensor | None = None) -> None:
-        """One step. If the indices of the next call are given, images that are not on the device are read ahead."""
+    def __call__(
+        self,
+        index: Tensor,
+        lr: float,
+        generator: torch.Generator,
+        next_index: Tensor | None = None,
+        backbone: float = 1.0,
+    ) -> None:
+        """One step. If the indices of the next call are given, images that are not on the device are read ahead.
+
+        `backbone` multiplies the learning rate of the backbone; with 0 it gets no gradients, which halves the work.
+        """
         self._load(index, next_index)
         self.uniforms.uniform_(generator=generator)
-        set_learning_rate(self.optimizer, lr)
-        self._run()
+        set_learning_rate(self.optimizer, lr, backbone)
+        if self.heads_only != (backbone == 0):
+            self.heads_only = backbone == 0
+            for p in backbone_parameters(self.optimizer):
+                p.requires_grad_(not self.heads_only)
+        self._run()()
         self.count += 1
 
     @torch.no_grad()
@@ -145,6 +160,12 @@ class Step:
             self.prefetcher.load(scatter_batch(index, self.group), ahead)
         self.index.copy_(index)
 
+    def _run(self) -> Callable[[], None]:
+        """What runs the step: itself, or the replay of a recording that is made the first time."""
+        if self.heads_only not in self._runs:
+            self._runs[self.heads_only] = self._capture() if self.captures else self._train_step
+        return self._runs[self.heads_only]
+
     def _train_step(self) -> None:
         loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
@@ -165,6 +186,7 @@ class Step:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
         state = [*self.method.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
         before = [t.clone() for t in state]
+        names, sums, count = self.names, self.sums.clone(), self.count
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -178,6 +200,7 @@ class Step:
         with torch.cuda.graph(graph):
             self._train_step()
         self.reset()
+        self.restore(names, sums, count)
         return graph.replay
 
 
