@@ -233,7 +233,8 @@ def test_a_recorded_step_of_the_heads_alone_equals_an_eager_one(mode, monkeypatc
             rng = torch.Generator("cuda").manual_seed(i)
             step(torch.arange(B, device="cuda"), 1e-3, rng, backbone=backbone)
         for (name, a), b in zip(other.method.state_dict().items(), eager.method.state_dict().values(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+            error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-3)
+            assert error < 1e-3, f"{name}: {error:.1e}"  # Adam enlarges the rounding of single small gradients
         other.method.load_state_dict(eager.method.state_dict())
     assert other.count == 5
     assert other.means() == pytest.approx(eager.means(), rel=1e-2)
