@@ -11,7 +11,6 @@ from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.folding import FoldedConv, folded
 
 CASES = [("resnet8", 8), ("resnet18", 32), ("resnet18", 64), ("resnet50", 128), ("efficientnet_lite0", 64)]
-CUDA = torch.cuda.is_available()
 
 
 def trained(name: str, size: int) -> nn.Module:
@@ -93,7 +92,8 @@ def test_batch_norm_without_weight_and_bias_is_folded_too():
     torch.testing.assert_close(FoldedConv(conv, norm)(images(8)), norm(conv(images(8))), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.skipif(not CUDA, reason="needs CUDA")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "size"), CASES)
 @torch.no_grad()
 def test_on_cuda_in_bf16_it_is_as_near_to_fp32_as_the_network_is(name: str, size: int):
