@@ -4,9 +4,9 @@
 
 - eager runs it operator by operator.
 - recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
-- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the step too. That
-  takes half a minute or more to start, and pays in long runs. The networks are not compiled: their time lies in
-  convolutions and in batch norm, which has kernels of its own.
+- captured (CUDA) compiles the views, which are hundreds of small operators, and records the step too. That takes longer
+  to start, and pays in long runs. The networks are not compiled: their time lies in convolutions and in batch norm,
+  which has kernels of its own. Nor is the log, also hundreds of small operators: it runs beside the backward pass.
 - compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
   hardly faster.
 
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
+from mixnn.device import side_stream, wait_side_stream
 from mixnn.diagnostics import measure
 from mixnn.dist import gather_batch, scatter_batch, sum_gradients
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
@@ -83,7 +84,7 @@ class Step:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
         self._loss: Callable[[], tuple[Tensor, Aux]] = self.loss
-        self._make_views, self._log = make_views, log
+        self._make_views = make_views
         if mode != "eager":
             # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -91,7 +92,7 @@ class Step:
         if mode == "compiled":
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         if mode == "captured":
-            self._make_views, self._log = compiled(make_views), compiled(log)
+            self._make_views = compiled(make_views)
         self.captures = mode != "eager" and device.type == "cuda"
         self.heads_only = False
         self._runs: dict[bool, Callable[[], None]] = {}  # by heads_only
@@ -168,15 +169,17 @@ class Step:
 
     def _train_step(self) -> None:
         loss, aux = self._loss()
+        with side_stream(self.index.device):
+            self._accumulate(loss, aux)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         sum_gradients(self.method, self.method.student.f, self.group)
+        wait_side_stream(self.index.device)  # the log reads what follows changes
         self.optimizer.step()
         self.method.update_state(aux)
-        self._accumulate(loss, aux)
 
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
+        names, values = log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))

@@ -23,6 +23,7 @@ from mixnn.evaluation.knn import accuracy_by_vote, default_k
 from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
+from mixnn.nn.folding import folded
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
@@ -510,7 +511,8 @@ class Trainer:
     def _knn(self) -> dict[str, float]:
         assert self.knn_sets is not None
         train, test = self.knn_sets
-        bank, queries = (features(self._encoder(), images, bf16=self.bf16) for images in (train, test))
+        encoder = folded(self._encoder())
+        bank, queries = (features(encoder, images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
         return {
             "knn": accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"],
