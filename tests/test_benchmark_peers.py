@@ -139,6 +139,7 @@ def test_loops_that_need_no_other_library_train_to_an_accuracy(peers, name: str)
     assert [reading["step"] for reading in found["readings"]] == [4, 8]
     assert found["epochs"] == 2
     assert found["seconds"] is None
+    assert peers._until_row(name, found)[1].startswith("not within")
     assert found["best_knn"] == max(reading["knn"] for reading in found["readings"])
 
 

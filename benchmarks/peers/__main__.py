@@ -152,7 +152,7 @@ def time_to_accuracy(
     return {
         "target": target,
         "seconds": timer.readings[-1]["seconds"] if timer.reached else None,
-        "limit_s": limit,
+        "trained_s": timer.readings[-1]["seconds"] if timer.readings else None,
         "epochs": round(timer.done / task.steps_per_epoch, 1),
         "startup_s": round(built + timer.startup, 1),
         "best_knn": max((reading["knn"] for reading in timer.readings), default=None),
@@ -167,7 +167,9 @@ def load_images(data: str, data_dir: str, size: int) -> tuple[ImageSet, ImageSet
     dataset = open_dataset(data, data_dir)
     train, test = dataset.load("train"), dataset.load("test")
     if train.size != (size, size):
-        raise UserError(f"the images of {data} have {train.size[0]} x {train.size[1]} pixels: use --image-size")
+        raise UserError(
+            f"the images of {data} have {train.size[0]} x {train.size[1]} pixels: use --image-size {train.size[0]}"
+        )
     return train, test
 
 
@@ -226,7 +228,9 @@ def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _until_row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    seconds = f"more than {row['limit_s']:g}" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    if not row["readings"]:
+        return name, "no evaluation", f"{row['epochs']:g}", "", f"{row['startup_s']:.1f} s"
+    seconds = f"not within {row['trained_s']:.1f}" if row["seconds"] is None else f"{row['seconds']:.1f}"
     return name, seconds, f"{row['epochs']:g}", f"{row['best_knn']:.2f}", f"{row['startup_s']:.1f} s"
 
 
