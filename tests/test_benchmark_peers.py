@@ -159,6 +159,7 @@ def test_mixnn_has_one_measurement_and_the_plain_loop_two(peers, monkeypatch: py
     "words, message",
     [
         (["--only", "simsiam"], "unknown library 'simsiam'"),
+        (["--seconds", "0"], "use --until as well"),
         (["--until", "80"], "needs images with labels"),
         (["--solo-learn", "/nowhere"], "there is no folder solo"),
     ],

@@ -191,7 +191,8 @@ def compare(
         found: dict[str, Any] = {}
         result["libraries"][name] = found
         try:
-            found |= time_steps(name, task, options.seconds)
+            if options.seconds:
+                found |= time_steps(name, task, options.seconds)
             if options.until and test is not None:
                 gc.collect()
                 found["until"] = time_to_accuracy(name, task, test, options.until, options.limit, options.every)
@@ -212,8 +213,9 @@ def show(result: dict[str, Any]) -> None:
     print(f"{about['device']}, torch {about['torch']}, batch {result['settings']['batch_size']}")
     timed = {name: row for name, row in result["libraries"].items() if "ready" in row}
     heads = ("library", "ms, with loading", "images/s", "ms, batches on the device", "images/s", "first step", "what")
-    print_table(heads, [_row(name, row) for name, row in timed.items()])
-    until = {name: row["until"] for name, row in timed.items() if "until" in row}
+    if timed:
+        print_table(heads, [_row(name, row) for name, row in timed.items()])
+    until = {name: row["until"] for name, row in result["libraries"].items() if "until" in row}
     if until:
         target = next(iter(until.values()))["target"]
         heads = ("library", f"seconds to {target:g}% kNN", "epochs", "best kNN", "start-up")
@@ -245,7 +247,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1), help="of a DataLoader [cores]")
     parser.add_argument("--mode", default="auto", help="how mixnn runs a step, as in `mixnn bench` [auto]")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of timing per measurement [5]")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of timing per measurement; 0: none [5]")
     parser.add_argument("--until", type=float, default=0.0, metavar="PERCENT", help="train to this kNN accuracy")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds per library, with --until [600]")
     parser.add_argument("--epochs", type=int, default=200, help="length of the schedules, with --until [200]")
@@ -256,6 +258,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     unknown = [name for name in options.only if name not in LOOPS]
     if unknown:
         parser.error(f"unknown library {unknown[0]!r}: --only takes {', '.join(LOOPS)}")
+    if not options.until and not options.seconds:
+        parser.error("--seconds 0 times no steps: use --until as well")
     if options.until and options.data == "random":
         parser.error("--until needs images with labels: use --data cifar10, or a folder")
     if options.solo_learn is not None and not (options.solo_learn / "solo").is_dir():
