@@ -39,6 +39,7 @@ from mixnn.files import check_writable, expand, why_not_writable, write_atomical
 from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
+from mixnn.runs.code import evaluation_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import trained_backbone
 
@@ -80,6 +81,13 @@ def evaluate(
     limit: Annotated[int, Param("use only this many training and test images of DATA; 0: all", low=0)] = 0,
     source: MovedTo = "",
     device: Device = "auto",
+    precision: Annotated[
+        str,
+        Param(
+            "type in which images are encoded; auto: fp32 for kNN, and for the linear probe bf16 on CUDA, else fp32",
+            choices=("auto", "bf16", "fp32"),
+        ),
+    ] = "auto",
     data_dir: DataDir = "",
     save: Annotated[str | Path, Param("also write the results to a JSON file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
@@ -99,7 +107,7 @@ def evaluate(
 
     >>> found = mixnn.evaluate(backbone, "digits", protocol="knn", limit=100)
     >>> sorted(found["knn"])
-    ['majority', 'protocol', 'seconds', 'weighted']
+    ['code', 'majority', 'protocol', 'seconds', 'weighted']
 
     Examples:
         mixnn evaluate runs/cifar10-mnn
@@ -109,6 +117,8 @@ def evaluate(
     """
     names = protocols_of(protocol)
     reporter, run = reporter_for(verbose), find_run(encoder)
+    if precision == "bf16" and pick_device(device).type != "cuda":
+        raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     save = expand(save) if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
@@ -132,12 +142,15 @@ def evaluate(
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
         common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
         common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
+    subject = replace(subject, precision=precision)
     announce(subject, names)
     results: dict[str, Any] = {}
     for name in names:
         start = time.perf_counter()
         found, settings = PROTOCOLS[name].run(subject)
         results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
+        if name in (KNN.name, LINEAR.name):
+            results[name]["code"] = evaluation_digest()
     about = {"evaluated_with": environment(subject.device)}
     try:
         if run is not None:
@@ -239,7 +252,9 @@ def seconds_per_image(subject: Subject) -> float:
     for count in (2, 16, 128, 2048):  # the first call also sets up the libraries; a GPU is fast with many only
         order = torch.arange(min(count, len(subject.train)))
         start = time.perf_counter()
-        features(subject.backbone, subject.train, order, view, generator).sum().item()  # waits for the device
+        features(
+            subject.backbone, subject.train, order, view, generator, subject.bf16
+        ).sum().item()  # waits for the device
         seconds = time.perf_counter() - start
         each = seconds / len(order)
         if count > 2 and seconds > 0.05:

@@ -49,9 +49,10 @@ def linear(
     size: int,
     probe: LinearProbe,
     progress: Callable[[int, float], None] = lambda _epoch, _accuracy: None,
+    bf16: bool | None = None,
 ) -> dict[str, Any]:
     """Accuracy in percent after each epoch; the last, and the best with its epoch, by name."""
-    test_features = features(backbone, test)
+    test_features = features(backbone, test, bf16=bf16)
     device = test_features.device  # the backbone's; images that do not fit there stay on the host
     train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(probe.seed)
@@ -62,7 +63,7 @@ def linear(
     for epoch in range(probe.epochs):
         lr = probe.lr * 0.1 ** sum(epoch >= drop for drop in probe.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
-        x = features(backbone, train, order, view, generator)
+        x = features(backbone, train, order, view, generator, bf16)
         for x_B, y_B in zip(x.split(probe.batch_size), train_labels[order].split(probe.batch_size), strict=True):
             classifier.step(x_B, y_B, lr)
         right = (classifier(test_features).argmax(1) == test_labels).double().mean()
@@ -106,10 +107,9 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
             f"rely on kNN or {calling('classify')} instead"
         )
     with reporter.bar("linear probe", epochs) as advance:
-        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance)
+        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.bf16)
     flip = probe.flip if train.mirror else 0.0
-    precision = "bf16 forward, fp32 features" if subject.device.type == "cuda" else "fp32"
-    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": precision}
+    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": subject.encoding}
     return found, settings | {"report": "last epoch; best is named"}
 
 
@@ -130,5 +130,6 @@ LINEAR = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    best="best",
     num_encoded=lambda subject: len(subject.test) + subject.epochs * len(subject.train),
 )

@@ -23,7 +23,8 @@ from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper.figures import FIGURES, figures
-from mixnn.paper.plan import plan_row
+from mixnn.paper.pages import data_sets
+from mixnn.paper.plan import load_finished, plan_row
 from mixnn.paper.plots import accuracies, curves, drawing
 from mixnn.paper.plots.drawing import CannotDraw, Curve, Drawing, FinishedRuns, Line
 from mixnn.paper.tables import TABLES, Row, published
@@ -574,7 +575,8 @@ def test_the_committed_figures_are_those_of_the_committed_results(
     tmp_path: Path, folder: str, settings: dict[str, Any]
 ):
     committed = Path(__file__).parents[2] / folder
-    figures(results=committed, out=tmp_path, verbose=Reporter(quiet=True), **settings)
+    for data in data_sets(load_finished(committed)):
+        figures(results=committed, out=tmp_path, data=data, verbose=Reporter(quiet=True), **settings)
     captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
     assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()
     assert {path.stem for path in committed.glob("*.png")} == {path.stem for path in committed.glob("*.txt")}
