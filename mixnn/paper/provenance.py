@@ -77,7 +77,7 @@ def stale_runs(needed: Iterable[PlannedRun], finished: Summaries) -> list[str]:
     names = []
     for planned in needed:
         run = find(planned, finished)
-        if run and "training_code" in run.get("environment", {}) and stale_protocols(run):
+        if run and run.get("environment", {}).get("training_code") and stale_protocols(run):
             names.append(planned.name)
     return names
 
