@@ -33,7 +33,33 @@ RESULTS = Path("results")
 BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
 LEAKY = "controls: MNN, leaky queue"
-Block = Callable[[Evidence, Sequence[Verdict]], str]
+# The paper's figures and ours: where it is in the paper, what it shows, our figures by name.
+FIGURES = (
+    ("1", "an image and its neighbors", ("examples",)),
+    ("2", "overview of MNN", ()),
+    ("3 (a)", "purity by augmentation", ("purity-augmentation",)),
+    ("3 (b)", "purity by number of neighbors", ("purity-neighbors",)),
+    ("3 (c)", "purity by size of the support set", ("purity-support",)),
+    ("3 (d)", "purity by selection", ("purity-selection",)),
+    ("4", "attention: inconsistency, entropy, purity", ("attention-datasets", "attention")),
+    ("5", "t-SNE", ("tsne",)),
+    ("6", "loss and accuracy without mixture", ("loss", "accuracy")),
+    ("7", "purity by rank", ("ranks",)),
+    ("ours", "all methods over epochs; their purity; the main table", ("methods", "purity-methods", "main")),
+    ("ours", "accuracy against the neighbors' share of the loss", ("share",)),
+)
+NEEDS_RUN = ("examples", "tsne")  # these are drawn from a run folder, not from results
+
+
+class Sources(NamedTuple):
+    """What the blocks are made of."""
+
+    evidence: Evidence
+    verdicts: Sequence[Verdict]
+    results: Path
+
+
+Block = Callable[[Sources], str]
 
 
 def main(root: Path = Path()) -> None:
@@ -41,17 +67,18 @@ def main(root: Path = Path()) -> None:
     results = root / RESULTS
     finished = load_finished(results)
     find_commits(results, finished.values())
-    for path, text in pages(root).items():
-        write_atomically(path, text.encode())
     for data in data_sets(finished):
         _draw_figures(results, data)
+    for path, text in pages(root).items():
+        write_atomically(path, text.encode())
 
 
 def pages(root: Path) -> dict[Path, str]:
     """The pages of a checkout, by path, as they should be."""
     results, finished = root / RESULTS, load_finished(root / RESULTS)
     commits, seeds = read_commits(results), sorted({seed for _, seed in finished})
-    found = {root / PAGE: with_blocks((root / PAGE).read_text(), finished)}
+    sources = Sources(Evidence(finished), judge_claims(finished), results)
+    found = {root / PAGE: with_blocks((root / PAGE).read_text(), sources)}
     for data in data_sets(finished):
         filled = [fill(table, data, seeds, {}, finished, commits) for table in TABLES.values()]
         found[results / tables_page(data)] = as_markdown(filled) + "\n"
@@ -69,10 +96,9 @@ def data_sets(finished: Summaries) -> list[str]:
     return [data for data in PAPER_DATASETS if data in present]
 
 
-def with_blocks(page: str, finished: Summaries) -> str:
+def with_blocks(page: str, sources: Sources) -> str:
     """A page with its blocks written again."""
-    evidence, verdicts = Evidence(finished), judge_claims(finished)
-    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]](evidence, verdicts)}\n\n{match[3]}", page)
+    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]](sources)}\n\n{match[3]}", page)
 
 
 def _draw_figures(results: Path, data: str) -> None:
@@ -103,8 +129,9 @@ def number(evidence: Evidence, name: str, data: str, measure: str, form: str = "
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):{form}} (n={len(values)})"
 
 
-def coverage(evidence: Evidence, _: Sequence[Verdict]) -> str:
+def coverage(sources: Sources) -> str:
     """How many rows of each table have a run of 200 epochs, by data set."""
+    evidence = sources.evidence
     present = data_sets(evidence.finished)
     rows = []
     for table in TABLES.values():
@@ -118,8 +145,9 @@ def coverage(evidence: Evidence, _: Sequence[Verdict]) -> str:
     return markdown_table(["table", *(NAMES[data] for data in present)], rows)
 
 
-def noise(evidence: Evidence, _: Sequence[Verdict]) -> str:
+def noise(sources: Sources) -> str:
     """The deviation between runs by data set, and by how much two single runs must differ."""
+    evidence = sources.evidence
     rows = []
     for data in data_sets(evidence.finished):
         for protocol in PROTOCOLS:
@@ -131,8 +159,9 @@ def noise(evidence: Evidence, _: Sequence[Verdict]) -> str:
     return markdown_table(["data", "", "deviation", "two single runs differ from", "source"], rows)
 
 
-def distances(evidence: Evidence, _: Sequence[Verdict]) -> str:
+def distances(sources: Sources) -> str:
     """How far our numbers are from the authors', by data set and protocol."""
+    evidence = sources.evidence
     rows = []
     for data in data_sets(evidence.finished):
         filled = fill(TABLES["main"], data, evidence.seeds, {}, evidence.finished, {})
@@ -149,8 +178,9 @@ def distances(evidence: Evidence, _: Sequence[Verdict]) -> str:
     return markdown_table(["data", "", "methods", "ours minus theirs", "median distance", "over a point"], rows)
 
 
-def leads(evidence: Evidence, _: Sequence[Verdict]) -> str:
+def leads(sources: Sources) -> str:
     """MNN's lead over every other method without labels, the paper's and ours."""
+    evidence = sources.evidence
     rows = []
     for data in data_sets(evidence.finished):
         for row in TABLES["main"].rows:
@@ -179,11 +209,11 @@ class Column(NamedTuple):
 def _table_of_measures(names: Mapping[str, str], *columns: Column) -> Block:
     """A block with numbers of the rows that `names` maps to labels; rows without a run are left out."""
 
-    def block(evidence: Evidence, _: Sequence[Verdict]) -> str:
+    def block(sources: Sources) -> str:
         rows = []
-        for data in data_sets(evidence.finished):
+        for data in data_sets(sources.evidence.finished):
             for name, label in names.items():
-                texts = [number(evidence, name, data, c.measure, c.form, c.scale) for c in columns]
+                texts = [number(sources.evidence, name, data, c.measure, c.form, c.scale) for c in columns]
                 if any(texts):
                     rows.append([NAMES[data], label, *texts])
         return markdown_table(["data", "", *(column.head for column in columns)], rows)
@@ -196,8 +226,9 @@ RANK = Column("effective rank", "rank", ".1f")
 PURITY = Column("purity (%)", "purity", ".1f", 100)
 
 
-def whole_runs(evidence: Evidence, _: Sequence[Verdict]) -> str:
+def whole_runs(sources: Sources) -> str:
     """The largest differences over training between pairs of runs with the same seed."""
+    evidence = sources.evidence
     pairs = (
         ("MNN and weights (1.5, 0.5 / K), no mixture", "main: MNN", CONTROL),
         ("MNN and weights (1, 1 / K), no mixture: WSE", "main: MNN", "weights: WSE"),
@@ -226,8 +257,8 @@ def _farthest(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str,
 
 
 def _verdict_table(whose: str) -> Block:
-    def block(_: Evidence, verdicts: Sequence[Verdict]) -> str:
-        own = [verdict for verdict in verdicts if verdict.claim in claims.CLAIMS[whose]]
+    def block(sources: Sources) -> str:
+        own = [verdict for verdict in sources.verdicts if verdict.claim in claims.CLAIMS[whose]]
         missing = not_run(own)
         rest = ["", "Not run on any data set:", "", *(f"- {label}" for label in missing)] if missing else []
         return "\n".join([markdown_claims(own), *rest])
@@ -235,7 +266,40 @@ def _verdict_table(whose: str) -> Block:
     return block
 
 
+def summary(sources: Sources) -> str:
+    """How many claims have which verdict, by data set."""
+    kinds = [claims.HOLDS, f"probably {claims.HOLDS}", claims.UNDECIDED, f"probably {claims.FAILS}", claims.FAILS]
+    kinds.append(claims.NOT_RUN)
+    rows = []
+    for data in data_sets(sources.evidence.finished):
+        found = [verdict.verdict for verdict in sources.verdicts if verdict.data.split(" minus ")[0] == data]
+        rows.append([NAMES[data], *(str(found.count(kind)) for kind in kinds)])
+    return markdown_table(["data", *kinds], rows)
+
+
+def drawn_figures(sources: Sources) -> str:
+    """The paper's figures and ours, with links to those that are in results/."""
+    rows = []
+    for where, shows, names in FIGURES:
+        drawn = []
+        for name in names:
+            found = sorted(path.name for path in sources.results.glob(f"*{name}.png") if _is_figure(path.stem, name))
+            drawn += [f"[{file.removesuffix('.png')}](../results/{file})" for file in found]
+            if not found:
+                drawn.append(f"`{name}`: " + ("needs a run folder" if name in NEEDS_RUN else "runs are missing"))
+        rows.append([where, shows, ", ".join(drawn) or "none: a drawing"])
+    return markdown_table(["figure", "what it shows", "ours"], rows)
+
+
+def _is_figure(stem: str, name: str) -> bool:
+    """Whether a file, without its ending, is this figure of one data set or of several."""
+    data = "|".join(PAPER_DATASETS)
+    return re.fullmatch(rf"(?:(?:{data})-)*{re.escape(name)}", stem) is not None
+
+
 BLOCKS: dict[str, Block] = {
+    "summary": summary,
+    "figures": drawn_figures,
     "claims": _verdict_table("paper"),
     "own-claims": _verdict_table("ours"),
     "coverage": coverage,
