@@ -109,11 +109,11 @@ def _search_history(codes: set[str]) -> dict[str, str]:
     """The newest commit with each of these digests; what is not in the history is left out."""
     folder, package = PACKAGE.parent, PACKAGE.name
 
-    def git(*words: str, given: bytes = b"") -> bytes:
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=True, input=given).stdout
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=True).stdout
 
     try:
-        commits = git("log", "--format=%h", "--abbrev=12", "--", package).decode().split()
+        commits = git("rev-list", "--abbrev-commit", "--abbrev=12", "HEAD", "--", package).decode().split()
     except (OSError, subprocess.CalledProcessError):
         return {}
     found: dict[str, str] = {}
@@ -121,9 +121,9 @@ def _search_history(codes: set[str]) -> dict[str, str]:
     for commit in commits:
         if found.keys() == codes:
             break
-        listed = git("ls-tree", "-r", "-z", "--format=%(objectname) %(path)", commit, "--", package).decode()
-        lines = [line.split(" ", 1) for line in listed.split("\0") if line]
-        files = {path: blob for blob, path in lines if path.endswith(SOURCES)}
+        listed = git("ls-tree", "-r", "-z", commit, "--", package).decode()
+        lines = [line.split("\t", 1) for line in listed.split("\0") if line]  # mode, type and blob; path
+        files = {path: about.split()[2] for about, path in lines if path.endswith(SOURCES)}
         for blob in set(files.values()) - contents.keys():
             contents[blob] = git("cat-file", "blob", blob)
         digest = digest_of_files({Path(path).relative_to(package): contents[blob] for path, blob in files.items()})

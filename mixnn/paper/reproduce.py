@@ -124,6 +124,7 @@ def reproduce(
     if claims:
         if table or settings:
             raise UserError(f"{setting('claims', True)} takes all finished runs: leave out the table and the settings")
+        _warn_without_folder(expand(results), reporter)
         judged = judge_claims(load_finished(expand(results), probe_epochs))
         return Reproduction(
             {"claims": [verdict.as_dict() for verdict in judged]}, partial(print_claims, judged, output)
@@ -145,11 +146,8 @@ def reproduce(
     folders = expand(results), expand(runs)
     runner = Runner(*folders, protocols, probe_epochs, reporter, stale)
     needed, finished = plan(chosen, data, seeds or [0], settings), runner.load_finished()
-    if not runner.results.is_dir() and (dry_run or not run):
-        reporter.warn(
-            f"no finished runs: there is no folder {runner.results.absolute()}; "
-            f"use {setting('results', 'FOLDER')} for another"
-        )
+    if dry_run or not run:
+        _warn_without_folder(runner.results, reporter)
     if dry_run:
         return Reproduction({}, runner.plan(needed, finished))
     missing = [planned.here() for planned in needed if runner.missing_protocols(planned, finished)] if run else []
@@ -186,6 +184,12 @@ def show_reproduce(reproduction: Reproduction) -> None:
     reproduction.show()
     if reproduction.problem:
         raise UserError(reproduction.problem)
+
+
+def _warn_without_folder(results: Path, reporter: Reporter) -> None:
+    if not results.is_dir():
+        another = f"use {setting('results', 'FOLDER')} for another"
+        reporter.warn(f"no finished runs: there is no folder {results.absolute()}; {another}")
 
 
 # What the user asks for, checked before anything runs

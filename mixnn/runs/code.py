@@ -34,9 +34,12 @@ REPORTS = ("info", "warn")  # methods of a Reporter
 
 
 def training_digest(method: str) -> str:
-    """Twelve hex digits that identify the code that trains a method."""
-    own = [Path(inspect.getfile(cls)) for cls in methods.find(method).__mro__ if cls.__module__ not in FOREIGN]
-    return digest([*_files(TRAINING), *own])
+    """Twelve hex digits that identify the code that trains a method; empty for a class that was typed into a shell."""
+    classes = [cls for cls in methods.find(method).__mro__ if cls.__module__ not in FOREIGN]
+    try:
+        return digest([*_files(TRAINING), *(Path(inspect.getfile(cls)) for cls in classes)])
+    except (OSError, TypeError, SyntaxError):  # the class has no file, or no file of Python alone
+        return ""
 
 
 def evaluation_digest() -> str:

@@ -89,6 +89,14 @@ def test_methods_have_different_digests():
     assert len({code.training_digest(name) for name in methods.METHODS}) == len(methods.METHODS)
 
 
+def test_a_method_without_a_file_has_no_digest(monkeypatch: pytest.MonkeyPatch):
+    space: dict[str, object] = {"__name__": "__shell__"}
+    exec("from mixnn.methods.mnn import MNN\nclass Mine(MNN):\n    'typed into a shell'", space)
+    monkeypatch.setitem(methods.METHODS, "mine", space["Mine"])
+    assert code.training_digest("mine") == ""
+    assert code.training_digest("mnn") != ""
+
+
 def test_a_run_records_its_code_and_that_of_whatever_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"limit": 64, "epochs": 1, "backbone": "resnet8", "batch_size": 32, "knn_every": 0}
     run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=Reporter(quiet=True), **settings)
