@@ -2,8 +2,8 @@
 
     python -m mixnn.paper.pages        (make pages)
 
-It replaces the blocks of docs/reproduction.md that stand between `<!-- begin NAME -->` and `<!-- end NAME -->`, the
-pages of tables in results/, the commits of the results, and figures whose runs have changed.
+It replaces the blocks of PAGES that stand between `<!-- begin NAME -->` and `<!-- end NAME -->`, the pages of tables in
+results/, the commits of the results, and figures whose runs have changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, published
 from mixnn.progress import Reporter
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
-PAGE = Path("docs") / "reproduction.md"
+PAGES = (Path("docs") / "reproduction.md", Path("docs") / "reweighting.md")
 RESULTS = Path("results")
 BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
@@ -78,7 +78,7 @@ def pages(root: Path) -> dict[Path, str]:
     results, finished = root / RESULTS, load_finished(root / RESULTS)
     commits, seeds = read_commits(results), sorted({seed for _, seed in finished})
     sources = Sources(Evidence(finished), judge_claims(finished), results)
-    found = {root / PAGE: with_blocks((root / PAGE).read_text(), sources)}
+    found = {root / page: with_blocks((root / page).read_text(), sources) for page in PAGES}
     for data in data_sets(finished):
         filled = [fill(table, data, seeds, {}, finished, commits) for table in TABLES.values()]
         found[results / tables_page(data)] = as_markdown(filled) + "\n"
@@ -256,9 +256,12 @@ def _farthest(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str,
     return found
 
 
-def _verdict_table(whose: str) -> Block:
+def _verdict_table(whose: str, row: str = "") -> Block:
+    """A block with the verdicts on the paper's claims or ours, or only with those that begin with this row."""
+
     def block(sources: Sources) -> str:
-        own = [verdict for verdict in sources.verdicts if verdict.claim in claims.CLAIMS[whose]]
+        chosen = [claim for claim in claims.CLAIMS[whose] if not row or row in claim.better]
+        own = [verdict for verdict in sources.verdicts if verdict.claim in chosen]
         missing = not_run(own)
         rest = ["", "Not run on any data set:", "", *(f"- {label}" for label in missing)] if missing else []
         return "\n".join([markdown_claims(own), *rest])
@@ -302,6 +305,7 @@ BLOCKS: dict[str, Block] = {
     "figures": drawn_figures,
     "claims": _verdict_table("paper"),
     "own-claims": _verdict_table("ours"),
+    "reweighting": _verdict_table("ours", CONTROL),
     "coverage": coverage,
     "noise": noise,
     "distances": distances,

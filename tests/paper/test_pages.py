@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import mixnn.cli
+from mixnn.methods.mixture import share_and_scale
 from mixnn.paper import claims, pages
 from mixnn.paper.claims import Evidence, judge_claims
 from mixnn.paper.plan import load_finished, plan_row
@@ -41,8 +43,8 @@ def test_every_data_set_with_results_has_its_page_of_tables_as_the_command_print
         assert capsys.readouterr().out == written[RESULTS / pages.tables_page(data)]
 
 
-def test_the_page_has_every_block_once():
-    page = (ROOT / pages.PAGE).read_text()
+def test_the_pages_have_every_block_once():
+    page = "".join((ROOT / path).read_text() for path in pages.PAGES)
     assert sorted(re.findall(r"<!-- begin (.*?) -->", page)) == sorted(pages.BLOCKS)
     assert sorted(re.findall(r"<!-- end (.*?) -->", page)) == sorted(pages.BLOCKS)
 
@@ -59,7 +61,8 @@ def test_writing_a_page_twice_changes_nothing(finished):
 def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
     """A second seed of MNN: the page then has its mean, deviation and number."""
     (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / pages.PAGE, tmp_path / pages.PAGE)
+    for path in pages.PAGES:
+        shutil.copy(ROOT / path, tmp_path / path)
     results = tmp_path / "results"
     results.mkdir()
     for path in RESULTS.glob("cifar10-*-seed0.json"):
@@ -72,7 +75,7 @@ def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
     made["results"]["linear"]["last"] = linear + 0.2
     (results / f"{second.name}.json").write_text(json.dumps(made))
     pages.main(tmp_path)
-    page = (tmp_path / pages.PAGE).read_text()
+    page = (tmp_path / pages.PAGES[0]).read_text()
     text = f"{linear + 0.1:.2f} ± 0.14 (n=2)"
     assert f"| CIFAR-10 | WSE, mixture: MNN | {text} |" in page
     assert "2 + 1, noise of all rows with several seeds" in page
@@ -184,7 +187,7 @@ def test_the_repeated_runs_are_those_of_the_results_page():
 def test_the_miniature_on_the_page_is_that_of_the_committed_runs():
     from mixnn.paper.tables import tables_with
 
-    page, folder = (ROOT / pages.PAGE).read_text(), RESULTS / "miniature"
+    page, folder = (ROOT / pages.PAGES[0]).read_text(), RESULTS / "miniature"
     small = {"limit": 10000, "image_size": 8, "backbone": "resnet8", "batch_size": 64, "lr": 0.24, "epochs": 120}
     runs = load_finished(folder)
     for row in tables_with(folder / "tables.yaml")["attention"].rows:
@@ -193,3 +196,48 @@ def test_the_miniature_on_the_page_is_that_of_the_committed_runs():
         end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
         numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
         assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in page
+
+
+# The note
+
+
+def test_the_notes_identity_and_weights_are_right():
+    note = (ROOT / "docs" / "reweighting.md").read_text()
+    generator = torch.Generator().manual_seed(0)
+    p, z, z1 = torch.nn.functional.normalize(torch.randn(3, 8, dtype=torch.double, generator=generator), dim=1)
+    lam = torch.linspace(0, 1, 10001, dtype=torch.double)
+    mixed = lam[:, None] * z1 + (1 - lam)[:, None] * z
+    ours = 2 - 2 * p @ z + 2 - 2 * mixed @ p
+    weights = (2 - lam) * (p - z).square().sum() + lam * (p - z1).square().sum()
+    torch.testing.assert_close(ours, weights)
+    distance = (p - mixed).square().sum(1)
+    rest = lam * (p - z1).square().sum() + (1 - lam) * (p - z).square().sum()
+    torch.testing.assert_close(distance, rest - lam * (1 - lam) * (z1 - z).square().sum())
+    for c, words in ((0.8, "1.52 and 0.52/K for\n  c = 0.8"), (0.0, "1.62 and 0.62/K for c = 0")):
+        length = (1 - 2 * lam * (1 - lam) * (1 - c)).sqrt()
+        assert f"{1 + ((1 - lam) / length).mean():.2f} and {(lam / length).mean():.2f}/K" in words
+        assert words in note
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.8, 0.6])  # unit vectors of cosine 0.8
+    torch.testing.assert_close((0.3 * a + 0.7 * b).norm(), torch.tensor((1 - 2 * 0.3 * 0.7 * 0.2) ** 0.5))
+    approximate = (1 + (1 - lam) ** 2).mean(), (lam**2).mean()
+    assert "{:.2f} and {:.2f}/K".format(*approximate) in note
+
+
+def test_the_notes_shares_are_those_of_the_options():
+    def share(table, name):
+        (row,) = (row for row in TABLES[table].rows if row.name == name)
+        return share_and_scale(plan_row(row, "cifar10", [0], {})[0].config.options)
+
+    assert share("main", "MNN") == pytest.approx((1 / 4, 2))
+    assert share("weights", "WSE") == pytest.approx((1 / 2, 2))
+    assert share("main", "MSF") == pytest.approx((5 / 6, 1))
+    assert share("controls", "re-weighting (1.5, 0.5/K), no mixture") == pytest.approx((1 / 4, 2))
+
+
+def test_links_of_the_note_lead_to_files_and_headings():
+    note = (ROOT / "docs" / "reweighting.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", note)
+    assert links
+    for file, _, anchor in (link.partition("#") for link in links):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / file).read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
