@@ -169,6 +169,8 @@ def changed_settings(table: Table, data: str, settings: Mapping[str, Any]) -> di
 def load_finished(folder: Path, probe_epochs: int = PROBE_EPOCHS) -> dict[RunKey, dict[str, Any]]:
     """Summaries of all fully trained runs in a folder of JSON files, with their valid results only.
 
+    What they were evaluated with stands apart from the results.
+
     If several have the same configuration and seed, the one with most results is taken, and the last of equals.
     """
     finished: dict[RunKey, dict[str, Any]] = {}
@@ -178,7 +180,8 @@ def load_finished(folder: Path, probe_epochs: int = PROBE_EPOCHS) -> dict[RunKey
             if not _is_summary(summary) or not is_trained(summary):
                 continue
             key = key_of(summary)
-            summary = {**summary, "results": valid_results(summary, probe_epochs)}
+            evaluated_with = summary["results"].get("evaluated_with", {})
+            summary = {**summary, "results": valid_results(summary, probe_epochs), "evaluated_with": evaluated_with}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): repair or remove it") from None
         if key not in finished or len(summary["results"]) >= len(finished[key]["results"]):

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mixnn.files import PACKAGE, SOURCES, digest_of_files, write_atomically
 from mixnn.paper.plan import PlannedRun, Summaries, Summary, find
@@ -23,20 +24,24 @@ COMMITS = "commits.json"
 # Marks in tables, and what they mean.
 UNCOMMITTED, NO_DIGEST = "†", "‡"
 MEANINGS = {
-    UNCOMMITTED: "the code of the run is not known to be a commit",
-    NO_DIGEST: "the run does not record which code trained it, so that code may have changed since",
+    UNCOMMITTED: "the code that made the number is not known to be a commit",
+    NO_DIGEST: "the result does not record which code made the number, so that code may have changed since",
 }
 
 
-def marks_of(runs: Iterable[Summary], commits: Mapping[str, str]) -> str:
+def marks_of(runs: Sequence[Summary], commits: Mapping[str, str]) -> str:
     """The marks of a number that these runs made: the keys of MEANINGS that apply to any of them."""
-    environments = [run.get("environment", {}) for run in runs]
-    found = ""
-    if any(not commit_of(environment, commits) for environment in environments):
-        found += UNCOMMITTED
-    if any(not environment.get("training_code") for environment in environments):
-        found += NO_DIGEST
-    return found
+    made_with = [environment for run in runs for environment in _environments(run)]
+    digests = [run.get("environment", {}).get("training_code") for run in runs]
+    digests += [result.get("code") for run in runs for result in run["results"].values()]
+    found = "" if all(commit_of(environment, commits) for environment in made_with) else UNCOMMITTED
+    return found if all(digests) else found + NO_DIGEST
+
+
+def _environments(run: Summary) -> list[Mapping[str, Any]]:
+    """What a run was trained with and, if it is recorded, evaluated with."""
+    evaluated_with = run.get("evaluated_with")
+    return [run.get("environment", {}), *([evaluated_with] if evaluated_with else [])]
 
 
 def commit_of(environment: Mapping[str, str | None], commits: Mapping[str, str]) -> str:
@@ -97,7 +102,7 @@ def read_commits(results: Path) -> dict[str, str]:
 def find_commits(results: Path, summaries: Iterable[Summary]) -> dict[str, str]:
     """Look for the code of these runs in the history of this checkout, and keep what was found in the folder."""
     known = read_commits(results)
-    codes = {code for run in summaries if (code := run.get("environment", {}).get("code"))}
+    codes = {code for run in summaries for made_with in _environments(run) if (code := made_with.get("code"))}
     if missing := codes - known.keys():
         known |= _search_history(missing)
         content = json.dumps(dict(sorted(known.items())), indent=1)

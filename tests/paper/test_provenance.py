@@ -30,7 +30,9 @@ CURRENT = {"cuda": "13.0", "git": "0123456789ab", "code": "c0de", "training_code
 
 def write(folder: Path, name: str, made: dict, **environment: str | None) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(made | {"environment": {**CURRENT, **environment}}))
+    results = {k: {"code": code.evaluation_digest(), **v} for k, v in made["results"].items()}
+    made = made | {"environment": {**CURRENT, **environment}, "results": results}
+    (folder / f"{name}.json").write_text(json.dumps(made))
 
 
 def row_of(table: str, name: str) -> Row:
@@ -73,6 +75,18 @@ def test_one_marked_run_marks_the_mean(tmp_path):
     write(tmp_path, "mnn1", summary("mnn", {}, 1, 92.0, 89.0), git="0123456789ab+")
     assert cells(tmp_path)["MNN"]["marks"] == "†"
     assert cells(tmp_path, seeds=0)["MNN"]["marks"] == ""
+
+
+def test_the_evaluation_counts_too(tmp_path):
+    made = summary("mnn", {}, 0, 91.0, 89.0)
+    for evaluated_with, marks in (({"git": "0123456789ab"}, ""), ({"git": "0123456789ab+"}, "†"), ({"git": None}, "†")):
+        made["results"]["evaluated_with"] = evaluated_with
+        write(tmp_path, "mnn", made)
+        assert cells(tmp_path)["MNN"]["marks"] == marks
+    made["results"]["knn"]["code"] = ""
+    made["results"].pop("evaluated_with")
+    write(tmp_path, "mnn", made)
+    assert cells(tmp_path)["MNN"]["marks"] == "‡"
 
 
 def test_every_committed_result_has_a_mark_or_a_commit_and_a_digest():
@@ -119,10 +133,7 @@ def test_the_commit_of_a_result_is_found_by_its_code(tmp_path, monkeypatch):
 
 
 def test_runs_of_changed_code_are_named_and_those_of_todays_code_are_not(tmp_path, capsys):
-    evaluated = summary("mnn", {}, 0, 91.0, 89.0)
-    for result in evaluated["results"].values():
-        result["code"] = code.evaluation_digest()
-    write(tmp_path, "mnn", evaluated)
+    write(tmp_path, "mnn", summary("mnn", {}, 0, 91.0, 89.0))
     write(tmp_path, "msf", summary("msf", {}, 0, 89.0, 88.0), training_code="0lder")
     write(tmp_path, "byol", summary("byol", {}, 0, 89.0, 88.0), training_code="")
     assert mixnn.cli.main(["reproduce", "main", "--no-run", "--results", str(tmp_path)]) == 0
@@ -134,8 +145,6 @@ def test_runs_of_changed_code_are_named_and_those_of_todays_code_are_not(tmp_pat
 
 def test_the_plan_with_stale_has_what_todays_code_did_not_make(tmp_path, capsys):
     made = summary("mnn", {}, 0, 91.0, 89.0)
-    for result in made["results"].values():
-        result["code"] = code.evaluation_digest()
 
     def to_do(**environment: str) -> str:
         write(tmp_path, "mnn", made, **environment)
