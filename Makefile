@@ -1,5 +1,6 @@
 # make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
 # make test   run the linter (ruff), the type checker (mypy) and all tests
+# make pages  write docs/reproduction.md's tables, results/tables*.md and the figures again, after new files in results/
 # make chaos  break tiny runs in hundreds of ways, resume them and compare: some 20 minutes (docs/robustness.md)
 # make fuzz   hostile options, files and names for every reader: some minutes (docs/robustness.md)
 # make soak   a long run in which memory, open files and disk must not grow: some minutes (docs/robustness.md)
@@ -7,7 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test chaos fuzz soak
+.PHONY: demo test pages chaos fuzz soak
 demo: .venv/installed
 	$(BIN)/mixnn demo
 
@@ -16,6 +17,9 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+pages: .venv/installed
+	$(BIN)/python -m mixnn.paper.pages
 
 chaos: .venv/installed
 	$(BIN)/python -m tests.chaos $(ARGS)

@@ -321,6 +321,7 @@ EXEMPT = {  # where a flag in a text is right
     "mixnn/data/spec.py": "only on the command line",
     "mixnn/data/npm.py": "npm's own flags",
     "mixnn/runs/folder.py": "git's own flags",
+    "mixnn/paper/provenance.py": "git's own flags",
     "mixnn/apps/report/run_data.py": "reads the stored command",
     "mixnn/apps/report/verdict.py": "on a page",
     "mixnn/apps/explore/explore.py": "on a page",

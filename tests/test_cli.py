@@ -45,7 +45,7 @@ FLAGS = {
     },
     "evaluate": {
         "--protocol", "--epochs", "--seed", "--source", "--device", "--data-dir", "--json", "--save", "--overwrite",
-        "--quiet", "--data", "--image-size", "--normalization", "--labels", "--holdout", "--limit",
+        "--quiet", "--data", "--image-size", "--normalization", "--labels", "--holdout", "--limit", "--precision",
     },
     "methods": set(),
     "data": {"--data-dir"},
@@ -69,7 +69,7 @@ FLAGS = {
     "verify": {"--replay", "--source", "--device", "--data-dir", "--json", "--quiet"},
     "reproduce": {
         "--data", "--seeds", "--row", "--dry-run", "--no-run", "--results", "--runs", "--format", "--protocol",
-        "--probe-epochs", "--tables", "--setting", "--quiet",
+        "--probe-epochs", "--tables", "--setting", "--quiet", "--claims", "--order", "--stale",
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",

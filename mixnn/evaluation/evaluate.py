@@ -40,6 +40,7 @@ from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
+from mixnn.runs.code import evaluation_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import trained_backbone
 
@@ -81,6 +82,13 @@ def evaluate(
     limit: Annotated[int, Param("use only this many training and test images of DATA; 0: all", low=0)] = 0,
     source: MovedTo = "",
     device: Device = "auto",
+    precision: Annotated[
+        str,
+        Param(
+            "type in which images are encoded; auto: that of the run for the linear probe, fp32 for kNN",
+            choices=("auto", "bf16", "fp32"),
+        ),
+    ] = "auto",
     data_dir: DataDir = "",
     save: Annotated[str | Path, Param("also write the results to a JSON file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
@@ -100,7 +108,7 @@ def evaluate(
 
     >>> found = mixnn.evaluate(backbone, "digits", protocol="knn", limit=100)
     >>> sorted(found["knn"])
-    ['majority', 'protocol', 'seconds', 'weighted']
+    ['code', 'majority', 'protocol', 'seconds', 'weighted']
 
     Examples:
         mixnn evaluate runs/cifar10-mnn
@@ -110,6 +118,8 @@ def evaluate(
     """
     names = protocols_of(protocol)
     reporter, run = reporter_for(verbose), find_run(encoder)
+    if precision == "bf16" and pick_device(device).type != "cuda":
+        raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     save = expand(save) if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
@@ -133,12 +143,15 @@ def evaluate(
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
         common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
         common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
+    subject = subject if precision == "auto" else replace(subject, precision=precision)
     announce(subject, names)
     results: dict[str, Any] = {}
     for name in names:
         start = time.perf_counter()
         found, settings = PROTOCOLS[name].run(subject)
         results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
+        if name in (KNN.name, LINEAR.name):
+            results[name]["code"] = evaluation_digest()
     about = {"evaluated_with": environment(subject.device)}
     try:
         if run is not None:
@@ -186,9 +199,9 @@ def _run_on_its_data(
         "train_images": len(train),
         "test_images": len(test),
     }
-    metrics, bf16 = run.metrics(reporter.warn), False if config.precision == "fp32" else None
+    metrics, precision = run.metrics(reporter.warn), "fp32" if config.precision == "fp32" else "auto"
     return Subject(
-        folded(backbone), train, test, config.encoding_size, metrics, epochs, seed, reporter, where, bf16
+        folded(backbone), train, test, config.encoding_size, metrics, epochs, seed, reporter, where, precision
     ), common
 
 

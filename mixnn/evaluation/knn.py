@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,15 +81,15 @@ def knn(train_features: Any, train_labels: Any, test_features: Any, test_labels:
 def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     train, test = subject.train, subject.test
     k = default_k(len(train), train.num_classes)
-    bank, queries = (features(subject.backbone, images, bf16=False) for images in (train, test))  # fp32 is cheap here
+    subject = subject if subject.bf16 else replace(subject, precision="fp32")  # by default too: fp32 is cheap here
+    bank, queries = (features(subject.backbone, images, bf16=subject.bf16) for images in (train, test))
     found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k))
     readings = [record["knn"] for record in subject.metrics if "knn" in record]
     if readings:
         found["best_reading"] = max(readings)  # of those during training
     vote = "weighted by exp(cos / temperature); majority beside it"
     settings = {"k": k, "temperature": TEMPERATURE, "vote": vote, "augmentation": "none", "features": "unit"}
-    precision = "fp32, TF32 convolutions" if bank.is_cuda else "fp32"
-    return found, settings | {"report": "last checkpoint", "precision": precision}
+    return found, settings | {"report": "last checkpoint", "precision": subject.encoding}
 
 
 def _summary(result: Mapping[str, Any]) -> str:
@@ -112,5 +112,6 @@ KNN = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    best="best_reading",
     num_encoded=lambda subject: len(subject.train) + len(subject.test),
 )

@@ -128,10 +128,7 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     with reporter.bar("linear probe", epochs) as advance:
         found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.bf16)
     flip = probe.flip if train.mirror else 0.0
-    precision = "fp32, TF32 convolutions" if subject.device.type == "cuda" else "fp32"
-    if subject.device.type == "cuda" and subject.bf16 is not False:
-        precision = "bf16 forward, fp32 features"
-    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": precision}
+    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": subject.encoding}
     return found, settings | {"report": "last epoch; best is named"}
 
 
@@ -152,5 +149,6 @@ LINEAR = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    best="best",
     num_encoded=lambda subject: len(subject.test) + subject.epochs * len(subject.train),
 )
