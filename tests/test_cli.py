@@ -36,7 +36,7 @@ FLAGS = {
     "demo": {"--seed", "--out", "--epochs", "--json", "--quiet"},
     "pretrain": {
         "--source", "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
-        "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
+        "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share", "--heads-first",
         "--encode-size", "--view", "--decayed",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--holdout", "--on-error", "--limit",
@@ -73,7 +73,7 @@ FLAGS = {
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
-        "--no-baseline", "--json", "--overwrite", "--quiet",
+        "--no-baseline", "--grow", "--json", "--overwrite", "--quiet",
     },
 }  # fmt: skip
 
