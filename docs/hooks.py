@@ -1,0 +1,94 @@
+"""What the site needs besides the pages in docs/: files of the repository as pages, the commands' help, and formulas.
+
+The pages are also read on GitHub, so they link to files outside docs/, such as ../examples/ddp.py, and write formulas
+as $x$. mkdocs calls the functions below; mkdocs.yml names this file.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "notes/log.md", "results/tables.md"]  # pages of the site
+OUTSIDE += ["results/tables-cifar100.md", "results/cifar10-methods.png"]
+INSTEAD = {
+    "README.md": "index.md",
+    "LICENSE": "index.md",
+    "examples": "examples.md",
+    "benchmarks/folders": "folders.md",
+}
+LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made here."""
+    for path in OUTSIDE:
+        files.append(File.generated(config, path, content=(ROOT / path).read_bytes()))
+    files.append(File.generated(config, "examples.md", content=examples_page()))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to files of the repository become links to their pages."""
+    source = page.file.src_uri
+    folder = posixpath.dirname(source if source in OUTSIDE else f"docs/{source}")
+
+    def replaced(found: re.Match[str]) -> str:
+        link, anchor = found[1], found[2] or ""
+        if ":" in link:
+            return found[0]
+        target = posixpath.normpath(posixpath.join(folder, link))
+        if target in INSTEAD:
+            target, anchor = INSTEAD[target], ""
+        elif target.startswith("examples/"):
+            target, anchor = "examples.md", f"#{posixpath.basename(target).replace('.', '')}"
+        return posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(source) or ".") + anchor
+
+    parts = FENCE.split(markdown)
+    return "".join(part if i % 2 else LINK.sub(replaced, part) for i, part in enumerate(parts))
+
+
+def on_page_content(page_html: str, **_: Any) -> str:
+    """Formulas become MathML, which browsers show without a script."""
+    form = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+    return form.sub(lambda found: mathml(html.unescape(found[2]).strip(), is_block=found[1] == "div"), page_html)
+
+
+def mathml(formula: str, is_block: bool) -> str:
+    """A block has one line per part, so that it fits on a phone."""
+    if not is_block:
+        return convert(formula)
+    return "".join(convert(part.strip(), display="block") for part in formula.split(r"\qquad"))
+
+
+def examples_page() -> str:
+    """The files in examples/, each under its name."""
+    text = ["# Examples", "Complete programs. The tests run them."]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        text += [f"## {path.name}", f"```python\n{path.read_text()}```"]
+    return "\n\n".join(text)
+
+
+def commands_page() -> str:
+    return "\n\n".join(help_texts())
+
+
+def help_texts() -> Iterator[str]:
+    """What `mixnn --help` and each command's help print."""
+    from mixnn.cli import VERBS, command, help_text
+
+    yield f"# Commands\n\n```text\n{help_text()}\n```"
+    for name in VERBS:
+        yield f"## {name}\n\n```text\n{command(name).parser.format_help()}```"
