@@ -2,6 +2,7 @@
 # make test   run the linter (ruff), the type checker (mypy) and all tests, and build the documentation
 # make wheel  build the wheel, install it into an empty environment and run its demo: some minutes
 # make docs   build this documentation as a site in build/site; every warning is an error
+# make pictures  draw the pictures of the documentation again: two minutes; needs Chromium
 # make chaos  break tiny runs in hundreds of ways, resume them and compare: some 20 minutes (docs/robustness.md)
 # make fuzz   hostile options, files and names for every reader: some minutes (docs/robustness.md)
 # make soak   a long run in which memory, open files and disk must not grow: some minutes (docs/robustness.md)
@@ -9,7 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test wheel docs chaos fuzz soak
+.PHONY: demo test wheel docs pictures chaos fuzz soak
 demo: .venv/installed
 	$(BIN)/mixnn demo
 
@@ -29,6 +30,9 @@ wheel:
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: .venv/installed
+	$(BIN)/python -m docs.pictures
 
 chaos: .venv/installed
 	$(BIN)/python -m tests.chaos $(ARGS)

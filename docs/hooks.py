@@ -28,7 +28,7 @@ INSTEAD = {
     "benchmarks/folders": "folders.md",
 }
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
-FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             target, anchor = "examples.md", f"#{posixpath.basename(target).replace('.', '')}"
         return posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(source) or ".") + anchor
 
-    parts = FENCE.split(markdown)
+    parts = CODE.split(markdown)
     return "".join(part if i % 2 else LINK.sub(replaced, part) for i, part in enumerate(parts))
 
 

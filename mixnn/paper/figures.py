@@ -55,7 +55,7 @@ def figures(
 
     Examples:
         mixnn figures
-        mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
+        mixnn figures purity-methods methods --setting epochs=20 --results results/epochs20
     """
     names = [names] if isinstance(names, str) else names
     for name in names:
