@@ -7,9 +7,9 @@ as $x$. mkdocs calls the functions below; mkdocs.yml names this file.
 from __future__ import annotations
 
 import html
+import os
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,10 @@ def examples_page() -> str:
 
 
 def commands_page() -> str:
-    return "\n\n".join(help_texts())
-
-
-def help_texts() -> Iterator[str]:
-    """What `mixnn --help` and each command's help print."""
+    """What `mixnn --help` and each command's help print, in a terminal of 82 columns."""
     from mixnn.cli import VERBS, command, help_text
 
-    yield f"# Commands\n\n```text\n{help_text()}\n```"
-    for name in VERBS:
-        yield f"## {name}\n\n```text\n{command(name).parser.format_help()}```"
+    os.environ["COLUMNS"] = "82"
+    text = [f"# Commands\n\n```text\n{help_text()}\n```"]
+    text += [f"## {name}\n\n```text\n{command(name).parser.format_help()}```" for name in VERBS]
+    return "\n\n".join(text)

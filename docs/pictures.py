@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 import matplotlib
@@ -28,12 +30,10 @@ def main() -> None:
     speed(IMAGES / "speed.png")
     if not find_browser():
         raise SystemExit("the screenshots need Chromium or Chrome on the path")
-    with tempfile.TemporaryDirectory() as folder, Browser() as browser:
-        run = Path(folder) / "demo"
-        mixnn.demo(out=run, verbose=True)
-        save(Image.open(run / "neighbors.png"), IMAGES / "neighbors.png")
-        explorer(browser, mixnn.explore(run), IMAGES / "explore.png")
-        report(browser, mixnn.report(run), IMAGES / "report.png")
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), Browser() as browser:
+        shutil.copyfile(mixnn.demo(verbose=True)["picture"], IMAGES / "neighbors.png")
+        explorer(browser, mixnn.explore("runs/demo"), IMAGES / "explore.png")
+        report(browser, mixnn.report("runs/demo"), IMAGES / "report.png")
     for path in sorted(IMAGES.glob("*.png")):
         print(path.relative_to(ROOT), f"{path.stat().st_size / 1000:.0f} kB")
 

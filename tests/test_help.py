@@ -19,7 +19,7 @@ from PIL import Image
 
 import mixnn
 from mixnn.apps.explore import explore
-from mixnn.cli import EXAMPLES, VERBS, command, main
+from mixnn.cli import EXAMPLES, VERBS, command, help_text, main
 from mixnn.cli.completion import words
 from mixnn.cli.parser import OF_A_RUN, OF_ALL
 from mixnn.data import DATASETS, cifar
@@ -113,6 +113,10 @@ def test_the_examples_run(example: str, place: Path, tmp_path: Path, monkeypatch
 def test_the_most_used_commands_come_first():
     assert [*VERBS][:4] == ["search", "classify", "explore", "pretrain"]
     assert [*VERBS][-1] == "completion"
+
+
+def test_the_list_of_commands_fits_into_a_terminal():
+    assert max(map(len, help_text().splitlines())) < 80
 
 
 def test_pretrains_help_begins_with_its_most_used_options_and_ends_with_the_machine():
