@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import tempfile
 from contextlib import chdir
 from pathlib import Path
@@ -17,7 +16,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 from PIL import Image
 
-import mixnn
+from mixnn.cli import main as mixnn
 from tests.browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +30,12 @@ def main() -> None:
     if not find_browser():
         raise SystemExit("the screenshots need Chromium or Chrome on the path")
     with tempfile.TemporaryDirectory() as folder, chdir(folder), Browser() as browser:
-        shutil.copyfile(mixnn.demo(verbose=True)["picture"], IMAGES / "neighbors.png")
-        explorer(browser, mixnn.explore("runs/demo"), IMAGES / "explore.png")
-        report(browser, mixnn.report("runs/demo"), IMAGES / "report.png")
+        for command in ("demo", "explore runs/demo", "report runs/demo"):
+            assert mixnn(command.split()) == 0
+        run = Path("runs/demo")
+        save(Image.open(run / "neighbors.png"), IMAGES / "neighbors.png")
+        explorer(browser, run / "explore.html", IMAGES / "explore.png")
+        report(browser, run / "report.html", IMAGES / "report.png")
     for path in sorted(IMAGES.glob("*.png")):
         print(path.relative_to(ROOT), f"{path.stat().st_size / 1000:.0f} kB")
 
@@ -86,17 +88,17 @@ def speed(out: Path) -> None:
     """A training step and a batch of views, next to the same in other libraries, on one H200."""
     step = json.loads((ROOT / "results" / "bench-h200.json").read_text())
     matplotlib.use("agg")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 2.6), width_ratios=(1, 1.3))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 2.4), width_ratios=(1, 1.1))
     bars(
         left,
-        "one training step of MNN, batch 256, ms",
+        "one training step of MNN, ms",
         {"mixnn": step["ms_per_step"], "plain PyTorch loop": step["plain_loop"]["ms_per_step"]},
     )
-    bars(right, "strong views of 256 images of 32 pixels, ms (log scale)", view_times())
+    bars(right, "strong views of a batch, ms (log)", view_times())
     right.set_xscale("log")
     right.set_xlim(0.1, 2000)
     figure.tight_layout()
-    figure.savefig(out, dpi=100)
+    figure.savefig(out, dpi=130)
     save(Image.open(out), out)
 
 
