@@ -27,6 +27,7 @@ INSTEAD = {
     "examples": "examples.md",
     "benchmarks/folders": "folders.md",
 }
+LAST = ["api.md", "commands.md", "modules.md", "notes/log.md"]  # in the results of a search, after the guides
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
@@ -41,8 +42,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files of the repository become links to their pages."""
+    """Links to files of the repository become links to their pages; guides are found before the reference."""
     source = page.file.src_uri
+    page.meta["search"] = {"boost": 0.3 if source in LAST else 1}
     folder = posixpath.dirname(source if source in OUTSIDE else f"docs/{source}")
 
     def replaced(found: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import mixnn
+from docs.pictures import view_times
 from mixnn.cli import main, parse
 from mixnn.methods import METHODS
 from tests.test_readme import ROOT, anchors
@@ -65,6 +66,12 @@ def test_pictures_are_small_and_shown():
     text = "".join(path.read_text() for path in ROOT.glob("docs/*.md"))
     assert all(f"images/{path.name}" in text for path in pictures)
     assert sum(path.stat().st_size for path in pictures) < 1.5e6
+
+
+def test_the_picture_of_speeds_finds_its_numbers():
+    times = view_times()
+    assert len(times) == 4
+    assert all(time > 0 for time in times.values())
 
 
 # Getting started
