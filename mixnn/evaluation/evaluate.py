@@ -36,6 +36,7 @@ from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_writable, expand, why_not_writable, write_atomically
+from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
@@ -185,8 +186,9 @@ def _run_on_its_data(
         "train_images": len(train),
         "test_images": len(test),
     }
+    metrics, bf16 = run.metrics(reporter.warn), False if config.precision == "fp32" else None
     return Subject(
-        backbone, train, test, config.encoding_size, run.metrics(reporter.warn), epochs, seed, reporter, where
+        folded(backbone), train, test, config.encoding_size, metrics, epochs, seed, reporter, where, bf16
     ), common
 
 
@@ -239,7 +241,7 @@ def seconds_per_image(subject: Subject) -> float:
     for count in (2, 16, 128, 2048):  # the first call also sets up the libraries; a GPU is fast with many only
         order = torch.arange(min(count, len(subject.train)))
         start = time.perf_counter()
-        features(subject.backbone, subject.train, order, view, generator).sum().item()  # waits for the device
+        features(subject.backbone, subject.train, order, view, generator, subject.bf16).sum().item()  # waits
         seconds = time.perf_counter() - start
         each = seconds / len(order)
         if count > 2 and seconds > 0.05:

@@ -327,8 +327,8 @@ def _epochs_that_fit(trainer: Trainer) -> int:
         epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
         if done + plan.steps_left == plan.max_steps:
             reporter.info(
-                f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: the start knows such images, "
-                f"and longer training would lose accuracy; use {setting('trained_share', 1)} to train all the time"
+                f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: longer training would not "
+                f"help, or even lose accuracy; use {setting('trained_share', 1)} to train all the time"
             )
         else:
             reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
