@@ -29,7 +29,7 @@ wheel:
 	cd build && empty/bin/mixnn --version && empty/bin/mixnn demo --out demo $(ARGS)
 
 docs: .venv/installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # not --quiet: that would ignore warnings
 
 pictures: .venv/installed
 	$(BIN)/python -m docs.pictures

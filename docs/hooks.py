@@ -19,16 +19,17 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "notes/log.md", "results/tables.md"]  # pages of the site
-OUTSIDE += ["results/tables-cifar100.md", "results/cifar10-methods.png"]
-INSTEAD = {
-    "README.md": "index.md",
-    "LICENSE": "index.md",
-    "examples": "examples.md",
-    "benchmarks/folders": "folders.md",
-}
+OUTSIDE = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "notes/log.md",
+]  # become pages of the site, or its pictures
+OUTSIDE += ["results/tables.md", "results/tables-cifar100.md"]
+OUTSIDE += sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("results/*.png"))
+INSTEAD = {"README.md": "index.md", "examples": "examples.md"}  # a link -> the page for it
 LAST = ["api.md", "commands.md", "modules.md", "notes/log.md"]  # in the results of a search, after the guides
-LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
 
@@ -46,20 +47,24 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     source = page.file.src_uri
     page.meta["search"] = {"boost": 0.3 if source in LAST else 1}
     folder = posixpath.dirname(source if source in OUTSIDE else f"docs/{source}")
-
-    def replaced(found: re.Match[str]) -> str:
-        link, anchor = found[1], found[2] or ""
-        if ":" in link:
-            return found[0]
-        target = posixpath.normpath(posixpath.join(folder, link))
-        if target in INSTEAD:
-            target, anchor = INSTEAD[target], ""
-        elif target.startswith("examples/"):
-            target, anchor = "examples.md", f"#{posixpath.basename(target).replace('.', '')}"
-        return posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(source) or ".") + anchor
-
     parts = CODE.split(markdown)
-    return "".join(part if i % 2 else LINK.sub(replaced, part) for i, part in enumerate(parts))
+    parts[::2] = [LINK.sub(lambda found: site_link(found, folder, source), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def site_link(found: re.Match[str], folder: str, source: str) -> str:
+    """A link on the page `source`, which lies in `folder` of the repository. Without a page for it, only its text."""
+    text, link, anchor = found[1], found[2], found[3] or ""
+    if ":" in link:
+        return found[0]
+    target = posixpath.normpath(posixpath.join(folder, link))
+    if target in INSTEAD:
+        target, anchor = INSTEAD[target], ""
+    elif target.startswith("examples/"):
+        target, anchor = "examples.md", f"#{posixpath.basename(target).replace('.', '')}"
+    elif target not in OUTSIDE and not target.startswith("docs/") and (ROOT / target).exists():
+        return text
+    return f"[{text}]({posixpath.relpath(target.removeprefix('docs/'), posixpath.dirname(source) or '.')}{anchor})"
 
 
 def on_page_content(page_html: str, **_: Any) -> str:

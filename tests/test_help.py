@@ -23,7 +23,7 @@ from mixnn.cli import EXAMPLES, VERBS, command, help_text, main
 from mixnn.cli.completion import words
 from mixnn.cli.parser import OF_A_RUN, OF_ALL
 from mixnn.data import DATASETS, cifar
-from mixnn.paper import bench
+from mixnn.paper import bench, growth, measure
 from tests.data.test_cifar import SMALL10, write
 
 ROOT = Path(__file__).parents[1]
@@ -90,9 +90,11 @@ def test_the_examples_run(example: str, place: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(explore.webbrowser, "open", lambda _: None)
     monkeypatch.setattr(explore.Server, "serve_forever", lambda _: None)
-    monkeypatch.setattr(bench, "NUM_IMAGES", 256)
-    monkeypatch.setattr(bench, "REPEATS", 1)
-    monkeypatch.setattr(bench, "_matmul_tflops", lambda _: 0.1)
+    monkeypatch.setattr(measure, "NUM_IMAGES", 256)
+    monkeypatch.setattr(measure, "REPEATS", 1)
+    monkeypatch.setitem(growth.AXES, "cpu", {"topk": (16,)})
+    for module in (bench, growth):
+        monkeypatch.setattr(module, "matmul_tflops", lambda _: 0.1)
     program, name, *rest = shlex.split(re.sub(r" --time-budget \S+", "", example.partition(" > ")[0]))
     assert program == "mixnn"
     if "--out" in rest:
