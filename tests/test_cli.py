@@ -37,7 +37,7 @@ FLAGS = {
     "pretrain": {
         "--source", "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
-        "--encode-size", "--view", "--decayed",
+        "--encode-size", "--view", "--decayed", "--heads-first",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--holdout", "--on-error", "--limit",
         "--knn-every", "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision",
@@ -74,7 +74,7 @@ FLAGS = {
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
-        "--no-baseline", "--json", "--overwrite", "--quiet",
+        "--grow", "--no-baseline", "--json", "--overwrite", "--quiet",
     },
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ JSON = Parameter("json", bool, Param("print the results as JSON"), False)
 OF_A_RUN = {  # for commands that take the settings of a run
     "options": "out resume time_budget epochs method options seed",
     "optimization": "batch_size lr warmup_epochs optimizer sgd_momentum weight_decay decayed",
-    "network and start": "backbone init_from normalization batch_norm trained_share bn_groups",
+    "network and start": "backbone init_from normalization batch_norm heads_first trained_share bn_groups",
     "images and views": "image_size encode_size views crop_area weak_flip mirror labels holdout on_error limit",
     "log and checkpoints": "loggers knn_every checkpoint_every",
 }
