@@ -64,8 +64,8 @@ def figures(
 
     Examples:
         mixnn figures
-        mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
-        mixnn figures tsne --run runs/cifar10-mnn --run runs/cifar100-mnn --run runs/tiny-imagenet-mnn
+        mixnn figures purity-methods methods --setting epochs=20 --results results/epochs20
+        mixnn figures tsne --run runs/cifar10-mnn
     """
     names = [names] if isinstance(names, str) else names
     for name in names:
