@@ -1,30 +1,51 @@
-"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: two passes over memory each way.
+"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: one launch and one pass over memory each way.
 
-Each way takes three launches: partial sums over rows (in parallel), their totals (tiny), one pass that applies them. A
-tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
-j, j + G, ... of a view. `batch_norm.py` has the same formulas in plain PyTorch, and a test compares the two.
+A tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
+j, j + G, ... of a view. A program has one tile: a chunk of a group's rows, a block of channels. It loads the tile once
+and keeps it in registers while it waits for the sums of the group's other chunks, then writes its part of the result.
+
+Programs that wait must all be on the GPU at once. If a group has too many chunks for that, a first launch makes the
+sums and a second one reads the tensors again. Triton's interpreter, which runs programs one after another, does the
+same. `batch_norm.py` has the formulas in plain PyTorch, and a test compares the two.
+
+All sums are added in a fixed order, so results are the same bits every time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows per tile (64 channels wide), as measured on an H200: applying is fastest with many numbers per thread; summing
-# with few, because it keeps two sums for each, and with pipelined loads. One size for both made a step 0.9 ms longer.
-ROWS, WARPS = 128, 8
-SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4
+
+class Tile(NamedTuple):
+    """What a program processes at once, with how many warps, and how many programs a multiprocessor holds."""
+
+    rows: int  # half as many in float32
+    cols: int
+    warps: int
+    programs: int
+
+
+# A program keeps 128 numbers per thread, of one tensor forward and of two backward. While some programs wait, others
+# must load and store: three per multiprocessor.
+FORWARD, BACKWARD = Tile(512, 32, 4, 3), Tile(256, 32, 4, 3)
+# The first of two launches keeps two sums for each number of a tile, so tiles are small; their loads are pipelined.
+SUMS, SUM_STAGES = Tile(32, 64, 4, 2), 4
+REGISTERS = 65536  # of a multiprocessor
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
-TOTAL_CHUNKS, TOTAL_COLS = 128, 16  # partial sums loaded at once: in most layers, a single wait for memory
+PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
+SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups", "chunks", "count")
+NOT_SPECIALIZED = ("zero", "tiles", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -33,195 +54,404 @@ def _kernel(function: Callable[..., None]) -> Any:
     )
 
 
-@triton.jit
-def _tile(group, tile, block, groups, per_view, pixels, rows, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Offsets (ROWS, COLS) of a tile of a group's rows, a mask of the rows that exist, and the channels."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    image = (group // groups) * per_view + (row // pixels) * groups + group % groups
-    channel = block * COLS + tl.arange(0, COLS)
-    start = (image.to(tl.int64) * pixels + row % pixels) * channels
-    return start[:, None] + channel[None, :], (row < rows)[:, None], channel
+# Parts of the kernels. The grid of all of them is (chunks, blocks of channels, groups): programs start in this order.
 
 
 @triton.jit
-def _moments(stats, group, num_groups, channel, channels, eps):
-    mean = tl.load(stats + group * channels + channel)
-    var = tl.load(stats + (num_groups + group) * channels + channel)
-    return mean, tl.rsqrt(var + eps)
+def _channels(COLS: tl.constexpr):
+    return tl.program_id(1) * COLS + tl.arange(0, COLS)
 
 
 @triton.jit
-def _store_sums(out, first, second, group, channel, channels, num_groups):
-    at = (group * tl.num_programs(1) + tl.program_id(1)) * channels + channel
-    tl.store(out + at, tl.sum(first, 0))
-    tl.store(out + num_groups * tl.num_programs(1) * channels + at, tl.sum(second, 0))
+def _tile(tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, ROWS: tl.constexpr):
+    """Where the image starts that has the tile's first row; offsets of the rows from there; which rows exist."""
+    group = tl.program_id(2)
+    first = tile * ROWS // pixels
+    image = (group // groups) * per_view + first * groups + group % groups
+    row = tile * ROWS - first * pixels + tl.arange(0, ROWS)
+    next_images = ((row + 0.5) * (1.0 / pixels)).to(tl.int32)  # row // pixels, but faster
+    offset = (row + next_images * ((groups - 1) * pixels)) * channels
+    if FULL:
+        exists = tl.full((ROWS, 1), True, tl.int1)
+    else:
+        exists = (row < rows - first * pixels)[:, None]
+    return image.to(tl.int64) * pixels * channels, offset, exists
+
+
+@triton.jit
+def _load(x, at, exists):
+    return tl.load(x + at, mask=exists, other=0.0)
+
+
+@triton.jit
+def _pack(tile, zero):
+    """A tile as it is kept in registers: 16-bit numbers in pairs.
+
+    The compiler does not know that zero is 0. Else it would see that `_unpack` undoes this, and keep the numbers as it
+    has them: in a register each.
+    """
+    if tile.dtype.primitive_bitwidth == 16:
+        low, high = tl.split(tl.reshape(tile.to(tl.int16, bitcast=True), (tile.shape[0], tile.shape[1] // 2, 2)))
+        tile = ((low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)) ^ zero
+    return tile
+
+
+@triton.jit
+def _unpack(tile, dtype: tl.constexpr):
+    if dtype.primitive_bitwidth == 16:
+        tile = tl.interleave(tile.to(tl.int16), (tile >> 16).to(tl.int16)).to(dtype, bitcast=True)
+    return tile
+
+
+@triton.jit
+def _bytes_at(offset, COLS: tl.constexpr):
+    """Offsets of a tile's sign bits, 8 channels per byte."""
+    return (offset // 8)[:, None] + (tl.program_id(1) * (COLS // 8) + tl.arange(0, COLS // 8))[None, :]
+
+
+@triton.jit
+def _store_pair(out, a, b, index, num, channels, COLS: tl.constexpr):
+    """Store vectors a and b as row `index` of each half of a (2, num, channels) matrix."""
+    at = index * channels + _channels(COLS)
+    tl.store(out + at, a)
+    tl.store(out + num * channels + at, b)
+
+
+@triton.jit
+def _load_pair(sums, index, num, channels, COLS: tl.constexpr):
+    at = index * channels + _channels(COLS)
+    return tl.load(sums + at, cache_modifier=".cg"), tl.load(sums + num * channels + at, cache_modifier=".cg")
+
+
+@triton.jit
+def _add_rows(sums, start, num, total, channels, COLS: tl.constexpr):
+    """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix."""
+    a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
+        row = i + tl.arange(0, PARTIAL_ROWS)
+        at = (start + row)[:, None] * channels + _channels(COLS)[None, :]
+        exists = (row < num)[:, None]
+        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
+        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
+    return tl.sum(a, 0), tl.sum(b, 0)
+
+
+# Programs meet at a counter. The last one of a round sets it back to 0 and flips its sign, for which others may wait.
+# What a program stored for others before, they load past their L1 cache (.cg).
+
+
+@triton.jit
+def _arrive(counter):
+    """Count this program. Returns the counter as it was before."""
+    tl.debug_barrier()  # all threads have stored
+    return tl.atomic_add(counter, 1, sem="acq_rel")
+
+
+@triton.jit
+def _is_last(before, num):
+    return (before & 0x7FFFFFFF) == num - 1
+
+
+@triton.jit
+def _end_round(counter, before, num):
+    tl.debug_barrier()
+    tl.atomic_xchg(counter, (before - (num - 1)) ^ -0x80000000, sem="release")
+
+
+@triton.jit
+def _wait(counter, before):
+    """Wait for the end of the round. All programs of the round must be on the GPU at once."""
+    while (tl.atomic_add(counter, 0, sem="acquire") ^ before) >= 0:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit
+def _sum_group(a, b, partial, out, counters, rows, channels, MOMENTS: tl.constexpr, COLS: tl.constexpr):
+    """Store this chunk's sums; the last chunk to come here adds those of its group, and stores them or their moments.
+
+    Returns what `_wait` needs, and whether this chunk is the last.
+    """
+    group, chunks, num_groups = tl.program_id(2), tl.num_programs(0), tl.num_programs(2)
+    counter = counters + group * tl.num_programs(1) + tl.program_id(1)
+    _store_pair(partial, a, b, group * chunks + tl.program_id(0), num_groups * chunks, channels, COLS)
+    before = _arrive(counter)
+    if _is_last(before, chunks):
+        total_a, total_b = _add_rows(partial, group * chunks, chunks, num_groups * chunks, channels, COLS)
+        if MOMENTS:
+            total_a, total_b = _moments(total_a, total_b, rows)
+        _store_pair(out, total_a, total_b, group, num_groups, channels, COLS)
+        _end_round(counter, before, chunks)
+    return counter, before, _is_last(before, chunks)
+
+
+@triton.jit
+def _moments(a, b, rows):
+    """Mean and variance from the sums of x and x^2."""
+    mean = a * (1.0 / rows)
+    return mean, tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
+
+
+# Forward
 
 
 @_kernel
 def bn_sum_kernel(
-    x,
-    out,
-    tiles,
-    groups,
-    per_view,
-    pixels,
-    rows,
-    channels,
-    num_groups,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Sums of x and of x^2 over this program's tiles."""
-    group, chunk, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first = tl.zeros((ROWS, COLS), tl.float32)
-    second = tl.zeros((ROWS, COLS), tl.float32)
+    x, stats, partial, counters, tiles, groups, per_view, pixels, rows, channels,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The moments of each group, if they need a launch of their own."""
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
     for t in tl.range(tiles, num_stages=STAGES):
-        at, mask, _ = _tile(group, chunk * tiles + t, block, groups, per_view, pixels, rows, channels, ROWS, COLS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        first += value
-        second += value * value
-    channel = block * COLS + tl.arange(0, COLS)
-    _store_sums(out, first, second, group, channel, channels, num_groups)
-
-
-@_kernel
-def bn_total_kernel(
-    sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr
-):
-    """Both sums over all chunks of a group; with MOMENTS, those of x and x^2 become mean and variance."""
-    group = tl.program_id(0)
-    channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    first = tl.zeros((CHUNKS, COLS), tl.float32)
-    second = tl.zeros((CHUNKS, COLS), tl.float32)
-    for start in range(0, chunks, CHUNKS):
-        chunk = start + tl.arange(0, CHUNKS)
-        at = (group * chunks + chunk)[:, None] * channels + channel[None, :]
-        first += tl.load(sums + at, mask=(chunk < chunks)[:, None], other=0.0)
-        second += tl.load(sums + num_groups * chunks * channels + at, mask=(chunk < chunks)[:, None], other=0.0)
-    a, b = tl.sum(first, 0), tl.sum(second, 0)
-    if MOMENTS:
-        a /= count
-        b = tl.maximum(b / count - a * a, 0.0)
-    tl.store(out + group * channels + channel, a)
-    tl.store(out + (num_groups + group) * channels + channel, b)
+        start, offset, exists = _tile(
+            tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
+        )
+        value = _load(x + start, offset[:, None] + _channels(COLS)[None, :], exists).to(tl.float32)
+        a += value
+        b += value * value
+    _sum_group(tl.sum(a, 0), tl.sum(b, 0), partial, stats, counters, rows, channels, True, COLS)
 
 
 @_kernel
 def bn_forward_kernel(
-    x, residual, weight, bias, stats, y, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, residual, weight, bias, y, stats, signs, partial, counters, eps, zero,
+    groups, per_view, pixels, rows, channels,
+    FUSED: tl.constexpr, ALONE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """y = relu((x - mean) / std * weight + bias + residual)."""
-    group = tl.program_id(0)
-    at, mask, channel = _tile(
-        group, tl.program_id(1), tl.program_id(2), groups, per_view, pixels, rows, channels, ROWS, COLS
-    )
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    scale = inverse_std * tl.load(weight + channel)
+    """y = relu((x - mean) / std * weight + bias + residual).
+
+    FUSED: the moments are made here; else they are given. ALONE: a group has one chunk, so there is no need to wait.
+    """
+    chunk, group, num_groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    channel = _channels(COLS)
+    start, offset, exists = _tile(chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    at = offset[:, None] + channel[None, :]
+    tile = _load(x + start, at, exists)
+    if FUSED:
+        value = tile.to(tl.float32)
+        a, b = tl.sum(value, 0), tl.sum(value * value, 0)
+        kept = _pack(tile, zero)
+        if ALONE:
+            mean, var = _moments(a, b, rows)
+            _store_pair(stats, mean, var, group, num_groups, channels, COLS)
+        else:
+            counter, before, _ = _sum_group(a, b, partial, stats, counters, rows, channels, True, COLS)
+            _wait(counter, before)
+            mean, var = _load_pair(stats, group, num_groups, channels, COLS)
+        tile = _unpack(kept, tile.dtype)
+    else:
+        mean, var = _load_pair(stats, group, num_groups, channels, COLS)
+    scale = tl.rsqrt(var + eps) * tl.load(weight + channel)
     shift = tl.load(bias + channel) - mean * scale
-    out = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    out = tile.to(tl.float32) * scale[None, :] + shift[None, :]
     if RESIDUAL:
-        out += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        out += _load(residual + start, at, exists).to(tl.float32)
     if RELU:
         out = tl.maximum(out, 0.0)
-    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + start + at, out.to(y.dtype.element_ty), mask=exists)
+    if SIGNS:
+        bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
+        tl.store(signs + start // 8 + _bytes_at(offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
+
+
+# Backward
 
 
 @triton.jit
-def _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before the ReLU, and the standardized x; without a residual the ReLU's mask is recomputed."""
-    slope = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
-    x_hat = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse_std[None, :]
+def _slope(
+    dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """x, x_hat, and the gradient before the ReLU, whose mask is saved or recomputed.
+
+    Two gradients are added as autograd does it, so their sum is rounded.
+    """
+    channel = _channels(COLS)
+    at = offset[:, None] + channel[None, :]
+    x_tile = _load(x + start, at, exists)
+    dy_tile = _load(dy + start, at, exists)
+    slope = dy_tile.to(tl.float32)
+    if TWO:
+        slope = (slope + _load(dy2 + start, at, exists).to(tl.float32)).to(dy_tile.dtype).to(tl.float32)
+    x_hat = (x_tile.to(tl.float32) - mean[None, :]) * inverse_std[None, :]
     if RELU:
-        if SAVED:
-            positive = tl.load(y + at, mask=mask, other=0.0) > 0
+        if SIGNS:
+            byte = tl.load(saved + start // 8 + _bytes_at(offset, COLS), mask=exists, other=0).to(tl.int32)
+            bits = (byte[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+            positive = tl.reshape(bits, (ROWS, COLS)) > 0
+        elif SAVED:
+            positive = _load(saved + start, at, exists) > 0
         else:
             positive = x_hat * tl.load(weight + channel)[None, :] + tl.load(bias + channel)[None, :] > 0
         slope = tl.where(positive, slope, 0.0)
-    return slope, x_hat
+    return x_tile, x_hat, slope
+
+
+@triton.jit
+def _sum_parameters(sums, d_parameters, counters, channels, COLS: tl.constexpr):
+    """The last group to come here adds the sums of all groups: the gradients of bias and weight."""
+    num_groups = tl.num_programs(2)
+    counter = counters + num_groups * tl.num_programs(1) + tl.program_id(1)
+    before = _arrive(counter)
+    if _is_last(before, num_groups):
+        d_bias, d_weight = _add_rows(sums, 0, num_groups, num_groups, channels, COLS)
+        _store_pair(d_parameters, d_bias, d_weight, 0, 1, channels, COLS)
+        _end_round(counter, before, num_groups)
 
 
 @_kernel
 def bn_sum_slope_kernel(
-    dy, x, y, weight, bias, stats, out, slopes, eps, tiles, groups, per_view, pixels, rows, channels, num_groups,
-    SAVED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    dy, dy2, x, saved, weight, bias, stats, slopes, sums, d_parameters, partial, counters, eps, tiles,
+    groups, per_view, pixels, rows, channels,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the slope and of slope * x_hat over this program's tiles; with SAVED, stores the residual's gradient."""
-    group, chunk, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channel = block * COLS + tl.arange(0, COLS)
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    first = tl.zeros((ROWS, COLS), tl.float32)
-    second = tl.zeros((ROWS, COLS), tl.float32)
+    """Each group's sums of the slope and of slope * x_hat, if they need a launch of their own; stores SAVED slopes."""
+    channel = _channels(COLS)
+    mean, var = _load_pair(stats, tl.program_id(2), tl.num_programs(2), channels, COLS)
+    inverse_std = tl.rsqrt(var + eps)
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
     for t in tl.range(tiles, num_stages=STAGES):
-        at, mask, _ = _tile(group, chunk * tiles + t, block, groups, per_view, pixels, rows, channels, ROWS, COLS)
-        slope, x_hat = _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED, RELU)
-        first += slope
-        second += slope * x_hat  # the slope is 0 in rows that do not exist
+        start, offset, exists = _tile(
+            tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
+        )
+        at = offset[:, None] + channel[None, :]
+        _, x_hat, slope = _slope(
+            dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
+            TWO, RELU, SAVED, SIGNS, ROWS, COLS,
+        )  # fmt: skip
+        a += slope
+        b += slope * x_hat  # the slope is 0 in rows that do not exist
         if SAVED:
-            tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=mask)
-    _store_sums(out, first, second, group, channel, channels, num_groups)
+            tl.store(slopes + start + at, slope.to(slopes.dtype.element_ty), mask=exists)
+    _, _, last = _sum_group(tl.sum(a, 0), tl.sum(b, 0), partial, sums, counters, rows, channels, False, COLS)
+    if last:
+        _sum_parameters(sums, d_parameters, counters, channels, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, x, weight, bias, stats, sums, dx, d_parameters, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr,
+    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps, zero,
+    groups, per_view, pixels, rows, channels,
+    FUSED: tl.constexpr, ALONE: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr,
+    SIGNS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
 
-    The first program of a block of channels also adds up the groups' sums: the gradients of bias and weight.
+    FUSED: the means are made here, and SAVED slopes stored, as the residual's gradient; else the sums are given.
     """
-    group = tl.program_id(0)
-    at, mask, channel = _tile(
-        group, tl.program_id(1), tl.program_id(2), groups, per_view, pixels, rows, channels, ROWS, COLS
-    )
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    slope, x_hat = _slope(dy, x, x, weight, bias, channel, at, mask, mean, inverse_std, False, RELU)
-    a = tl.load(sums + group * channels + channel) / rows
-    b = tl.load(sums + (num_groups + group) * channels + channel) / rows
+    chunk, group, num_groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    channel = _channels(COLS)
+    start, offset, exists = _tile(chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    at = offset[:, None] + channel[None, :]
+    mean, var = _load_pair(stats, group, num_groups, channels, COLS)
+    inverse_std = tl.rsqrt(var + eps)
+    tile, x_hat, slope = _slope(
+        dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
+        TWO, RELU, SAVED, SIGNS, ROWS, COLS,
+    )  # fmt: skip
+    last = False
+    if FUSED:
+        rounded = slope.to(dx.dtype.element_ty)  # exact
+        if SAVED:
+            tl.store(slopes + start + at, rounded, mask=exists)
+        a, b = tl.sum(slope, 0), tl.sum(slope * x_hat, 0)  # the slope is 0 in rows that do not exist
+        kept_slope, kept = _pack(rounded, zero), _pack(tile, zero)
+        if ALONE:
+            _store_pair(sums, a, b, group, num_groups, channels, COLS)
+            last = True
+        else:
+            counter, before, last = _sum_group(a, b, partial, sums, counters, rows, channels, False, COLS)
+            _wait(counter, before)
+            a, b = _load_pair(sums, group, num_groups, channels, COLS)
+        slope = _unpack(kept_slope, tile.dtype).to(tl.float32)
+        x_hat = (_unpack(kept, tile.dtype).to(tl.float32) - mean[None, :]) * inverse_std[None, :]
+    else:
+        a, b = _load_pair(sums, group, num_groups, channels, COLS)
     scale = inverse_std * tl.load(weight + channel)
-    out = scale[None, :] * (slope - a[None, :] - x_hat * b[None, :])
-    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
-    if (group == 0) & (tl.program_id(1) == 0):
-        each = tl.arange(0, GROUPS)
-        of_group = sums + each[:, None] * channels + channel[None, :]
-        exists = (each < num_groups)[:, None]
-        tl.store(d_parameters + channel, tl.sum(tl.load(of_group, mask=exists, other=0.0), 0))
-        second = tl.load(of_group + num_groups * channels, mask=exists, other=0.0)
-        tl.store(d_parameters + channels + channel, tl.sum(second, 0))
+    out = scale[None, :] * (slope - (a * (1.0 / rows))[None, :] - x_hat * (b * (1.0 / rows))[None, :])
+    tl.store(dx + start + at, out.to(dx.dtype.element_ty), mask=exists)
+    if last:
+        _sum_parameters(sums, d_parameters, counters, channels, COLS)
+
+
+# Launches
+
+COUNTERS, STREAMS = 4096, 64  # counters of a stream, and streams that have their own
+_of_stream: dict[tuple[torch.device, int], Tensor] = {}
+_not_given: dict[torch.device, list[Tensor]] = {}
+
+
+def _counters(device: torch.device, num: int) -> Tensor:
+    """Zeroed counters that kernels on other streams do not use.
+
+    A kernel leaves counters as it found them, so they are zeroed once per process, for all streams together: a stream
+    that only captures graphs is given some that were allocated before, outside of the graph's memory, and that are
+    never freed. As with cuBLAS's workspaces, two graphs captured on one stream must not be replayed at the same time.
+    """
+    if device.type == "cuda" and num <= COUNTERS:
+        stream = device, torch.cuda.current_stream(device).cuda_stream
+        if device not in _not_given and not torch.cuda.is_current_stream_capturing():
+            _not_given[device] = [*torch.zeros((STREAMS, COUNTERS), dtype=torch.int32, device=device)]
+            torch.cuda.current_stream(device).synchronize()  # the next stream need not wait for the zeros
+        if stream not in _of_stream and _not_given.get(device):
+            _of_stream[stream] = _not_given[device].pop()
+        if stream in _of_stream:
+            return _of_stream[stream]
+    return torch.zeros(num, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _resident(device: torch.device, programs: int) -> int:
+    """How many programs are on the device at once, if a multiprocessor holds so many and another stream has half of it.
+
+    Programs start in order, so of those that wait only the last group's wait for programs that have not started.
+    """
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count // 2 * programs
 
 
 class _Layout:
-    """How a tensor (images, channels, ...) is divided into groups, tiles and programs."""
+    """How a tensor (images, channels, ...) is divided into groups, tiles and programs.
 
-    def __init__(self, x: Tensor, views: int, groups: int) -> None:
-        images, channels = x.shape[:2]
-        pixels = x.numel() // (images * channels)
-        per_view = images // views
-        self.rows = per_view // groups * pixels
-        self.num_groups, self.channels = views * groups, channels
-        self.cols = 64 if channels % 64 == 0 else 32
-        self.blocks = channels // self.cols
-        sum_tiles = triton.cdiv(self.rows, SUM_ROWS)
-        self.per_program = max(1, sum_tiles * self.num_groups * self.blocks // SUM_PROGRAMS)
-        self.chunks = triton.cdiv(sum_tiles, self.per_program)
-        self.numbers = (groups, per_view, pixels, self.rows, channels, self.num_groups)
-        self.sum_grid = (self.num_groups, self.chunks, self.blocks)
-        self.apply_grid = (self.num_groups, triton.cdiv(self.rows, ROWS), self.blocks)
-        self.sizes = {"ROWS": ROWS, "COLS": self.cols, "num_warps": WARPS}
-        self.sum_sizes = {"ROWS": SUM_ROWS, "COLS": self.cols, "STAGES": SUM_STAGES, "num_warps": SUM_WARPS}
+    A program has one tile; or, if the number of programs is limited, several.
+    """
 
-    def partial(self, x: Tensor) -> Tensor:
-        return x.new_empty((2, self.num_groups, self.chunks, self.channels), dtype=torch.float32)
+    def __init__(self, x: Tensor, views: int, groups: int, tile: Tile, limit: int | None = None) -> None:
+        images, self.channels = x.shape[:2]
+        pixels = x.numel() // (images * self.channels)
+        rows = images // views // groups * pixels
+        self.device, self.num_groups = x.device, views * groups
+        most = tile.rows * 2 // x.element_size()
+        tile_rows = min(most, max(16, triton.next_power_of_2(rows)))
+        warps = max(1, tile.warps * tile_rows // most)
+        cols = math.gcd(tile.cols, self.channels)
+        blocks, tiles = self.channels // cols, triton.cdiv(rows, tile_rows)
+        self.tiles = 1 if limit is None else max(1, tiles * self.num_groups * blocks // limit)
+        self.grid = triton.cdiv(tiles, self.tiles), blocks, self.num_groups
+        self.alone = self.grid[0] == 1
+        self.fused = self.grid[0] <= _resident(x.device, tile.programs)
+        self.numbers = groups, images // views, pixels, rows, self.channels
+        self.sizes = {
+            "FULL": rows % (tile_rows * self.tiles) == 0, "ROWS": tile_rows, "COLS": cols,
+            "num_warps": warps, "maxnreg": min(255, REGISTERS // (32 * tile.warps * tile.programs) // 8 * 8),
+        }  # fmt: skip
+        assert (tile_rows + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
+        assert tile_rows + pixels < 2**21, "rows are divided by pixels in float32"
 
-    def total(self, partial: Tensor, moments: bool) -> Tensor:
-        out = partial.new_empty((2, self.num_groups, self.channels))
-        bn_total_kernel[(self.num_groups, self.channels // TOTAL_COLS)](
-            partial, out, self.chunks, self.rows, self.channels, self.num_groups,
-            MOMENTS=moments, CHUNKS=TOTAL_CHUNKS, COLS=TOTAL_COLS,
-        )  # fmt: skip
-        return out
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
+
+    def scratch(self) -> tuple[Tensor, Tensor]:
+        """Partial sums of all chunks, and counters: of each group and block of channels, and of each block."""
+        chunks, blocks, num_groups = self.grid
+        return self.empty(num_groups, chunks), _counters(self.device, (num_groups + 1) * blocks)
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -231,37 +461,57 @@ def supports(dtype: torch.dtype, channels: int) -> bool:
 
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    layout = _Layout(x, views, groups)
-    partial = layout.partial(x)
-    bn_sum_kernel[layout.sum_grid](x, partial, layout.per_program, *layout.numbers, **layout.sum_sizes)
-    stats, y = layout.total(partial, moments=True), torch.empty_like(x)
-    bn_forward_kernel[layout.apply_grid](
-        x, x if residual is None else residual, weight, bias, stats, y, eps, *layout.numbers,
-        RESIDUAL=residual is not None, RELU=relu, **layout.sizes,
+    layout = _Layout(x, views, groups, FORWARD)
+    scratch, stats, y = layout.scratch(), layout.empty(layout.num_groups), torch.empty_like(x)
+    signs = empty_signs(x, residual, relu)
+    if not layout.fused:
+        sums = _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+        bn_sum_kernel[sums.grid](x, stats, *sums.scratch(), sums.tiles, *sums.numbers, STAGES=SUM_STAGES, **sums.sizes)
+    bn_forward_kernel[layout.grid](
+        x, x if residual is None else residual, weight, bias, y, stats, signs, *scratch, eps, 0, *layout.numbers,
+        FUSED=layout.fused, ALONE=layout.alone, RESIDUAL=residual is not None, RELU=relu, SIGNS=signs.numel() > 0,
+        **layout.sizes,
     )  # fmt: skip
-    return y, stats
+    return y, stats, signs
+
+
+def empty_signs(x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    """Memory for the sign bits of y, if backward will need them."""
+    return x.new_empty(x.numel() // 8 if SIGN_BITS and relu and residual is not None else 0, dtype=torch.uint8)
 
 
 def backward(
-    dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
+    dy: Tensor, dy2: Tensor | None, x: Tensor, saved: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
-    layout, saved = _Layout(x, views, groups), y is not None
-    partial, dx = layout.partial(x), torch.empty_like(x)
-    slopes = torch.empty_like(x) if saved else x.new_empty(0)
-    bn_sum_slope_kernel[layout.sum_grid](
-        dy, x, y if saved else x, weight, bias, stats, partial, slopes, eps, layout.per_program, *layout.numbers,
-        SAVED=saved, RELU=relu, **layout.sum_sizes,
-    )  # fmt: skip
-    sums, d_parameters = layout.total(partial, moments=False), partial.new_empty((2, layout.channels))
-    bn_backward_kernel[layout.apply_grid](
-        slopes if saved else dy, x, weight, bias, stats, sums, dx, d_parameters, eps, *layout.numbers,
-        RELU=relu and not saved, GROUPS=triton.next_power_of_2(layout.num_groups), **layout.sizes,
+    layout = _Layout(x, views, groups, BACKWARD)
+    scratch, sums, d_parameters = layout.scratch(), layout.empty(layout.num_groups), layout.empty()
+    dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
+    inputs = dy, dy if dy2 is None else dy2, x, x if saved is None else saved, weight, bias, stats
+    form = {
+        "TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None,
+        "SIGNS": saved is not None and saved.dtype == torch.uint8,
+    }  # fmt: skip
+    if not layout.fused:
+        first = _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+        bn_sum_slope_kernel[first.grid](
+            *inputs, slopes, sums, d_parameters, *first.scratch(), eps, first.tiles, *first.numbers,
+            **form, STAGES=SUM_STAGES, **first.sizes,
+        )  # fmt: skip
+        if saved is not None:
+            inputs = slopes, slopes, *inputs[2:]
+            form = dict.fromkeys(form, False)
+    bn_backward_kernel[layout.grid](
+        *inputs, dx, slopes, sums, d_parameters, *scratch, eps, 0, *layout.numbers,
+        FUSED=layout.fused, ALONE=layout.alone, **form, **layout.sizes,
     )  # fmt: skip
     return dx, slopes, d_parameters
+
+
+# Running statistics
 
 
 @_kernel

@@ -49,11 +49,10 @@ def tensors(images, channels, side, dtype=torch.float32):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Several tiles per program, and several rounds of partial sums, with small tensors."""
-    monkeypatch.setattr(kernels, "ROWS", 32)
-    monkeypatch.setattr(kernels, "SUM_ROWS", 16)
+    monkeypatch.setattr(kernels, "FORWARD", kernels.Tile(32, 32, 4, 2))
+    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64, 4, 2))
+    monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64, 4, 2))
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
-    monkeypatch.setattr(kernels, "TOTAL_CHUNKS", 2)
-    monkeypatch.setattr(kernels, "TOTAL_COLS", 32)
 
 
 def close(ours, want, dtype=torch.float32):
@@ -77,14 +76,14 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 def test_kernels_equal_plain_torch(images, channels, side, views, groups, residual, relu, dtype):
     x, extra, dy, weight, bias = tensors(images, channels, side, dtype)
     args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
-    y, stats = kernels.forward(*args)
+    y, stats, _ = kernels.forward(*args)
     want_y, want_stats = batch_norm.plain_forward(*args)
     close(y, want_y, dtype)
     close(stats, want_stats)
     assert y.stride() == x.stride()
     saved = want_y if residual else None
-    grads = kernels.backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    wants = batch_norm.plain_backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
+    grads = kernels.backward(dy, None, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
+    wants = batch_norm.plain_backward(dy, None, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
     for ours, want in zip(grads[:2], wants[:2], strict=True):
         close(ours, want, dtype)
     torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
