@@ -1,15 +1,15 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --tiles 512x32x4x3/256x32x4x3 512x32x4x3/256x32x4x3/y    tiles to compare
+    python benchmarks/batch_norm.py --tiles 512x32x4x3/256x32x4x4/256x32x4x3 ...    tiles to compare
     python benchmarks/batch_norm.py --old FILE         also an older version of batch_norm_kernels.py
     python benchmarks/batch_norm.py --stress           no times: many replays of a graph must give the same bits
 
-Tiles are ROWSxCOLSxWARPSxPROGRAMS of the forward kernel, then of the backward kernel (PROGRAMS on a multiprocessor at
-once); with /y, backward reads y instead of sign bits. First every layer is compared with plain PyTorch in float32
-(relative error of the worst output). Times are medians of graph replays, by device events, over more memory than the L2
-cache holds. TB/s count the bytes that a single pass must move, so a second pass lowers them. A step is a student's
-forward and backward pass and a teacher's forward pass.
+Tiles are ROWSxCOLSxWARPSxPROGRAMS forward, forward with residual, and backward (PROGRAMS on a multiprocessor at once);
+with a fourth part, /y, backward reads y instead of sign bits. First every layer is compared with plain PyTorch in
+float32 (relative error of the worst output). Times are medians of graph replays, by device events, over more memory
+than the L2 cache holds. TB/s count the bytes that a single pass must move, so a second pass lowers them. A step is a
+student's forward and backward pass and a teacher's forward pass.
 
 A wrong barrier would wait forever, so the script ends itself after --seconds.
 """
@@ -38,6 +38,7 @@ from triton.runtime.jit import JITFunction
 from mixnn.nn import batch_norm, batch_norm_kernels
 
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
+TILES = ("FORWARD", "RESIDUAL", "BACKWARD")
 PEAK = 4.8  # TB/s of an H200
 CALLS, REPLAYS = 20, 15
 ROTATED = 400e6  # bytes: several times the L2 cache
@@ -116,12 +117,11 @@ class Version:
 def versions(tiles: list[str], old: str | None) -> list[Version]:
     found = []
     for text in tiles:
-        forward, backward, *y = text.split("/")
-        tile = {
-            name: batch_norm_kernels.Tile(*map(int, size.split("x")))
-            for name, size in (("FORWARD", forward), ("BACKWARD", backward))
+        *sizes, y = [*text.split("/"), ""][:4]
+        tiles_by_name = {
+            name: batch_norm_kernels.Tile(*map(int, size.split("x"))) for name, size in zip(TILES, sizes, strict=True)
         }
-        found.append(Version(text, batch_norm_kernels, tile | {"SIGN_BITS": not y}))
+        found.append(Version(text, batch_norm_kernels, tiles_by_name | {"SIGN_BITS": not y}))
     if old:
         spec = importlib.util.spec_from_file_location("old_batch_norm_kernels", old)
         assert spec is not None
@@ -200,7 +200,7 @@ def check_replays(chunks: int, streams: int, replays: int) -> str:
     """Replays of a graph in which kernels with this many chunks per group run at once on several streams."""
     kernels = batch_norm_kernels
     layer = Layer("", 64, 16, residual=True, two=True, images=VIEWS * GROUPS * chunks)
-    kernels.FORWARD = kernels.BACKWARD = kernels.Tile(256, 32, 4, 3)
+    kernels.RESIDUAL = kernels.BACKWARD = kernels.Tile(256, 32, 4, 3)
     resident, kernels._resident = kernels._resident, lambda *_: chunks  # type: ignore[assignment]
     version = Version("", kernels, {})
     inputs = [layer.tensors() for _ in range(streams)]
@@ -262,8 +262,8 @@ def time_layer(version: Version, layer: Layer, sets: list[dict[str, Tensor]]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    forward, backward = ("x".join(map(str, t)) for t in (batch_norm_kernels.FORWARD, batch_norm_kernels.BACKWARD))
-    parser.add_argument("--tiles", nargs="*", default=[f"{forward}/{backward}"])
+    current = "/".join("x".join(map(str, getattr(batch_norm_kernels, name))) for name in TILES)
+    parser.add_argument("--tiles", nargs="*", default=[current])
     parser.add_argument("--old", metavar="FILE")
     parser.add_argument("--stress", action="store_true")
     parser.add_argument("--replays", type=int, default=200)
@@ -279,7 +279,7 @@ def main() -> None:
     compile_layers(args.tiles, args.old)
     compared = versions(args.tiles, args.old)
     registers: list[dict[str, str]] = [{} for _ in compared]
-    rows, totals = [], [[0.0, 0.0, 0.0] for _ in compared]
+    rows, totals = [], [[0.0, 0.0] for _ in compared]
     for layer in LAYERS:
         num = min(CALLS, math.ceil(ROTATED / layer.bytes(True)) + 1)
         row = [f"{layer.name:15} {layer.count}"]
@@ -309,7 +309,7 @@ def main() -> None:
     print(" || ".join([f"{'layer':15} n", *(f"{v.name:^43}" for v in compared)]))
     for row in rows:
         print(" || ".join(row))
-    for version, (forward_s, backward_s, _) in zip(compared, totals, strict=True):
+    for version, (forward_s, backward_s) in zip(compared, totals, strict=True):
         step = 1e3 * (forward_s + backward_s)
         print(f"{version.name}: {1e3 * forward_s:.3f} + {1e3 * backward_s:.3f} = {step:.3f} ms per step")
 

@@ -35,17 +35,18 @@ class Tile(NamedTuple):
     programs: int
 
 
-# A program keeps 128 numbers per thread, of one tensor forward and of two backward. While some programs wait, others
-# must load and store: three per multiprocessor.
-FORWARD, BACKWARD = Tile(512, 32, 4, 3), Tile(256, 32, 4, 3)
+# A program keeps 128 numbers per thread, of one tensor or of two. While some programs wait, others must load and store,
+# so a multiprocessor holds several; that limits their registers.
+FORWARD, RESIDUAL, BACKWARD = Tile(512, 32, 4, 3), Tile(256, 32, 4, 4), Tile(256, 32, 4, 3)
 # The first of two launches keeps two sums for each number of a tile, so tiles are small; their loads are pipelined.
 SUMS, SUM_STAGES = Tile(32, 64, 4, 2), 4
 REGISTERS = 65536  # of a multiprocessor
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
-PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no inline assembly
+PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("zero", "tiles", "groups", "per_view", "pixels", "rows", "num_groups")
+NOT_SPECIALIZED = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -78,29 +79,57 @@ def _tile(tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, RO
     return image.to(tl.int64) * pixels * channels, offset, exists
 
 
-@triton.jit
-def _load(x, at, exists):
-    return tl.load(x + at, mask=exists, other=0.0)
+# A tile is loaded and kept as 32-bit words, which hold one float32 or two 16-bit numbers.
 
 
 @triton.jit
-def _pack(tile, zero):
-    """A tile as it is kept in registers: 16-bit numbers in pairs.
-
-    The compiler does not know that zero is 0. Else it would see that `_unpack` undoes this, and keep the numbers as it
-    has them: in a register each.
-    """
-    if tile.dtype.primitive_bitwidth == 16:
-        low, high = tl.split(tl.reshape(tile.to(tl.int16, bitcast=True), (tile.shape[0], tile.shape[1] // 2, 2)))
-        tile = ((low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)) ^ zero
-    return tile
+def _load_words(x, start, offset, exists, COLS: tl.constexpr):
+    NUM: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
+    column = tl.program_id(1) * (COLS // NUM) + tl.arange(0, COLS // NUM)
+    words = (x + start).to(tl.pointer_type(tl.int32), bitcast=True)
+    return tl.load(words + ((offset // NUM)[:, None] + column[None, :]), mask=exists, other=0)
 
 
 @triton.jit
-def _unpack(tile, dtype: tl.constexpr):
-    if dtype.primitive_bitwidth == 16:
-        tile = tl.interleave(tile.to(tl.int16), (tile >> 16).to(tl.int16)).to(dtype, bitcast=True)
-    return tile
+def _numbers(words, dtype: tl.constexpr):
+    """The numbers in words, as float32."""
+    if dtype == tl.float32:
+        numbers = words.to(tl.float32, bitcast=True)
+    elif dtype == tl.bfloat16:
+        low, high = words << 16, words & -0x10000
+        numbers = tl.interleave(low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True))
+    else:
+        halves = tl.interleave(words.to(tl.int16), (words >> 16).to(tl.int16))
+        numbers = halves.to(dtype, bitcast=True).to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def _load(x, start, offset, exists, COLS: tl.constexpr):
+    return _numbers(_load_words(x, start, offset, exists, COLS), x.dtype.element_ty)
+
+
+@triton.jit
+def _words(numbers, dtype: tl.constexpr):
+    """The words of a tile of float32 numbers that are exact in this type."""
+    if dtype == tl.float32:
+        words = numbers.to(tl.int32, bitcast=True)
+    else:
+        low, high = tl.split(tl.reshape(numbers, (numbers.shape[0], numbers.shape[1] // 2, 2)))
+        if dtype == tl.bfloat16:
+            words = ((low.to(tl.int32, bitcast=True) >> 16) & 0xFFFF) | (high.to(tl.int32, bitcast=True) & -0x10000)
+        else:
+            low = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+            words = (low & 0xFFFF) | (high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return words
+
+
+@triton.jit
+def _keep(words):
+    """The same words. The compiler takes them for new ones, so it keeps no float32 copy of 16-bit numbers for later."""
+    if COMPILED:
+        words = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [words], tl.int32, is_pure=False, pack=1)
+    return words
 
 
 @triton.jit
@@ -208,7 +237,7 @@ def bn_sum_kernel(
         start, offset, exists = _tile(
             tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
         )
-        value = _load(x + start, offset[:, None] + _channels(COLS)[None, :], exists).to(tl.float32)
+        value = _load(x, start, offset, exists, COLS)
         a += value
         b += value * value
     _sum_group(tl.sum(a, 0), tl.sum(b, 0), partial, stats, counters, rows, channels, True, COLS)
@@ -216,7 +245,7 @@ def bn_sum_kernel(
 
 @_kernel
 def bn_forward_kernel(
-    x, residual, weight, bias, y, stats, signs, partial, counters, eps, zero,
+    x, residual, weight, bias, y, stats, signs, partial, counters, eps,
     groups, per_view, pixels, rows, channels,
     FUSED: tl.constexpr, ALONE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -228,12 +257,11 @@ def bn_forward_kernel(
     chunk, group, num_groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     channel = _channels(COLS)
     start, offset, exists = _tile(chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    at = offset[:, None] + channel[None, :]
-    tile = _load(x + start, at, exists)
+    words = _load_words(x, start, offset, exists, COLS)
     if FUSED:
-        value = tile.to(tl.float32)
+        value = _numbers(words, x.dtype.element_ty)
         a, b = tl.sum(value, 0), tl.sum(value * value, 0)
-        kept = _pack(tile, zero)
+        words = _keep(words)
         if ALONE:
             mean, var = _moments(a, b, rows)
             _store_pair(stats, mean, var, group, num_groups, channels, COLS)
@@ -241,17 +269,16 @@ def bn_forward_kernel(
             counter, before, _ = _sum_group(a, b, partial, stats, counters, rows, channels, True, COLS)
             _wait(counter, before)
             mean, var = _load_pair(stats, group, num_groups, channels, COLS)
-        tile = _unpack(kept, tile.dtype)
     else:
         mean, var = _load_pair(stats, group, num_groups, channels, COLS)
     scale = tl.rsqrt(var + eps) * tl.load(weight + channel)
     shift = tl.load(bias + channel) - mean * scale
-    out = tile.to(tl.float32) * scale[None, :] + shift[None, :]
+    out = _numbers(words, x.dtype.element_ty) * scale[None, :] + shift[None, :]
     if RESIDUAL:
-        out += _load(residual + start, at, exists).to(tl.float32)
+        out += _load(residual, start, offset, exists, COLS)
     if RELU:
         out = tl.maximum(out, 0.0)
-    tl.store(y + start + at, out.to(y.dtype.element_ty), mask=exists)
+    tl.store(y + start + (offset[:, None] + channel[None, :]), out.to(y.dtype.element_ty), mask=exists)
     if SIGNS:
         bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
         tl.store(signs + start // 8 + _bytes_at(offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
@@ -261,34 +288,40 @@ def bn_forward_kernel(
 
 
 @triton.jit
+def _affine(stats, weight, bias, eps, channels, COLS: tl.constexpr):
+    """Mean, 1 / std, and the scale and shift that batch norm amounts to."""
+    mean, var = _load_pair(stats, tl.program_id(2), tl.num_programs(2), channels, COLS)
+    inverse_std = tl.rsqrt(var + eps)
+    scale = inverse_std * tl.load(weight + _channels(COLS))
+    return mean, inverse_std, scale, tl.load(bias + _channels(COLS)) - mean * scale
+
+
+@triton.jit
 def _slope(
-    dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
+    dy, dy2, x, saved, scale, shift, start, offset, exists,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """x, x_hat, and the gradient before the ReLU, whose mask is saved or recomputed.
+    """The words of x, and the gradient before the ReLU, whose mask is saved or recomputed.
 
     Two gradients are added as autograd does it, so their sum is rounded.
     """
-    channel = _channels(COLS)
-    at = offset[:, None] + channel[None, :]
-    x_tile = _load(x + start, at, exists)
-    dy_tile = _load(dy + start, at, exists)
-    slope = dy_tile.to(tl.float32)
+    dtype: tl.constexpr = x.dtype.element_ty
+    words = _load_words(x, start, offset, exists, COLS)
+    slope = _load(dy, start, offset, exists, COLS)
     if TWO:
-        slope = (slope + _load(dy2 + start, at, exists).to(tl.float32)).to(dy_tile.dtype).to(tl.float32)
-    x_hat = (x_tile.to(tl.float32) - mean[None, :]) * inverse_std[None, :]
+        slope = (slope + _load(dy2, start, offset, exists, COLS)).to(dtype).to(tl.float32)
     if RELU:
         if SIGNS:
             byte = tl.load(saved + start // 8 + _bytes_at(offset, COLS), mask=exists, other=0).to(tl.int32)
             bits = (byte[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
             positive = tl.reshape(bits, (ROWS, COLS)) > 0
         elif SAVED:
-            positive = _load(saved + start, at, exists) > 0
+            positive = _load(saved, start, offset, exists, COLS) > 0
         else:
-            positive = x_hat * tl.load(weight + channel)[None, :] + tl.load(bias + channel)[None, :] > 0
+            positive = _numbers(words, dtype) * scale[None, :] + shift[None, :] > 0
         slope = tl.where(positive, slope, 0.0)
-    return x_tile, x_hat, slope
+    return words, slope
 
 
 @triton.jit
@@ -311,32 +344,31 @@ def bn_sum_slope_kernel(
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each group's sums of the slope and of slope * x_hat, if they need a launch of their own; stores SAVED slopes."""
-    channel = _channels(COLS)
-    mean, var = _load_pair(stats, tl.program_id(2), tl.num_programs(2), channels, COLS)
-    inverse_std = tl.rsqrt(var + eps)
+    dtype: tl.constexpr = x.dtype.element_ty
+    channel = _channels(COLS)[None, :]
+    mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
     for t in tl.range(tiles, num_stages=STAGES):
         start, offset, exists = _tile(
             tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
         )
-        at = offset[:, None] + channel[None, :]
-        _, x_hat, slope = _slope(
-            dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
-            TWO, RELU, SAVED, SIGNS, ROWS, COLS,
-        )  # fmt: skip
+        words, slope = _slope(
+            dy, dy2, x, saved, scale, shift, start, offset, exists, TWO, RELU, SAVED, SIGNS, ROWS, COLS
+        )
         a += slope
-        b += slope * x_hat  # the slope is 0 in rows that do not exist
+        b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
         if SAVED:
-            tl.store(slopes + start + at, slope.to(slopes.dtype.element_ty), mask=exists)
-    _, _, last = _sum_group(tl.sum(a, 0), tl.sum(b, 0), partial, sums, counters, rows, channels, False, COLS)
+            tl.store(slopes + start + offset[:, None] + channel, slope.to(dtype), mask=exists)
+    b_sum = tl.sum(b, 0) * inverse_std
+    _, _, last = _sum_group(tl.sum(a, 0), b_sum, partial, sums, counters, rows, channels, False, COLS)
     if last:
         _sum_parameters(sums, d_parameters, counters, channels, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps, zero,
+    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps,
     groups, per_view, pixels, rows, channels,
     FUSED: tl.constexpr, ALONE: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr,
     SIGNS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -345,23 +377,19 @@ def bn_backward_kernel(
 
     FUSED: the means are made here, and SAVED slopes stored, as the residual's gradient; else the sums are given.
     """
-    chunk, group, num_groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
-    channel = _channels(COLS)
-    start, offset, exists = _tile(chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    at = offset[:, None] + channel[None, :]
-    mean, var = _load_pair(stats, group, num_groups, channels, COLS)
-    inverse_std = tl.rsqrt(var + eps)
-    tile, x_hat, slope = _slope(
-        dy, dy2, x, saved, weight, bias, mean, inverse_std, start, offset, exists,
-        TWO, RELU, SAVED, SIGNS, ROWS, COLS,
-    )  # fmt: skip
+    dtype: tl.constexpr = x.dtype.element_ty
+    group, num_groups = tl.program_id(2), tl.num_programs(2)
+    start, offset, exists = _tile(tl.program_id(0), groups, per_view, pixels, rows, channels, FULL, ROWS)
+    at = offset[:, None] + _channels(COLS)[None, :]
+    mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
+    words, slope = _slope(dy, dy2, x, saved, scale, shift, start, offset, exists, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
     last = False
     if FUSED:
-        rounded = slope.to(dx.dtype.element_ty)  # exact
         if SAVED:
-            tl.store(slopes + start + at, rounded, mask=exists)
-        a, b = tl.sum(slope, 0), tl.sum(slope * x_hat, 0)  # the slope is 0 in rows that do not exist
-        kept_slope, kept = _pack(rounded, zero), _pack(tile, zero)
+            tl.store(slopes + start + at, slope.to(dtype), mask=exists)
+        a = tl.sum(slope, 0)
+        b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
+        words, slope_words = _keep(words), _keep(_words(slope, dtype))
         if ALONE:
             _store_pair(sums, a, b, group, num_groups, channels, COLS)
             last = True
@@ -369,13 +397,13 @@ def bn_backward_kernel(
             counter, before, last = _sum_group(a, b, partial, sums, counters, rows, channels, False, COLS)
             _wait(counter, before)
             a, b = _load_pair(sums, group, num_groups, channels, COLS)
-        slope = _unpack(kept_slope, tile.dtype).to(tl.float32)
-        x_hat = (_unpack(kept, tile.dtype).to(tl.float32) - mean[None, :]) * inverse_std[None, :]
+        slope = _numbers(slope_words, dtype)
     else:
         a, b = _load_pair(sums, group, num_groups, channels, COLS)
-    scale = inverse_std * tl.load(weight + channel)
-    out = scale[None, :] * (slope - (a * (1.0 / rows))[None, :] - x_hat * (b * (1.0 / rows))[None, :])
-    tl.store(dx + start + at, out.to(dx.dtype.element_ty), mask=exists)
+    of_x = -scale * inverse_std * b * (1.0 / rows)
+    rest = -scale * a * (1.0 / rows) - mean * of_x
+    out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
+    tl.store(dx + start + at, out.to(dtype), mask=exists)
     if last:
         _sum_parameters(sums, d_parameters, counters, channels, COLS)
 
@@ -463,14 +491,14 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    layout = _Layout(x, views, groups, FORWARD)
+    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
     scratch, stats, y = layout.scratch(), layout.empty(layout.num_groups), torch.empty_like(x)
     signs = empty_signs(x, residual, relu)
     if not layout.fused:
         sums = _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
         bn_sum_kernel[sums.grid](x, stats, *sums.scratch(), sums.tiles, *sums.numbers, STAGES=SUM_STAGES, **sums.sizes)
     bn_forward_kernel[layout.grid](
-        x, x if residual is None else residual, weight, bias, y, stats, signs, *scratch, eps, 0, *layout.numbers,
+        x, x if residual is None else residual, weight, bias, y, stats, signs, *scratch, eps, *layout.numbers,
         FUSED=layout.fused, ALONE=layout.alone, RESIDUAL=residual is not None, RELU=relu, SIGNS=signs.numel() > 0,
         **layout.sizes,
     )  # fmt: skip
@@ -505,7 +533,7 @@ def backward(
             inputs = slopes, slopes, *inputs[2:]
             form = dict.fromkeys(form, False)
     bn_backward_kernel[layout.grid](
-        *inputs, dx, slopes, sums, d_parameters, *scratch, eps, 0, *layout.numbers,
+        *inputs, dx, slopes, sums, d_parameters, *scratch, eps, *layout.numbers,
         FUSED=layout.fused, ALONE=layout.alone, **form, **layout.sizes,
     )  # fmt: skip
     return dx, slopes, d_parameters
