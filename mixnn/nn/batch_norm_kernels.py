@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from inspect import signature
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ FORWARD, RESIDUAL, BACKWARD = Tile(512, 32, 4, 3), Tile(256, 32, 4, 4), Tile(256
 SUMS, SUM_STAGES = Tile(32, 64, 4, 2), 4
 REGISTERS = 65536  # of a multiprocessor
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
-COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no inline assembly
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.

@@ -1,7 +1,8 @@
 """The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter.
 
 The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped.
+one test runs this file in a process of its own, where the others are not skipped. Programs run one after another there,
+so they cannot wait for each other.
 """
 
 import importlib.util
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from mixnn.nn import batch_norm
+from mixnn.nn.batch_norm import SplitBatchNorm, set_views
 
 if not importlib.util.find_spec("triton"):
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -22,24 +24,40 @@ if CUDA or INTERPRETED:
     from mixnn.nn import batch_norm_kernels as kernels
 
 runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
 DEVICE = "cuda" if CUDA else "cpu"
 EPS = 1e-5
-FORMS = [(False, False), (False, True), (True, True)]  # residual, ReLU
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
+FORMS = [  # residual, ReLU, two gradients, signs of y as bits
+    (False, False, False, False),
+    (False, True, True, False),
+    (True, True, False, True),
+    (True, True, True, False),
+]
 LAYOUTS = [  # images, channels, side (0: vectors), views, groups; pixels that do and do not fill tiles
     (8, 32, 3, 1, 1),
     (8, 64, 5, 2, 2),
     (6, 96, 3, 3, 2),
     (12, 128, 0, 2, 1),
     (2, 64, 9, 1, 2),
+    (8, 64, 8, 1, 2),
+]
+
+
+CASES = [  # every layout with two forms in float32 and with the other two in bf16
+    (layout, FORMS[(i + j) % 4], torch.float32 if j < 2 else torch.bfloat16)
+    for i, layout in enumerate(LAYOUTS)
+    for j in range(4)
 ]
 
 
 def tensors(images, channels, side, dtype=torch.float32):
-    """x, residual, dy in channels_last, weight and bias."""
+    """x, residual, dy and dy2 in channels_last, weight and bias. Gradients are quarters, so that their sum is exact."""
     rng = torch.Generator().manual_seed(0)
     shape = (images, channels, side, side) if side else (images, channels)
-    maps = [torch.randn(shape, generator=rng) * (1 + i) + i for i in range(3)]
+    maps = [torch.randn(shape, generator=rng) * (1 + i) + i for i in range(4)]
+    maps[2:] = [m.mul(4).round().div(4).clamp(-15, 15) for m in maps[2:]]
     if side:
         maps = [m.contiguous(memory_format=torch.channels_last) for m in maps]
     vectors = [torch.rand(channels, generator=rng) - 0.5 * i for i in range(2)]
@@ -48,16 +66,38 @@ def tensors(images, channels, side, dtype=torch.float32):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Several tiles per program, and several rounds of partial sums, with small tensors."""
+    """Several tiles per group and per program, and several rounds of partial sums, with small tensors."""
     monkeypatch.setattr(kernels, "FORWARD", kernels.Tile(32, 32, 4, 2))
+    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tile(16, 32, 4, 2))
     monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64, 4, 2))
     monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64, 4, 2))
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
 
 
 def close(ours, want, dtype=torch.float32):
-    tolerance = 2e-5 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(ours, want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def compare(layout, form, dtype, monkeypatch):
+    """Forward and backward against plain PyTorch; returns everything that the kernels computed."""
+    (images, channels, side, views, groups), (residual, relu, two, bits) = layout, form
+    monkeypatch.setattr(kernels, "SIGN_BITS", bits)
+    x, extra, dy, dy2, weight, bias = tensors(images, channels, side, dtype)
+    args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
+    y, stats, signs = kernels.forward(*args)
+    want_y, want_stats = batch_norm.plain_forward(*args)
+    close(y, want_y, dtype)
+    close(stats, want_stats)
+    assert y.stride() == x.stride()
+    assert signs.numel() == (y.numel() // 8 if bits else 0)
+    args = (stats, weight, bias, views, groups, EPS, relu)
+    saved = (signs if bits else y) if residual else None
+    grads = kernels.backward(dy, dy2 if two else None, x, saved, *args)
+    wants = batch_norm.plain_backward(dy, dy2 if two else None, x, y if residual else None, *args)
+    for ours, want in zip(grads[:2], wants[:2], strict=True):
+        close(ours, want, dtype)
+    torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
+    return y, stats, signs, *grads
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
@@ -65,40 +105,97 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * len(FORMS) * len(LAYOUTS) + 2} passed" in done.stdout
+    assert f"{len(CASES) + len(LAYOUTS) + 2} passed" in done.stdout
 
 
 @runs_kernels
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("residual, relu", FORMS)
-@pytest.mark.parametrize("images, channels, side, views, groups", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_kernels_equal_plain_torch(images, channels, side, views, groups, residual, relu, dtype):
-    x, extra, dy, weight, bias = tensors(images, channels, side, dtype)
-    args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
-    y, stats, _ = kernels.forward(*args)
-    want_y, want_stats = batch_norm.plain_forward(*args)
-    close(y, want_y, dtype)
-    close(stats, want_stats)
-    assert y.stride() == x.stride()
-    saved = want_y if residual else None
-    grads = kernels.backward(dy, None, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    wants = batch_norm.plain_backward(dy, None, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    for ours, want in zip(grads[:2], wants[:2], strict=True):
-        close(ours, want, dtype)
-    torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
+@pytest.mark.parametrize("launches", ["two", pytest.param("one", marks=needs_gpu)])
+@pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
+def test_kernels_equal_plain_torch(layout, form, dtype, launches, monkeypatch):
+    if launches == "two":
+        monkeypatch.setattr(kernels, "_resident", lambda *_: 1)
+    compare(layout, form, dtype, monkeypatch)
+
+
+@runs_kernels
+@pytest.mark.parametrize("layout, form, dtype", [(a, b, torch.float16) for a, b, c in CASES[::4]], ids=str)
+def test_kernels_equal_plain_torch_if_a_group_is_one_tile(layout, form, dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
+    monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
+    compare(layout, form, dtype, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("layout", [(64, 64, 8, 2, 2), (16, 512, 16, 1, 8), (64, 32, 16, 1, 1)], ids=str)
+def test_replays_of_a_captured_graph_give_the_bits_of_the_first_call(layout, monkeypatch):
+    def run():
+        return compare(layout, FORMS[-2], torch.bfloat16, monkeypatch)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        wants = run()
+    torch.cuda.synchronize()
+    images, channels, side, views, groups = layout
+    x, extra, dy, _, weight, bias = tensors(images, channels, side, torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, stats, signs = kernels.forward(x, extra, weight, bias, views, groups, EPS, True)
+        outputs = y, stats, signs, *kernels.backward(
+            dy, None, x, signs, stats, weight, bias, views, groups, EPS, True
+        )  # fmt: skip
+    for _ in range(50):
+        for t in outputs:
+            t.zero_()
+        graph.replay()
+        assert all(map(torch.equal, outputs, wants))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_streams_have_their_own_counters_which_are_kept_for_graphs(monkeypatch):
+    monkeypatch.setattr(kernels, "_of_stream", {})
+    monkeypatch.setattr(kernels, "_not_given", {})
+    device, streams = torch.device("cuda", torch.cuda.current_device()), [torch.cuda.Stream() for _ in range(2)]
+    rows = []
+    for stream in [*streams, *streams]:
+        with torch.cuda.stream(stream):
+            rows.append(kernels._counters(device, 8).data_ptr())
+    assert rows[:2] == rows[2:]
+    assert rows[0] != rows[1]
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        captured = kernels._counters(device, 8)
+    assert captured.data_ptr() not in rows
+    assert captured._base is not None  # a row of the buffer that was made before
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_operator_uses_the_kernels_on_a_gpu(dtype, monkeypatch):
-    x, extra, _, weight, bias = tensors(16, 64, 5, dtype)
+    x, extra, _, _, weight, bias = tensors(16, 64, 5, dtype)
     calls = []
     real = kernels.forward
     monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or real(*args))
     batch_norm.batch_norm(x, extra, weight, bias, 2, 4, EPS, True)
     assert calls == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("residual", [False, True])
+def test_two_gradients_equal_their_sum_by_autograd(residual):
+    x, extra, dy, dy2, _, _ = tensors(64, 64, 16, torch.bfloat16)
+    layer = SplitBatchNorm(64, groups=4).cuda()
+    set_views(layer, 2)
+    inputs = [x.requires_grad_(), *([extra.requires_grad_()] if residual else [])]
+    pair = layer(*inputs, relu=True, twice=True)
+    ours = torch.autograd.grad(pair, [*inputs, *layer.parameters()], [dy, dy2])
+    y = layer(*inputs, relu=True)
+    wants = torch.autograd.grad([y, y], [*inputs, *layer.parameters()], [dy, dy2])
+    assert all(map(torch.equal, ours, wants))
 
 
 @runs_kernels

@@ -129,6 +129,28 @@ def test_a_block_is_the_residual_formula():
     assert block.conv2.stride == (1, 1)
 
 
+@pytest.mark.parametrize("name, size", [("resnet8", 8), ("resnet8", 64), ("resnet50", 8)])
+def test_gradients_are_those_of_blocks_whose_outputs_autograd_adds(name, size, monkeypatch):
+    torch.manual_seed(0)
+    backbone, x = ResNet(name, size, 2).double(), torch.randn(8, 3, size, size, dtype=torch.float64)
+
+    def gradients():
+        return torch.autograd.grad(backbone(x).square().sum(), list(backbone.parameters()))
+
+    ours, forward = gradients(), SplitBatchNorm.forward
+    calls = []
+
+    def once(self, x, residual=None, relu=False, twice=False):
+        calls.append(twice)
+        y = forward(self, x, residual, relu)
+        return (y, y) if twice else y
+
+    monkeypatch.setattr(SplitBatchNorm, "forward", once)
+    for a, b in zip(ours, gradients(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert calls.count(True) == 1 + sum(len(getattr(backbone, stage)) for stage in backbone.stages)
+
+
 @pytest.mark.parametrize("size", [32, 64])
 def test_flops_are_two_a_multiplication(size):
     counter = FlopCounterMode(display=False)
