@@ -412,27 +412,43 @@ def bn_backward_kernel(
 # Launches
 
 COUNTERS, STREAMS = 4096, 64  # counters of a stream, and streams that have their own
-_of_stream: dict[tuple[torch.device, int], Tensor] = {}
-_not_given: dict[torch.device, list[Tensor]] = {}
+
+
+class _Counters:
+    """Counters of a device, a row per stream, so that kernels that run at the same time share none.
+
+    A kernel leaves counters as it found them, so they are zeroed once, and never freed. A stream that captures a graph
+    gets a row too: it lies outside of the graph's memory. As with cuBLAS's workspaces, two graphs that were captured on
+    one stream must not be replayed at the same time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows = [*torch.zeros((STREAMS, COUNTERS), dtype=torch.int32, device=device)]
+        self.of_stream: dict[int, Tensor] = {}
+        self.zeroed = torch.cuda.Event()
+        self.zeroed.record(torch.cuda.current_stream(device))
+
+    def of(self, stream: torch.cuda.Stream) -> Tensor | None:
+        """The row of a stream, or None if there are too many streams."""
+        if stream.cuda_stream not in self.of_stream and self.rows:
+            if not torch.cuda.is_current_stream_capturing():  # before a capture, torch waits for the whole device
+                stream.wait_event(self.zeroed)
+            self.of_stream[stream.cuda_stream] = self.rows.pop()
+        return self.of_stream.get(stream.cuda_stream)
+
+
+_counters_of: dict[torch.device, _Counters] = {}
 
 
 def _counters(device: torch.device, num: int) -> Tensor:
-    """Zeroed counters that kernels on other streams do not use.
-
-    A kernel leaves counters as it found them, so they are zeroed once per process, for all streams together: a stream
-    that only captures graphs is given some that were allocated before, outside of the graph's memory, and that are
-    never freed. As with cuBLAS's workspaces, two graphs captured on one stream must not be replayed at the same time.
-    """
+    """Zeroed counters: those of the current stream, or else new ones."""
+    found = None
     if device.type == "cuda" and num <= COUNTERS:
-        stream = device, torch.cuda.current_stream(device).cuda_stream
-        if device not in _not_given and not torch.cuda.is_current_stream_capturing():
-            _not_given[device] = [*torch.zeros((STREAMS, COUNTERS), dtype=torch.int32, device=device)]
-            torch.cuda.current_stream(device).synchronize()  # the next stream need not wait for the zeros
-        if stream not in _of_stream and _not_given.get(device):
-            _of_stream[stream] = _not_given[device].pop()
-        if stream in _of_stream:
-            return _of_stream[stream]
-    return torch.zeros(num, dtype=torch.int32, device=device)
+        if device not in _counters_of and not torch.cuda.is_current_stream_capturing():
+            _counters_of[device] = _Counters(device)
+        if device in _counters_of:
+            found = _counters_of[device].of(torch.cuda.current_stream(device))
+    return torch.zeros(num, dtype=torch.int32, device=device) if found is None else found
 
 
 @functools.cache

@@ -156,8 +156,7 @@ def test_replays_of_a_captured_graph_give_the_bits_of_the_first_call(layout, mon
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_streams_have_their_own_counters_which_are_kept_for_graphs(monkeypatch):
-    monkeypatch.setattr(kernels, "_of_stream", {})
-    monkeypatch.setattr(kernels, "_not_given", {})
+    monkeypatch.setattr(kernels, "_counters_of", {})
     device, streams = torch.device("cuda", torch.cuda.current_device()), [torch.cuda.Stream() for _ in range(2)]
     rows = []
     for stream in [*streams, *streams]:
