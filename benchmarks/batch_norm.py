@@ -67,6 +67,11 @@ class Layer:
         weight, bias = torch.rand(self.channels, device=device) + 0.5, torch.randn(self.channels, device=device)
         return maps | {"weight": weight, "bias": bias}
 
+    def form(self) -> tuple[Any, ...]:
+        """Layers with the same form use the same kernels, whatever the tile."""
+        rows = self.images // (VIEWS * GROUPS) * self.side**2
+        return self.residual, self.relu, self.two, self.images, min(rows, 2048)
+
     def bytes(self, forward: bool) -> float:
         """What one pass must read and write."""
         tensor = 2 * self.images * self.channels * self.side**2
@@ -137,9 +142,9 @@ def versions(tiles: list[str], old: str | None) -> list[Version]:
 
 def compile_layers(tiles: list[str], old: str | None) -> None:
     """Fill Triton's cache on disk, in parallel."""
-    jobs = [(text, None, i) for text in tiles for i in range(len(LAYERS))]
-    jobs += [("", old, i) for i in range(len(LAYERS))] if old else []
-    jobs.sort(key=lambda job: job[2] % 4)  # neighbors compile different kernels
+    different = {layer.form(): i for i, layer in enumerate(LAYERS)}.values()
+    jobs = [(text, None, i) for i in different for text in tiles]
+    jobs += [("", old, i) for i in different] if old else []
     with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
         pool.starmap(compile_layer, jobs, chunksize=1)
 

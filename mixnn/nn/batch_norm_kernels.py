@@ -38,16 +38,16 @@ class Tile(NamedTuple):
 
 # A program keeps 128 numbers per thread, of one tensor or of two. While some programs wait, others must load and store,
 # so a multiprocessor holds several; that limits their registers.
-FORWARD, RESIDUAL, BACKWARD = Tile(512, 32, 4, 3), Tile(256, 32, 4, 4), Tile(256, 32, 4, 3)
+FORWARD, RESIDUAL, BACKWARD = Tile(1024, 32, 8, 2), Tile(512, 32, 8, 2), Tile(512, 32, 8, 2)
 # The first of two launches keeps two sums for each number of a tile, so tiles are small; their loads are pipelined.
 SUMS, SUM_STAGES = Tile(32, 64, 4, 2), 4
 REGISTERS = 65536  # of a multiprocessor
-SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
+SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums, which each of the second launch adds
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups")
+NOT_SPECIALIZED = ("chunks", "tiles", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -84,11 +84,15 @@ def _tile(tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, RO
 
 
 @triton.jit
-def _load_words(x, start, offset, exists, COLS: tl.constexpr):
+def _words_at(x, start, offset, COLS: tl.constexpr):
     NUM: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
     column = tl.program_id(1) * (COLS // NUM) + tl.arange(0, COLS // NUM)
-    words = (x + start).to(tl.pointer_type(tl.int32), bitcast=True)
-    return tl.load(words + ((offset // NUM)[:, None] + column[None, :]), mask=exists, other=0)
+    return (x + start).to(tl.pointer_type(tl.int32), bitcast=True) + ((offset // NUM)[:, None] + column[None, :])
+
+
+@triton.jit
+def _load_words(x, start, offset, exists, COLS: tl.constexpr):
+    return tl.load(_words_at(x, start, offset, COLS), mask=exists, other=0)
 
 
 @triton.jit
@@ -148,12 +152,6 @@ def _store_pair(out, a, b, index, num, channels, COLS: tl.constexpr):
 
 
 @triton.jit
-def _load_pair(sums, index, num, channels, COLS: tl.constexpr):
-    at = index * channels + _channels(COLS)
-    return tl.load(sums + at, cache_modifier=".cg"), tl.load(sums + num * channels + at, cache_modifier=".cg")
-
-
-@triton.jit
 def _add_rows(sums, start, num, total, channels, COLS: tl.constexpr):
     """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix."""
     a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
@@ -162,65 +160,44 @@ def _add_rows(sums, start, num, total, channels, COLS: tl.constexpr):
         row = i + tl.arange(0, PARTIAL_ROWS)
         at = (start + row)[:, None] * channels + _channels(COLS)[None, :]
         exists = (row < num)[:, None]
-        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
-        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
-    return tl.sum(a, 0), tl.sum(b, 0)
-
-
-# Programs meet at a counter. The last one of a round sets it back to 0 and flips its sign, for which others may wait.
-# What a program stored for others before, they load past their L1 cache (.cg).
+        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")  # past L1, which may not have
+        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")  # what others stored
+    # A gather of all: it lets the compiler rearrange these vectors for a tile, instead of the tile for them.
+    every = tl.arange(0, COLS)
+    return tl.gather(tl.sum(a, 0), every, 0), tl.gather(tl.sum(b, 0), every, 0)
 
 
 @triton.jit
-def _arrive(counter):
-    """Count this program. Returns the counter as it was before."""
+def _store_partial(partial, a, b, channels, COLS: tl.constexpr):
+    group, chunks = tl.program_id(2), tl.num_programs(0)
+    _store_pair(partial, a, b, group * chunks + tl.program_id(0), tl.num_programs(2) * chunks, channels, COLS)
+
+
+@triton.jit
+def _add_partial(partial, chunks, channels, COLS: tl.constexpr):
+    """Sums over all chunks of the group."""
+    return _add_rows(partial, tl.program_id(2) * chunks, chunks, tl.num_programs(2) * chunks, channels, COLS)
+
+
+# A counter per group and block of channels, where chunks wait for each other. As in CUDA's cooperative groups, the
+# arrivals of all chunks add up to 2^31. That flips the sign, and leaves the other bits 0 for the next launch.
+
+
+@triton.jit
+def _read_counter(counters):
+    """The counter before this chunk arrives."""
+    counter = counters + tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    return counter, tl.atomic_add(counter, 0, sem="relaxed")
+
+
+@triton.jit
+def _wait_for_chunks(counter, before):
+    """Wait for all chunks of the group, which must be on the GPU at once. Then what they stored can be loaded."""
     tl.debug_barrier()  # all threads have stored
-    return tl.atomic_add(counter, 1, sem="acq_rel")
-
-
-@triton.jit
-def _is_last(before, num):
-    return (before & 0x7FFFFFFF) == num - 1
-
-
-@triton.jit
-def _end_round(counter, before, num):
-    tl.debug_barrier()
-    tl.atomic_xchg(counter, (before - (num - 1)) ^ -0x80000000, sem="release")
-
-
-@triton.jit
-def _wait(counter, before):
-    """Wait for the end of the round. All programs of the round must be on the GPU at once."""
+    tl.atomic_add(counter, tl.where(tl.program_id(0) == 0, 0x7FFFFFFF - (tl.num_programs(0) - 2), 1), sem="release")
     while (tl.atomic_add(counter, 0, sem="acquire") ^ before) >= 0:
         pass
     tl.debug_barrier()
-
-
-@triton.jit
-def _sum_group(a, b, partial, out, counters, rows, channels, MOMENTS: tl.constexpr, COLS: tl.constexpr):
-    """Store this chunk's sums; the last chunk to come here adds those of its group, and stores them or their moments.
-
-    Returns what `_wait` needs, and whether this chunk is the last.
-    """
-    group, chunks, num_groups = tl.program_id(2), tl.num_programs(0), tl.num_programs(2)
-    counter = counters + group * tl.num_programs(1) + tl.program_id(1)
-    _store_pair(partial, a, b, group * chunks + tl.program_id(0), num_groups * chunks, channels, COLS)
-    before = _arrive(counter)
-    if _is_last(before, chunks):
-        total_a, total_b = _add_rows(partial, group * chunks, chunks, num_groups * chunks, channels, COLS)
-        if MOMENTS:
-            total_a, total_b = _moments(total_a, total_b, rows)
-        _store_pair(out, total_a, total_b, group, num_groups, channels, COLS)
-        _end_round(counter, before, chunks)
-    return counter, before, _is_last(before, chunks)
-
-
-@triton.jit
-def _moments(a, b, rows):
-    """Mean and variance from the sums of x and x^2."""
-    mean = a * (1.0 / rows)
-    return mean, tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
 
 
 # Forward
@@ -228,10 +205,10 @@ def _moments(a, b, rows):
 
 @_kernel
 def bn_sum_kernel(
-    x, stats, partial, counters, tiles, groups, per_view, pixels, rows, channels,
+    x, partial, tiles, groups, per_view, pixels, rows, channels,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The moments of each group, if they need a launch of their own."""
+    """Sums of x and x^2 over the tiles of each program, if they need a launch of their own."""
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
     for t in tl.range(tiles, num_stages=STAGES):
@@ -241,45 +218,49 @@ def bn_sum_kernel(
         value = _load(x, start, offset, exists, COLS)
         a += value
         b += value * value
-    _sum_group(tl.sum(a, 0), tl.sum(b, 0), partial, stats, counters, rows, channels, True, COLS)
+    _store_partial(partial, tl.sum(a, 0), tl.sum(b, 0), channels, COLS)
 
 
 @_kernel
 def bn_forward_kernel(
-    x, residual, weight, bias, y, stats, signs, partial, counters, eps,
+    x, residual, weight, bias, y, stats, signs, partial, counters, eps, chunks,
     groups, per_view, pixels, rows, channels,
     FUSED: tl.constexpr, ALONE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y = relu((x - mean) / std * weight + bias + residual).
 
-    FUSED: the moments are made here; else they are given. ALONE: a group has one chunk, so there is no need to wait.
+    FUSED: the sums are made here; else they are given. ALONE: a group has one chunk, so there is no need to wait.
     """
-    chunk, group, num_groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    dtype: tl.constexpr = x.dtype.element_ty
     channel = _channels(COLS)
-    start, offset, exists = _tile(chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    start, offset, exists = _tile(tl.program_id(0), groups, per_view, pixels, rows, channels, FULL, ROWS)
     words = _load_words(x, start, offset, exists, COLS)
+    if RESIDUAL:
+        residual_words = _load_words(residual, start, offset, exists, COLS)
     if FUSED:
-        value = _numbers(words, x.dtype.element_ty)
+        if not ALONE:
+            counter, before = _read_counter(counters)
+        value = _numbers(words, dtype)
         a, b = tl.sum(value, 0), tl.sum(value * value, 0)
-        words = _keep(words)
-        if ALONE:
-            mean, var = _moments(a, b, rows)
-            _store_pair(stats, mean, var, group, num_groups, channels, COLS)
-        else:
-            counter, before, _ = _sum_group(a, b, partial, stats, counters, rows, channels, True, COLS)
-            _wait(counter, before)
-            mean, var = _load_pair(stats, group, num_groups, channels, COLS)
-    else:
-        mean, var = _load_pair(stats, group, num_groups, channels, COLS)
+        if not ALONE:
+            _store_partial(partial, a, b, channels, COLS)
+            _wait_for_chunks(counter, before)
+    if not ALONE:
+        a, b = _add_partial(partial, chunks, channels, COLS)
+    words = _keep(words)
+    mean = a * (1.0 / rows)
+    var = tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
+    if tl.program_id(0) == 0:
+        _store_pair(stats, mean, var, tl.program_id(2), tl.num_programs(2), channels, COLS)
     scale = tl.rsqrt(var + eps) * tl.load(weight + channel)
     shift = tl.load(bias + channel) - mean * scale
-    out = _numbers(words, x.dtype.element_ty) * scale[None, :] + shift[None, :]
+    out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
     if RESIDUAL:
-        out += _load(residual, start, offset, exists, COLS)
+        out += _numbers(residual_words, dtype)
     if RELU:
         out = tl.maximum(out, 0.0)
-    tl.store(y + start + (offset[:, None] + channel[None, :]), out.to(y.dtype.element_ty), mask=exists)
+    tl.store(y + start + (offset[:, None] + channel[None, :]), out.to(dtype), mask=exists)
     if SIGNS:
         bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
         tl.store(signs + start // 8 + _bytes_at(offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
@@ -291,10 +272,12 @@ def bn_forward_kernel(
 @triton.jit
 def _affine(stats, weight, bias, eps, channels, COLS: tl.constexpr):
     """Mean, 1 / std, and the scale and shift that batch norm amounts to."""
-    mean, var = _load_pair(stats, tl.program_id(2), tl.num_programs(2), channels, COLS)
-    inverse_std = tl.rsqrt(var + eps)
-    scale = inverse_std * tl.load(weight + _channels(COLS))
-    return mean, inverse_std, scale, tl.load(bias + _channels(COLS)) - mean * scale
+    channel = _channels(COLS)
+    at = tl.program_id(2) * channels + channel
+    mean = tl.load(stats + at)
+    inverse_std = tl.rsqrt(tl.load(stats + tl.num_programs(2) * channels + at) + eps)
+    scale = inverse_std * tl.load(weight + channel)
+    return mean, inverse_std, scale, tl.load(bias + channel) - mean * scale
 
 
 @triton.jit
@@ -326,27 +309,28 @@ def _slope(
 
 
 @triton.jit
-def _sum_parameters(sums, d_parameters, counters, channels, COLS: tl.constexpr):
-    """The last group to come here adds the sums of all groups: the gradients of bias and weight."""
+def _add_groups(a, b, sums, d_parameters, counters, channels, COLS: tl.constexpr):
+    """Store a group's sums; the last group to come here adds those of all: the gradients of bias and weight."""
     num_groups = tl.num_programs(2)
-    counter = counters + num_groups * tl.num_programs(1) + tl.program_id(1)
-    before = _arrive(counter)
-    if _is_last(before, num_groups):
+    _store_pair(sums, a, b, tl.program_id(2), num_groups, channels, COLS)
+    counter = counters + num_groups * tl.num_programs(1) + tl.program_id(1)  # behind those of groups and blocks
+    tl.debug_barrier()
+    before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if (before & 0x7FFFFFFF) == num_groups - 1:  # in another launch chunks may have waited here, and left a sign
         d_bias, d_weight = _add_rows(sums, 0, num_groups, num_groups, channels, COLS)
         _store_pair(d_parameters, d_bias, d_weight, 0, 1, channels, COLS)
-        _end_round(counter, before, num_groups)
+        tl.store(counter, before - (num_groups - 1))
 
 
 @_kernel
 def bn_sum_slope_kernel(
-    dy, dy2, x, saved, weight, bias, stats, slopes, sums, d_parameters, partial, counters, eps, tiles,
+    dy, dy2, x, saved, weight, bias, stats, slopes, partial, eps, tiles,
     groups, per_view, pixels, rows, channels,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Each group's sums of the slope and of slope * x_hat, if they need a launch of their own; stores SAVED slopes."""
+    """Sums of the slope and of slope * x_hat over each program's tiles, if they need a launch; stores SAVED slopes."""
     dtype: tl.constexpr = x.dtype.element_ty
-    channel = _channels(COLS)[None, :]
     mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
@@ -360,53 +344,48 @@ def bn_sum_slope_kernel(
         a += slope
         b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
         if SAVED:
-            tl.store(slopes + start + offset[:, None] + channel, slope.to(dtype), mask=exists)
-    b_sum = tl.sum(b, 0) * inverse_std
-    _, _, last = _sum_group(tl.sum(a, 0), b_sum, partial, sums, counters, rows, channels, False, COLS)
-    if last:
-        _sum_parameters(sums, d_parameters, counters, channels, COLS)
+            tl.store(_words_at(slopes, start, offset, COLS), _words(slope, dtype), mask=exists)
+    _store_partial(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, channels, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps,
+    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps, chunks,
     groups, per_view, pixels, rows, channels,
     FUSED: tl.constexpr, ALONE: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr,
     SIGNS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
 
-    FUSED: the means are made here, and SAVED slopes stored, as the residual's gradient; else the sums are given.
+    FUSED: the sums are made here, and SAVED slopes stored, as the residual's gradient; else the sums are given.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    group, num_groups = tl.program_id(2), tl.num_programs(2)
     start, offset, exists = _tile(tl.program_id(0), groups, per_view, pixels, rows, channels, FULL, ROWS)
     at = offset[:, None] + _channels(COLS)[None, :]
     mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
     words, slope = _slope(dy, dy2, x, saved, scale, shift, start, offset, exists, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
-    last = False
     if FUSED:
-        if SAVED:
-            tl.store(slopes + start + at, slope.to(dtype), mask=exists)
+        if not ALONE:
+            counter, before = _read_counter(counters)
         a = tl.sum(slope, 0)
         b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
-        words, slope_words = _keep(words), _keep(_words(slope, dtype))
-        if ALONE:
-            _store_pair(sums, a, b, group, num_groups, channels, COLS)
-            last = True
-        else:
-            counter, before, last = _sum_group(a, b, partial, sums, counters, rows, channels, False, COLS)
-            _wait(counter, before)
-            a, b = _load_pair(sums, group, num_groups, channels, COLS)
-        slope = _numbers(slope_words, dtype)
-    else:
-        a, b = _load_pair(sums, group, num_groups, channels, COLS)
+        slope_words = _keep(_words(slope, dtype))
+        if not ALONE:
+            _store_partial(partial, a, b, channels, COLS)
+            _wait_for_chunks(counter, before)
+    if not ALONE:
+        a, b = _add_partial(partial, chunks, channels, COLS)
+        mean, inverse_std, scale, _ = _affine(stats, weight, bias, eps, channels, COLS)  # again, to save registers
+    if FUSED:
+        if SAVED:  # after the wait, which would wait for these stores too
+            tl.store(_words_at(slopes, start, offset, COLS), slope_words, mask=exists)
+        words, slope = _keep(words), _numbers(_keep(slope_words), dtype)
     of_x = -scale * inverse_std * b * (1.0 / rows)
     rest = -scale * a * (1.0 / rows) - mean * of_x
     out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
     tl.store(dx + start + at, out.to(dtype), mask=exists)
-    if last:
-        _sum_parameters(sums, d_parameters, counters, channels, COLS)
+    if tl.program_id(0) == 0:
+        _add_groups(a, b, sums, d_parameters, counters, channels, COLS)
 
 
 # Launches
@@ -463,29 +442,29 @@ def _resident(device: torch.device, programs: int) -> int:
 
 
 class _Layout:
-    """How a tensor (images, channels, ...) is divided into groups, tiles and programs.
+    """How a tensor (images, channels, ...) is divided into groups, chunks of rows and blocks of channels.
 
-    A program has one tile; or, if the number of programs is limited, several.
+    A program has one chunk and block. A chunk is one tile; or, if the number of programs is limited, several.
     """
 
     def __init__(self, x: Tensor, views: int, groups: int, tile: Tile, limit: int | None = None) -> None:
         images, self.channels = x.shape[:2]
         pixels = x.numel() // (images * self.channels)
         rows = images // views // groups * pixels
-        self.device, self.num_groups = x.device, views * groups
         most = tile.rows * 2 // x.element_size()
         tile_rows = min(most, max(16, triton.next_power_of_2(rows)))
-        warps = max(1, tile.warps * tile_rows // most)
         cols = math.gcd(tile.cols, self.channels)
-        blocks, tiles = self.channels // cols, triton.cdiv(rows, tile_rows)
-        self.tiles = 1 if limit is None else max(1, tiles * self.num_groups * blocks // limit)
-        self.grid = triton.cdiv(tiles, self.tiles), blocks, self.num_groups
-        self.alone = self.grid[0] == 1
-        self.fused = self.grid[0] <= _resident(x.device, tile.programs)
-        self.numbers = groups, images // views, pixels, rows, self.channels
+        self.num_groups, self.blocks, tiles = views * groups, self.channels // cols, triton.cdiv(rows, tile_rows)
+        chunks = tiles if limit is None else max(1, min(PARTIAL_ROWS.value, limit // (self.num_groups * self.blocks)))
+        self.tiles = triton.cdiv(tiles, chunks)
+        self.chunks = triton.cdiv(tiles, self.tiles)
+        self.grid = self.chunks, self.blocks, self.num_groups
+        self.fused = self.chunks <= _resident(x.device, tile.programs)
+        self.device, self.numbers = x.device, (groups, images // views, pixels, rows, self.channels)
         self.sizes = {
             "FULL": rows % (tile_rows * self.tiles) == 0, "ROWS": tile_rows, "COLS": cols,
-            "num_warps": warps, "maxnreg": min(255, REGISTERS // (32 * tile.warps * tile.programs) // 8 * 8),
+            "num_warps": max(1, tile.warps * tile_rows // most),
+            "maxnreg": min(255, REGISTERS // (32 * tile.warps * tile.programs) // 8 * 8),
         }  # fmt: skip
         assert (tile_rows + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
         assert tile_rows + pixels < 2**21, "rows are divided by pixels in float32"
@@ -493,10 +472,9 @@ class _Layout:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
 
-    def scratch(self) -> tuple[Tensor, Tensor]:
-        """Partial sums of all chunks, and counters: of each group and block of channels, and of each block."""
-        chunks, blocks, num_groups = self.grid
-        return self.empty(num_groups, chunks), _counters(self.device, (num_groups + 1) * blocks)
+    def counters(self) -> Tensor:
+        """Counters of each group and block of channels, then of each block."""
+        return _counters(self.device, (self.num_groups + 1) * self.blocks)
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -509,15 +487,15 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
     layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
-    scratch, stats, y = layout.scratch(), layout.empty(layout.num_groups), torch.empty_like(x)
-    signs = empty_signs(x, residual, relu)
+    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+    partial, stats = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
+    y, signs = torch.empty_like(x), empty_signs(x, residual, relu)
     if not layout.fused:
-        sums = _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
-        bn_sum_kernel[sums.grid](x, stats, *sums.scratch(), sums.tiles, *sums.numbers, STAGES=SUM_STAGES, **sums.sizes)
+        bn_sum_kernel[first.grid](x, partial, first.tiles, *first.numbers, STAGES=SUM_STAGES, **first.sizes)
     bn_forward_kernel[layout.grid](
-        x, x if residual is None else residual, weight, bias, y, stats, signs, *scratch, eps, *layout.numbers,
-        FUSED=layout.fused, ALONE=layout.alone, RESIDUAL=residual is not None, RELU=relu, SIGNS=signs.numel() > 0,
-        **layout.sizes,
+        x, x if residual is None else residual, weight, bias, y, stats, signs, partial, layout.counters(), eps,
+        first.chunks, *layout.numbers, FUSED=layout.fused, ALONE=layout.chunks == 1, RESIDUAL=residual is not None,
+        RELU=relu, SIGNS=signs.numel() > 0, **layout.sizes,
     )  # fmt: skip
     return y, stats, signs
 
@@ -533,7 +511,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
     layout = _Layout(x, views, groups, BACKWARD)
-    scratch, sums, d_parameters = layout.scratch(), layout.empty(layout.num_groups), layout.empty()
+    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+    partial, sums = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
+    d_parameters = layout.empty()
     dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
     inputs = dy, dy if dy2 is None else dy2, x, x if saved is None else saved, weight, bias, stats
     form = {
@@ -541,17 +521,15 @@ def backward(
         "SIGNS": saved is not None and saved.dtype == torch.uint8,
     }  # fmt: skip
     if not layout.fused:
-        first = _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
         bn_sum_slope_kernel[first.grid](
-            *inputs, slopes, sums, d_parameters, *first.scratch(), eps, first.tiles, *first.numbers,
-            **form, STAGES=SUM_STAGES, **first.sizes,
-        )  # fmt: skip
+            *inputs, slopes, partial, eps, first.tiles, *first.numbers, **form, STAGES=SUM_STAGES, **first.sizes
+        )
         if saved is not None:
             inputs = slopes, slopes, *inputs[2:]
             form = dict.fromkeys(form, False)
     bn_backward_kernel[layout.grid](
-        *inputs, dx, slopes, sums, d_parameters, *scratch, eps, *layout.numbers,
-        FUSED=layout.fused, ALONE=layout.alone, **form, **layout.sizes,
+        *inputs, dx, slopes, sums, d_parameters, partial, layout.counters(), eps, first.chunks, *layout.numbers,
+        FUSED=layout.fused, ALONE=layout.chunks == 1, **form, **layout.sizes,
     )  # fmt: skip
     return dx, slopes, d_parameters
 
