@@ -1,15 +1,15 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --tiles 512x32x4x3/256x32x4x4/256x32x4x3 ...    tiles to compare
+    python benchmarks/batch_norm.py --tiles 1024x32/512x32/512x32/8x2 ...    tiles to compare
     python benchmarks/batch_norm.py --old FILE         also an older version of batch_norm_kernels.py
     python benchmarks/batch_norm.py --stress           no times: many replays of a graph must give the same bits
 
-Tiles are ROWSxCOLSxWARPSxPROGRAMS forward, forward with residual, and backward (PROGRAMS on a multiprocessor at once);
-with a fourth part, /y, backward reads y instead of sign bits. First every layer is compared with plain PyTorch in
-float32 (relative error of the worst output). Times are medians of graph replays, by device events, over more memory
-than the L2 cache holds. TB/s count the bytes that a single pass must move, so a second pass lowers them. A step is a
-student's forward and backward pass and a teacher's forward pass.
+Tiles are ROWSxCOLS forward, forward with residual, and backward, then WARPSxPROGRAMS (of a program, and on a
+multiprocessor); with a fifth part, /y, backward reads y instead of sign bits. First every layer is compared with plain
+PyTorch in float32 (relative error of the worst output). Times are medians of graph replays, by device events, over more
+memory than the L2 cache holds. TB/s count the bytes that a single pass must move, so a second pass lowers them. A step
+is a student's forward and backward pass and a teacher's forward pass.
 
 A wrong barrier would wait forever, so the script ends itself after --seconds.
 """
@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from mixnn.nn import batch_norm, batch_norm_kernels
+from mixnn.nn import batch_norm
+from mixnn.nn import batch_norm_kernels as kernels
 
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
 TILES = ("FORWARD", "RESIDUAL", "BACKWARD")
@@ -122,11 +123,11 @@ class Version:
 def versions(tiles: list[str], old: str | None) -> list[Version]:
     found = []
     for text in tiles:
-        *sizes, y = [*text.split("/"), ""][:4]
-        tiles_by_name = {
-            name: batch_norm_kernels.Tile(*map(int, size.split("x"))) for name, size in zip(TILES, sizes, strict=True)
-        }
-        found.append(Version(text, batch_norm_kernels, tiles_by_name | {"SIGN_BITS": not y}))
+        sizes = [tuple(map(int, part.split("x"))) for part in text.split("/")[:4]]
+        settings = {name: kernels.Tile(*size) for name, size in zip(TILES, sizes[:3], strict=True)}
+        warps, programs = sizes[3]
+        settings |= {"WARPS": warps, "PROGRAMS": programs, "SIGN_BITS": not text.endswith("/y")}
+        found.append(Version(text, kernels, settings))
     if old:
         spec = importlib.util.spec_from_file_location("old_batch_norm_kernels", old)
         assert spec is not None
@@ -203,11 +204,11 @@ def error(version: Version, layer: Layer) -> float:
 
 def check_replays(chunks: int, streams: int, replays: int) -> str:
     """Replays of a graph in which kernels with this many chunks per group run at once on several streams."""
-    kernels = batch_norm_kernels
     layer = Layer("", 64, 16, residual=True, two=True, images=VIEWS * GROUPS * chunks)
-    kernels.RESIDUAL = kernels.BACKWARD = kernels.Tile(256, 32, 4, 3)
-    resident, kernels._resident = kernels._resident, lambda *_: chunks  # type: ignore[assignment]
-    version = Version("", kernels, {})
+    # a chunk of an image; all chunks that may wait by themselves, or half as many on each of two streams
+    settings = {"RESIDUAL": kernels.Tile(256, 32), "BACKWARD": kernels.Tile(256, 32), "_max_chunks": lambda _: chunks}
+    version = Version("", kernels, settings)
+    version.select()
     inputs = [layer.tensors() for _ in range(streams)]
     others = [torch.cuda.Stream() for _ in inputs[1:]]
 
@@ -232,7 +233,6 @@ def check_replays(chunks: int, streams: int, replays: int) -> str:
             t.zero_()
         graph.replay()
         wrong += not all(map(torch.equal, outputs, wants))
-    kernels._resident = resident
     return f"{chunks} chunks on {streams} streams: {wrong} of {replays} replays differ"
 
 
@@ -267,8 +267,8 @@ def time_layer(version: Version, layer: Layer, sets: list[dict[str, Tensor]]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    current = "/".join("x".join(map(str, getattr(batch_norm_kernels, name))) for name in TILES)
-    parser.add_argument("--tiles", nargs="*", default=[current])
+    sizes = [*(getattr(kernels, name) for name in TILES), (kernels.WARPS, kernels.PROGRAMS)]
+    parser.add_argument("--tiles", nargs="*", default=["/".join("x".join(map(str, size)) for size in sizes)])
     parser.add_argument("--old", metavar="FILE")
     parser.add_argument("--stress", action="store_true")
     parser.add_argument("--replays", type=int, default=200)
@@ -277,8 +277,8 @@ def main() -> None:
     faulthandler.dump_traceback_later(args.seconds, exit=True)
     torch.manual_seed(0)
     if args.stress:
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        for chunks, streams in ((2, 3), (processors // 2, 2), (processors - 1, 1), (processors, 1)):
+        most = kernels._max_chunks(torch.device("cuda", 0))
+        for chunks, streams in ((2, 3), (most, 2), (2 * most - 1, 1), (2 * most, 1)):
             print(check_replays(chunks, streams, args.replays), flush=True)
         return
     compile_layers(args.tiles, args.old)

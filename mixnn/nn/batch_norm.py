@@ -66,9 +66,9 @@ class SplitBatchNorm(nn.BatchNorm2d):
         x = x.contiguous(memory_format=memory_format(x))
         residual = None if residual is None else residual.contiguous(memory_format=memory_format(x))
         args = x, residual, weight, bias, self.views, self.groups, self.eps, relu
-        if twice and not torch.compiler.is_compiling():  # torch 2.11 compiles outputs that share memory wrongly
+        if twice and not torch.compiler.is_compiling():
             y, y2, stats = _Twice.apply(*args)
-        else:
+        else:  # a compiler adds the gradients; torch 2.11's has errors with outputs that share memory (issue 180642)
             y, stats, _ = batch_norm(*args)
             y2 = y
         if self.tracked:  # as if each view came alone, in order; a view's statistics are the mean over its groups

@@ -14,7 +14,6 @@ All sums are added in a fixed order, so results are the same bits every time.
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable
@@ -28,20 +27,18 @@ from torch import Tensor
 
 
 class Tile(NamedTuple):
-    """What a program processes at once, with how many warps, and how many programs a multiprocessor holds."""
+    """Numbers that a program keeps in registers, of each tensor; half as many rows in float32."""
 
-    rows: int  # half as many in float32
+    rows: int
     cols: int
-    warps: int
-    programs: int
 
 
-# A program keeps 128 numbers per thread, of one tensor or of two. While some programs wait, others must load and store,
-# so a multiprocessor holds several; that limits their registers.
-FORWARD, RESIDUAL, BACKWARD = Tile(1024, 32, 8, 2), Tile(512, 32, 8, 2), Tile(512, 32, 8, 2)
+FORWARD, RESIDUAL, BACKWARD = Tile(1024, 32), Tile(512, 32), Tile(512, 32)  # one tensor, or two at a time
+# While some programs wait, others must load and store: a multiprocessor holds several. All programs that wait have the
+# same warps and registers, so each fits where another ends.
+WARPS, PROGRAMS, REGISTERS = 8, 2, 65536  # of a program; and programs and registers of a multiprocessor
 # The first of two launches keeps two sums for each number of a tile, so tiles are small; their loads are pipelined.
-SUMS, SUM_STAGES = Tile(32, 64, 4, 2), 4
-REGISTERS = 65536  # of a multiprocessor
+SUMS, SUM_WARPS, SUM_STAGES = Tile(32, 64), 4, 4
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums, which each of the second launch adds
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
@@ -257,7 +254,7 @@ def bn_forward_kernel(
     shift = tl.load(bias + channel) - mean * scale
     out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
     if RESIDUAL:
-        out += _numbers(residual_words, dtype)
+        out += _numbers(residual_words, residual.dtype.element_ty)
     if RELU:
         out = tl.maximum(out, 0.0)
     tl.store(y + start + (offset[:, None] + channel[None, :]), out.to(dtype), mask=exists)
@@ -430,15 +427,15 @@ def _counters(device: torch.device, num: int) -> Tensor:
     return torch.zeros(num, dtype=torch.int32, device=device) if found is None else found
 
 
-@functools.cache
-def _resident(device: torch.device, programs: int) -> int:
-    """How many programs are on the device at once, if a multiprocessor holds so many and another stream has half of it.
+def _max_chunks(device: torch.device) -> int:
+    """How many chunks may wait for each other: half of the programs that are on the device at once.
 
-    Programs start in order, so of those that wait only the last group's wait for programs that have not started.
+    Programs start in order. So at any time only one group of a kernel waits for programs that have not started, and
+    there is room for them, even if a kernel on another stream waits too.
     """
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count // 2 * programs
+    return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS // 2
 
 
 class _Layout:
@@ -447,7 +444,7 @@ class _Layout:
     A program has one chunk and block. A chunk is one tile; or, if the number of programs is limited, several.
     """
 
-    def __init__(self, x: Tensor, views: int, groups: int, tile: Tile, limit: int | None = None) -> None:
+    def __init__(self, x: Tensor, views: int, groups: int, tile: Tile, warps: int, limit: int | None = None) -> None:
         images, self.channels = x.shape[:2]
         pixels = x.numel() // (images * self.channels)
         rows = images // views // groups * pixels
@@ -459,12 +456,12 @@ class _Layout:
         self.tiles = triton.cdiv(tiles, chunks)
         self.chunks = triton.cdiv(tiles, self.tiles)
         self.grid = self.chunks, self.blocks, self.num_groups
-        self.fused = self.chunks <= _resident(x.device, tile.programs)
+        self.fused = self.chunks <= _max_chunks(x.device)
         self.device, self.numbers = x.device, (groups, images // views, pixels, rows, self.channels)
         self.sizes = {
             "FULL": rows % (tile_rows * self.tiles) == 0, "ROWS": tile_rows, "COLS": cols,
-            "num_warps": max(1, tile.warps * tile_rows // most),
-            "maxnreg": min(255, REGISTERS // (32 * tile.warps * tile.programs) // 8 * 8),
+            "num_warps": max(1, warps * tile_rows // most),
+            "maxnreg": min(255, REGISTERS // (32 * WARPS * PROGRAMS) // 8 * 8),
         }  # fmt: skip
         assert (tile_rows + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
         assert tile_rows + pixels < 2**21, "rows are divided by pixels in float32"
@@ -486,8 +483,8 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
-    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL, WARPS)
+    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS)
     partial, stats = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
     y, signs = torch.empty_like(x), empty_signs(x, residual, relu)
     if not layout.fused:
@@ -510,8 +507,8 @@ def backward(
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
-    layout = _Layout(x, views, groups, BACKWARD)
-    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_PROGRAMS)
+    layout = _Layout(x, views, groups, BACKWARD, WARPS)
+    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS)
     partial, sums = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
     d_parameters = layout.empty()
     dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mixnn.nn.batch_norm import SplitBatchNorm
 
 IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
-Twice = tuple[Tensor, Tensor]  # what a block reads and gives: for convolutions, and the same for the shortcut
+Twice = tuple[Tensor, Tensor]  # the same map for a block's convolutions and for its shortcut: see SplitBatchNorm
 
 
 class BasicBlock(nn.Module):

@@ -67,10 +67,10 @@ def tensors(images, channels, side, dtype=torch.float32):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Several tiles per group and per program, and several rounds of partial sums, with small tensors."""
-    monkeypatch.setattr(kernels, "FORWARD", kernels.Tile(32, 32, 4, 2))
-    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tile(16, 32, 4, 2))
-    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64, 4, 2))
-    monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64, 4, 2))
+    monkeypatch.setattr(kernels, "FORWARD", kernels.Tile(32, 32))
+    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tile(16, 32))
+    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64))
+    monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64))
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
 
 
@@ -114,7 +114,7 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 @pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
 def test_kernels_equal_plain_torch(layout, form, dtype, launches, monkeypatch):
     if launches == "two":
-        monkeypatch.setattr(kernels, "_resident", lambda *_: 1)
+        monkeypatch.setattr(kernels, "_max_chunks", lambda _: 1)
     compare(layout, form, dtype, monkeypatch)
 
 
