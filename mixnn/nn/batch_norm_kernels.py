@@ -37,9 +37,10 @@ FORWARD, RESIDUAL, BACKWARD = Tile(1024, 32), Tile(512, 32), Tile(512, 32)  # on
 # While some programs wait, others must load and store: a multiprocessor holds several. All programs that wait have the
 # same warps and registers, so each fits where another ends.
 WARPS, PROGRAMS, REGISTERS = 8, 2, 65536  # of a program; and programs and registers of a multiprocessor
-# The first of two launches keeps two sums for each number of a tile, so tiles are small; their loads are pipelined.
-SUMS, SUM_WARPS, SUM_STAGES = Tile(32, 64), 4, 4
-SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums, which each of the second launch adds
+# If sums need a launch of their own: it keeps two of them per number of a tile, so tiles are small; their loads are
+# pipelined. More programs would make more partial sums, which each program of the second launch adds.
+SUMS, SUM_WARPS, SUM_STAGES, SUM_PROGRAMS = Tile(32, 64), 4, 4, 512
+SECOND = Tile(256, 32)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
@@ -456,7 +457,6 @@ class _Layout:
         self.tiles = triton.cdiv(tiles, chunks)
         self.chunks = triton.cdiv(tiles, self.tiles)
         self.grid = self.chunks, self.blocks, self.num_groups
-        self.fused = self.chunks <= _max_chunks(x.device)
         self.device, self.numbers = x.device, (groups, images // views, pixels, rows, self.channels)
         self.sizes = {
             "FULL": rows % (tile_rows * self.tiles) == 0, "ROWS": tile_rows, "COLS": cols,
@@ -474,6 +474,14 @@ class _Layout:
         return _counters(self.device, (self.num_groups + 1) * self.blocks)
 
 
+def _layouts(x: Tensor, views: int, groups: int, tile: Tile) -> tuple[_Layout, _Layout]:
+    """The layouts for making the sums and for using them. They are the same object if one launch is enough."""
+    layout = _Layout(x, views, groups, tile, WARPS)
+    if layout.chunks <= _max_chunks(x.device):
+        return layout, layout
+    return _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS), _Layout(x, views, groups, SECOND, WARPS)
+
+
 def supports(dtype: torch.dtype, channels: int) -> bool:
     """Whether there are kernels: for bf16, fp16 and fp32, and channels in multiples of 32."""
     return dtype in (torch.bfloat16, torch.float16, torch.float32) and channels % 32 == 0
@@ -483,15 +491,15 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL, WARPS)
-    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS)
+    first, layout = _layouts(x, views, groups, FORWARD if residual is None else RESIDUAL)
+    fused = first is layout
     partial, stats = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
     y, signs = torch.empty_like(x), empty_signs(x, residual, relu)
-    if not layout.fused:
+    if not fused:
         bn_sum_kernel[first.grid](x, partial, first.tiles, *first.numbers, STAGES=SUM_STAGES, **first.sizes)
     bn_forward_kernel[layout.grid](
         x, x if residual is None else residual, weight, bias, y, stats, signs, partial, layout.counters(), eps,
-        first.chunks, *layout.numbers, FUSED=layout.fused, ALONE=layout.chunks == 1, RESIDUAL=residual is not None,
+        first.chunks, *layout.numbers, FUSED=fused, ALONE=fused and layout.chunks == 1, RESIDUAL=residual is not None,
         RELU=relu, SIGNS=signs.numel() > 0, **layout.sizes,
     )  # fmt: skip
     return y, stats, signs
@@ -507,8 +515,8 @@ def backward(
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
-    layout = _Layout(x, views, groups, BACKWARD, WARPS)
-    first = layout if layout.fused else _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS)
+    first, layout = _layouts(x, views, groups, BACKWARD)
+    fused = first is layout
     partial, sums = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
     d_parameters = layout.empty()
     dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
@@ -517,7 +525,7 @@ def backward(
         "TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None,
         "SIGNS": saved is not None and saved.dtype == torch.uint8,
     }  # fmt: skip
-    if not layout.fused:
+    if not fused:
         bn_sum_slope_kernel[first.grid](
             *inputs, slopes, partial, eps, first.tiles, *first.numbers, **form, STAGES=SUM_STAGES, **first.sizes
         )
@@ -526,7 +534,7 @@ def backward(
             form = dict.fromkeys(form, False)
     bn_backward_kernel[layout.grid](
         *inputs, dx, slopes, sums, d_parameters, partial, layout.counters(), eps, first.chunks, *layout.numbers,
-        FUSED=layout.fused, ALONE=layout.chunks == 1, **form, **layout.sizes,
+        FUSED=fused, ALONE=fused and layout.chunks == 1, **form, **layout.sizes,
     )  # fmt: skip
     return dx, slopes, d_parameters
 

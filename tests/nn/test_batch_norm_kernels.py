@@ -71,6 +71,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tile(16, 32))
     monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64))
     monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64))
+    monkeypatch.setattr(kernels, "SECOND", kernels.Tile(32, 32))
     monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
 
 
