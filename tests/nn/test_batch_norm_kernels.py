@@ -187,7 +187,8 @@ def test_the_operator_uses_the_kernels_on_a_gpu(dtype, monkeypatch):
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("residual", [False, True])
 def test_two_gradients_equal_their_sum_by_autograd(residual):
-    x, extra, dy, dy2, _, _ = tensors(64, 64, 16, torch.bfloat16)
+    x, extra = tensors(64, 64, 16, torch.bfloat16)[:2]
+    dy, dy2 = torch.randn_like(x), torch.randn_like(x)  # their sum is rounded
     layer = SplitBatchNorm(64, groups=4).cuda()
     set_views(layer, 2)
     inputs = [x.requires_grad_(), *([extra.requires_grad_()] if residual else [])]
@@ -195,7 +196,12 @@ def test_two_gradients_equal_their_sum_by_autograd(residual):
     ours = torch.autograd.grad(pair, [*inputs, *layer.parameters()], [dy, dy2])
     y = layer(*inputs, relu=True)
     wants = torch.autograd.grad([y, y], [*inputs, *layer.parameters()], [dy, dy2])
-    assert all(map(torch.equal, ours, wants))
+    for a, b in zip(ours[:-2], wants[:-2], strict=True):
+        close(a, b, torch.bfloat16)
+    if residual:
+        assert torch.equal(ours[1], wants[1])
+    for a, b in zip(ours[-2:], wants[-2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 
 
 @runs_kernels
