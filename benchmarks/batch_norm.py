@@ -62,8 +62,7 @@ class Layer:
         shape = (self.images, self.channels, self.side, self.side)
         maps = {
             name: torch.randn(shape, device=device, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
-            for name in ("x", "residual", "dy", "dy2")
-            if getattr(self, {"residual": "residual", "dy2": "two"}.get(name, "name"))
+            for name in ("x", "dy", *["residual"] * self.residual, *["dy2"] * self.two)
         }
         weight, bias = torch.rand(self.channels, device=device) + 0.5, torch.randn(self.channels, device=device)
         return maps | {"weight": weight, "bias": bias}
