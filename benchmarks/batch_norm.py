@@ -197,8 +197,8 @@ def error(version: Version, layer: Layer) -> float:
     dy = (t["dy"] + t["dy2"]).float() if layer.two else wide["dy"]
     wants = batch_norm.plain_backward(dy, None, wide["x"], saved, stats, *args)
     pairs = [(output[0], y), (output[1], stats), *zip(gradients, wants, strict=True)]
-    worst = max(float((a.float() - b).norm() / b.norm()) for a, b in pairs if b.numel())
-    return worst if math.isfinite(worst) else math.inf
+    errors = [float((a.float() - b).norm() / b.norm()) for a, b in pairs if b.numel()]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 def check_replays(chunks: int, streams: int, replays: int) -> str:
