@@ -1,33 +1,35 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --tiles 1024x32/512x32/512x32/8x2 ...    tiles to compare
-    python benchmarks/batch_norm.py --old FILE         also an older version of batch_norm_kernels.py
-    python benchmarks/batch_norm.py --stress           no times: many replays of a graph must give the same bits
+    python benchmarks/batch_norm.py --settings LAG=1024 LAG=0,HINTS=False BACKWARD.sums=64 ...   constants to compare
+    python benchmarks/batch_norm.py --files OLD.py ...   also other versions of batch_norm_kernels.py
+    python benchmarks/batch_norm.py --stress             no times: many replays of a graph must give the same bits
 
-Tiles are ROWSxCOLS forward, forward with residual, and backward, then WARPSxPROGRAMS (of a program, and on a
-multiprocessor); with a fifth part, /y, backward reads y instead of sign bits. First every layer is compared with plain
-PyTorch in float32 (relative error of the worst output). Times are medians of graph replays, by device events, over more
-memory than the L2 cache holds. TB/s count the bytes that a single pass must move, so a second pass lowers them. A step
-is a student's forward and backward pass and a teacher's forward pass.
+First every layer is compared with plain PyTorch in float32 (relative error of the worst output). Times are medians of
+graph replays, by device events, over more memory than the L2 cache holds; the first version is timed again at the end,
+as a measure of noise. TB/s count the bytes that a single pass must move, so a second pass over memory lowers them. A
+step is a student's forward and backward pass and a teacher's forward pass.
 
-A wrong barrier would wait forever, so the script ends itself after --seconds.
+A wrong counter would wait forever, so the script ends itself after --seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import faulthandler
 import importlib.util
 import inspect
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,10 +41,12 @@ from mixnn.nn import batch_norm
 from mixnn.nn import batch_norm_kernels as kernels
 
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
-TILES = ("FORWARD", "RESIDUAL", "BACKWARD")
-PEAK = 4.8  # TB/s of an H200
 CALLS, REPLAYS = 20, 15
 ROTATED = 400e6  # bytes: several times the L2 cache
+CONSTANTS = {
+    name: getattr(kernels, name)
+    for name in ("FORWARD", "RESIDUAL", "BACKWARD", "COLS", "WARPS", "LAG", "BACKWARDS", "HINTS", "SIGN_BITS")
+}
 
 
 @dataclass(frozen=True)
@@ -92,20 +96,25 @@ LAYERS = [
     Layer("layer4 bn1", 512, 4, count=2),
     Layer("layer4 bn2", 512, 4, count=2, residual=True, two=True),
     Layer("layer4 shortcut", 512, 4, relu=False),
-    Layer("two launches", 64, 112, count=0, residual=True, two=True, images=64),
+    Layer("112 pixels", 64, 112, count=0, residual=True, two=True, images=64),
 ]
 
 
 class Version:
-    """The kernels with certain tiles; or an older module, which lacks some of the arguments."""
+    """The kernels with some of their constants changed; or another file, whose functions may lack some arguments."""
 
-    def __init__(self, name: str, module: ModuleType, settings: dict[str, Any]) -> None:
-        self.name, self.module, self.settings = name, module, settings
-        self.takes_two = "dy2" in inspect.signature(module.backward).parameters
+    def __init__(self, name: str) -> None:
+        self.name, self.module = name, kernels
+        self.settings: dict[str, Any] = {}
+        if name.endswith(".py"):
+            self.name, self.module = Path(name).stem, load(name)
+        else:
+            self.settings = dict(map(setting, re.split(r",(?=[\w.]+=)", name)))
+        self.takes_two = "dy2" in inspect.signature(self.module.backward).parameters
 
     def select(self) -> None:
-        for name, value in self.settings.items():
-            setattr(self.module, name, value)
+        for name, value in (CONSTANTS | self.settings).items() if self.module is kernels else ():
+            setattr(kernels, name, value)
 
     def forward(self, layer: Layer, t: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return self.module.forward(t["x"], t.get("residual"), t["weight"], t["bias"], VIEWS, GROUPS, EPS, layer.relu)
@@ -119,41 +128,39 @@ class Version:
         return self.module.backward(t["dy"] + t["dy2"] if layer.two else t["dy"], *rest)
 
 
-def versions(tiles: list[str], old: str | None) -> list[Version]:
-    found = []
-    for text in tiles:
-        sizes = [tuple(map(int, part.split("x"))) for part in text.split("/")[:4]]
-        settings = {name: kernels.Tile(*size) for name, size in zip(TILES, sizes[:3], strict=True)}
-        warps, programs = sizes[3]
-        settings |= {"WARPS": warps, "PROGRAMS": programs, "SIGN_BITS": not text.endswith("/y")}
-        found.append(Version(text, kernels, settings))
-    if old:
-        spec = importlib.util.spec_from_file_location("old_batch_norm_kernels", old)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(Version("old", module, {}))
-    return found
+def setting(text: str) -> tuple[str, Any]:
+    """A constant and its value, from NAME=VALUE or NAME.FIELD=VALUE."""
+    name, value = text.split("=")
+    name, _, field = name.partition(".")
+    assert name in CONSTANTS, f"{name} is not one of {', '.join(CONSTANTS)}"
+    found = ast.literal_eval(value)
+    return name, CONSTANTS[name]._replace(**{field: found}) if field else found
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # Compilation
 
 
-def compile_layers(tiles: list[str], old: str | None) -> None:
+def compile_layers(names: list[str]) -> None:
     """Fill Triton's cache on disk, in parallel."""
-    different = {layer.form(): i for i, layer in enumerate(LAYERS)}.values()
-    jobs = [(text, None, i) for i in different for text in tiles]
-    jobs += [("", old, i) for i in different] if old else []
+    jobs = [(name, i) for i in {layer.form(): i for i, layer in enumerate(LAYERS)}.values() for name in names]
     with multiprocessing.get_context("spawn").Pool(min(len(jobs), os.cpu_count() or 1)) as pool:
         pool.starmap(compile_layer, jobs, chunksize=1)
 
 
-def compile_layer(tiles: str, old: str | None, index: int) -> None:
+def compile_layer(name: str, index: int) -> None:
     run = JITFunction.run
     JITFunction.run = lambda *args, **kw: run(*args, **kw | {"warmup": True})
     try:
-        version, layer = versions([tiles] if tiles else [], old)[0], LAYERS[index]
+        version, layer = Version(name), LAYERS[index]
         version.select()
         tensors = layer.tensors()
         version.backward(layer, tensors, version.forward(layer, tensors))
@@ -201,12 +208,10 @@ def error(version: Version, layer: Layer) -> float:
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
-def check_replays(chunks: int, streams: int, replays: int) -> str:
-    """Replays of a graph in which kernels with this many chunks per group run at once on several streams."""
-    layer = Layer("", 64, 16, residual=True, two=True, images=VIEWS * GROUPS * chunks)
-    # a chunk of an image; all chunks that may wait by themselves, or half as many on each of two streams
-    settings = {"RESIDUAL": kernels.Tile(256, 32), "BACKWARD": kernels.Tile(256, 32), "_max_chunks": lambda _: chunks}
-    version = Version("", kernels, settings)
+def check_replays(lag: int, streams: int, replays: int) -> str:
+    """Replays of a graph in which kernels run at once on several streams; the smaller the lag, the more they wait."""
+    layer = Layer("", 128, 32, residual=True, two=True, images=256)
+    version = Version(f"LAG={lag}")
     version.select()
     inputs = [layer.tensors() for _ in range(streams)]
     others = [torch.cuda.Stream() for _ in inputs[1:]]
@@ -232,7 +237,7 @@ def check_replays(chunks: int, streams: int, replays: int) -> str:
             t.zero_()
         graph.replay()
         wrong += not all(map(torch.equal, outputs, wants))
-    return f"{chunks} chunks on {streams} streams: {wrong} of {replays} replays differ"
+    return f"lag {lag} on {streams} streams: {wrong} of {replays} replays differ"
 
 
 # Times
@@ -266,56 +271,73 @@ def time_layer(version: Version, layer: Layer, sets: list[dict[str, Tensor]]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = [*(getattr(kernels, name) for name in TILES), (kernels.WARPS, kernels.PROGRAMS)]
-    parser.add_argument("--tiles", nargs="*", default=["/".join("x".join(map(str, size)) for size in sizes)])
-    parser.add_argument("--old", metavar="FILE")
+    parser.add_argument("--settings", nargs="*", default=[f"LAG={kernels.LAG}"])
+    parser.add_argument("--files", nargs="*", default=[])
     parser.add_argument("--stress", action="store_true")
     parser.add_argument("--replays", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=80)
+    parser.add_argument("--seconds", type=float, default=150)
     args = parser.parse_args()
     faulthandler.dump_traceback_later(args.seconds, exit=True)
     torch.manual_seed(0)
     if args.stress:
-        most = kernels._max_chunks(torch.device("cuda", 0))
-        for chunks, streams in ((2, 3), (most, 2), (2 * most - 1, 1), (2 * most, 1)):
-            print(check_replays(chunks, streams, args.replays), flush=True)
+        for lag, streams in ((1, 1), (1, 3), (kernels.LAG, 3)):
+            print(check_replays(lag, streams, args.replays), flush=True)
         return
-    compile_layers(args.tiles, args.old)
-    compared = versions(args.tiles, args.old)
+    names = args.settings + args.files
+    compile_layers(names)
+    compared = [Version(name) for name in names]
+    again = Version(names[0])
+    again.name += " again"
+    compared.append(again)
     registers: list[dict[str, str]] = [{} for _ in compared]
-    rows, totals = [], [[0.0, 0.0] for _ in compared]
-    for layer in LAYERS:
-        num = min(CALLS, math.ceil(ROTATED / layer.bytes(True)) + 1)
-        row = [f"{layer.name:15} {layer.count}"]
-        torch.use_deterministic_algorithms(True)  # empty memory is filled with NaN, so that gaps show
-        errors = []
-        for version, found in zip(compared, registers, strict=True):
-            version.select()
-            with record_kernels(found):
-                errors.append(error(version, layer))
-        torch.use_deterministic_algorithms(False)
-        sets = [layer.tensors() for _ in range(num)]
-        for version, total, worst in zip(compared, totals, errors, strict=True):
-            version.select()
-            cells = []
-            for way, seconds in enumerate(time_layer(version, layer, sets)):
-                rate = layer.bytes(way == 0) / seconds / 1e12
-                cells.append(f"{1e6 * seconds:6.1f} {rate:4.2f} {rate / PEAK:4.0%}")
-                total[way] += layer.count * seconds * (2 - way)
-            row.append(f"{' | '.join(cells)} {worst:.0e}")
-        rows.append(row)
-        print(" || ".join(row), file=sys.stderr, flush=True)
-    for found, version in zip(registers, compared, strict=True):
+    times = [compare(layer, compared, registers) for layer in LAYERS]
+    for found, version in zip(registers[:-1], compared, strict=False):
         print(f"{version.name}:")
         for key, text in sorted(found.items()):
             print(f"  {key}: {text}")
-    print("\nmicroseconds, TB/s and share of the peak, forward | backward; relative error")
-    print(" || ".join([f"{'layer':15} n", *(f"{v.name:^43}" for v in compared)]))
-    for row in rows:
-        print(" || ".join(row))
-    for version, (forward_s, backward_s) in zip(compared, totals, strict=True):
-        step = 1e3 * (forward_s + backward_s)
-        print(f"{version.name}: {1e3 * forward_s:.3f} + {1e3 * backward_s:.3f} = {step:.3f} ms per step")
+    show(compared, times)
+
+
+def compare(layer: Layer, compared: list[Version], registers: list[dict[str, str]]) -> list[tuple[float, float, float]]:
+    """Seconds forward and backward and the relative error, of each version."""
+    torch.use_deterministic_algorithms(True)  # empty memory is filled with NaN, so that gaps show
+    errors = []
+    for version, found in zip(compared, registers, strict=True):
+        version.select()
+        with record_kernels(found):
+            errors.append(error(version, layer))
+    torch.use_deterministic_algorithms(False)
+    sets = [layer.tensors() for _ in range(min(CALLS, math.ceil(ROTATED / layer.bytes(True)) + 1))]
+    times = []
+    for version, worst in zip(compared, errors, strict=True):
+        version.select()
+        times.append((*time_layer(version, layer, sets), worst))
+        print(f"{layer.name} {version.name} {times[-1]}", file=sys.stderr, flush=True)
+    return times
+
+
+def show(compared: list[Version], times: list[list[tuple[float, float, float]]]) -> None:
+    """A table of all layers and the sums over a step, also with the fastest version of each layer."""
+    for i, version in enumerate(compared):
+        print(f"{chr(65 + i)}: {version.name}")
+    print("\nmicroseconds and TB/s, forward | backward, relative error")
+    print(" || ".join([f"{'layer':15} n", *(f"{chr(65 + i):^29}" for i in range(len(compared)))]))
+    totals = [[0.0, 0.0] for _ in [*compared, "best"]]
+    for layer, row in zip(LAYERS, times, strict=True):
+        best = [min(range(len(row)), key=lambda i: row[i][way]) for way in (0, 1)]
+        cells = []
+        for i in range(len(row)):
+            parts = []
+            for way in (0, 1):
+                rate = layer.bytes(way == 0) / row[i][way] / 1e12
+                parts.append(f"{1e6 * row[i][way]:6.1f} {rate:4.2f}{'*' if best[way] == i else ' '}")
+                totals[i][way] += layer.count * row[i][way] * (2 - way)
+            cells.append(f"{'| '.join(parts)} {row[i][2]:.0e}")
+        for way in (0, 1):
+            totals[-1][way] += layer.count * row[best[way]][way] * (2 - way)
+        print(" || ".join([f"{layer.name:15} {layer.count}", *cells]))
+    for name, (forward, backward) in zip([v.name for v in compared] + ["fastest of each"], totals, strict=True):
+        print(f"{name}: {1e3 * forward:.3f} + {1e3 * backward:.3f} = {1e3 * (forward + backward):.3f} ms per step")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: one launch and one pass over memory each way.
+"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: one launch each way.
 
 A tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
-j, j + G, ... of a view. A program has one tile: a chunk of a group's rows, a block of channels. It loads the tile once
-and keeps it in registers while it waits for the sums of the group's other chunks, then writes its part of the result.
+j, j + G, ... of a view. Statistics are per cell: a block of channels of a group. A cell has a counter and two sums.
 
-Programs that wait must all be on the GPU at once. If a group has too many chunks for that, a first launch makes the
-sums and a second one reads the tensors again. Triton's interpreter, which runs programs one after another, does the
-same. `batch_norm.py` has the formulas in plain PyTorch, and a test compares the two.
+If a cell is small, one program loads it, adds it up and writes the result, without reading it again. The tiles of a
+larger cell are read twice, by programs of two kinds: some add them up, others apply the sums. Both are in one launch,
+which sums cell after cell, and applies a cell's sums a few cells later. By then they are known, and the second read
+comes from the L2 cache. Such a program waits only for programs with lower numbers, which never wait. A GPU starts
+programs in the order of their numbers (CUB's scan relies on it too), so no program waits forever.
 
-All sums are added in a fixed order, so results are the same bits every time.
+`batch_norm.py` has the formulas in plain PyTorch, and a test compares the two. All sums are added in a fixed order, so
+results are the same bits every time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -26,26 +28,29 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Tile(NamedTuple):
-    """Numbers that a program keeps in registers, of each tensor; half as many rows in float32."""
+class Tiles(NamedTuple):
+    """Rows that a program loads at once (of float32 tensors, half as many); most registers of a thread, if limited."""
 
-    rows: int
-    cols: int
+    alone: int  # in a small cell: the tile stays in registers between the sums and the result
+    sums: int
+    applies: int
+    partial: int  # partial sums that a program loads at once
+    registers: int | None  # in large cells
 
 
-FORWARD, RESIDUAL, BACKWARD = Tile(1024, 32), Tile(512, 32), Tile(512, 32)  # one tensor, or two at a time
-# While some programs wait, others must load and store: a multiprocessor holds several. All programs that wait have the
-# same warps and registers, so each fits where another ends.
-WARPS, PROGRAMS, REGISTERS = 8, 2, 65536  # of a program; and programs and registers of a multiprocessor
-# If sums need a launch of their own: it keeps two of them per number of a tile, so tiles are small; their loads are
-# pipelined. More programs would make more partial sums, which each program of the second launch adds.
-SUMS, SUM_WARPS, SUM_STAGES, SUM_PROGRAMS = Tile(32, 64), 4, 4, 512
-SECOND = Tile(256, 32)
-COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
-PARTIAL_ROWS = tl.constexpr(64)  # partial sums that a program loads at once
+# Programs are short, so that those on the GPU at one time use little of the L2 cache. A multiprocessor holds two or
+# more, which together load at least 64 KB: enough to hide the latency.
+FORWARD = Tiles(alone=1024, sums=256, applies=128, partial=32, registers=None)
+RESIDUAL = Tiles(alone=512, sums=256, applies=128, partial=32, registers=None)
+BACKWARD = Tiles(alone=512, sums=128, applies=128, partial=64, registers=128)
+ALONE_COLS, COLS, WARPS = 32, 64, 8  # channels of a small and of a large cell; warps of a program
+LAG = 1024  # programs between the sums of a cell and their use: what a GPU runs at once, twice. 0: two launches
+BACKWARDS = True, False  # whether sums, and in two launches their use, go from the last cell to the first
+HINTS = True  # tell the L2 cache which tensors are read for the last time
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("chunks", "tiles", "groups", "per_view", "pixels", "rows", "num_groups")
+NOT_SPECIALIZED = ("sum_chunks", "chunks", "lag", "back", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -54,18 +59,17 @@ def _kernel(function: Callable[..., None]) -> Any:
     )
 
 
-# Parts of the kernels. The grid of all of them is (chunks, blocks of channels, groups): programs start in this order.
+# Tiles
 
 
 @triton.jit
-def _channels(COLS: tl.constexpr):
-    return tl.program_id(1) * COLS + tl.arange(0, COLS)
+def _channels(block, COLS: tl.constexpr):
+    return block * COLS + tl.arange(0, COLS)
 
 
 @triton.jit
-def _tile(tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, ROWS: tl.constexpr):
+def _tile(group, tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, ROWS: tl.constexpr):
     """Where the image starts that has the tile's first row; offsets of the rows from there; which rows exist."""
-    group = tl.program_id(2)
     first = tile * ROWS // pixels
     image = (group // groups) * per_view + first * groups + group % groups
     row = tile * ROWS - first * pixels + tl.arange(0, ROWS)
@@ -82,15 +86,21 @@ def _tile(tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, RO
 
 
 @triton.jit
-def _words_at(x, start, offset, COLS: tl.constexpr):
+def _words_at(x, block, start, offset, COLS: tl.constexpr):
     NUM: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
-    column = tl.program_id(1) * (COLS // NUM) + tl.arange(0, COLS // NUM)
+    column = _channels(block, COLS // NUM)
     return (x + start).to(tl.pointer_type(tl.int32), bitcast=True) + ((offset // NUM)[:, None] + column[None, :])
 
 
 @triton.jit
-def _load_words(x, start, offset, exists, COLS: tl.constexpr):
-    return tl.load(_words_at(x, start, offset, COLS), mask=exists, other=0)
+def _load(x, block, start, offset, exists, COLS: tl.constexpr, LAST: tl.constexpr):
+    """Words of a tile. LAST: they are not read again."""
+    at = _words_at(x, block, start, offset, COLS)
+    if LAST:
+        words = tl.load(at, mask=exists, other=0, eviction_policy="evict_first")
+    else:
+        words = tl.load(at, mask=exists, other=0)
+    return words
 
 
 @triton.jit
@@ -105,11 +115,6 @@ def _numbers(words, dtype: tl.constexpr):
         halves = tl.interleave(words.to(tl.int16), (words >> 16).to(tl.int16))
         numbers = halves.to(dtype, bitcast=True).to(tl.float32)
     return numbers
-
-
-@triton.jit
-def _load(x, start, offset, exists, COLS: tl.constexpr):
-    return _numbers(_load_words(x, start, offset, exists, COLS), x.dtype.element_ty)
 
 
 @triton.jit
@@ -136,254 +141,350 @@ def _keep(words):
 
 
 @triton.jit
-def _bytes_at(offset, COLS: tl.constexpr):
+def _bytes_at(block, offset, COLS: tl.constexpr):
     """Offsets of a tile's sign bits, 8 channels per byte."""
-    return (offset // 8)[:, None] + (tl.program_id(1) * (COLS // 8) + tl.arange(0, COLS // 8))[None, :]
+    return (offset // 8)[:, None] + _channels(block, COLS // 8)[None, :]
+
+
+# Sums
 
 
 @triton.jit
-def _store_pair(out, a, b, index, num, channels, COLS: tl.constexpr):
+def _store_pair(out, a, b, block, index, num, channels, COLS: tl.constexpr):
     """Store vectors a and b as row `index` of each half of a (2, num, channels) matrix."""
-    at = index * channels + _channels(COLS)
+    at = index * channels + _channels(block, COLS)
     tl.store(out + at, a)
     tl.store(out + num * channels + at, b)
 
 
 @triton.jit
-def _add_rows(sums, start, num, total, channels, COLS: tl.constexpr):
+def _load_pair(pair, block, index, num, channels, COLS: tl.constexpr):
+    """Vectors that another program of the launch may have stored, so loads pass by the L1 cache."""
+    at = index * channels + _channels(block, COLS)
+    a = tl.load(pair + at, cache_modifier=".cg")
+    return a, tl.load(pair + num * channels + at, cache_modifier=".cg")
+
+
+@triton.jit
+def _add_rows(sums, block, start, num, total, channels, PARTIAL: tl.constexpr, COLS: tl.constexpr):
     """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix."""
-    a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
-    b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
-    for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
-        row = i + tl.arange(0, PARTIAL_ROWS)
-        at = (start + row)[:, None] * channels + _channels(COLS)[None, :]
+    a = tl.zeros((PARTIAL, COLS), tl.float32)
+    b = tl.zeros((PARTIAL, COLS), tl.float32)
+    for i in tl.range(0, num, PARTIAL, num_stages=1):
+        row = i + tl.arange(0, PARTIAL)
+        at = (start + row)[:, None] * channels + _channels(block, COLS)[None, :]
         exists = (row < num)[:, None]
-        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")  # past L1, which may not have
-        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")  # what others stored
-    # A gather of all: it lets the compiler rearrange these vectors for a tile, instead of the tile for them.
-    every = tl.arange(0, COLS)
-    return tl.gather(tl.sum(a, 0), every, 0), tl.gather(tl.sum(b, 0), every, 0)
+        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
+        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
+    return tl.sum(a, 0), tl.sum(b, 0)
+
+
+# Programs of a launch and their order. A launch may leave out one kind, which then has 0 chunks and no lag.
 
 
 @triton.jit
-def _store_partial(partial, a, b, channels, COLS: tl.constexpr):
-    group, chunks = tl.program_id(2), tl.num_programs(0)
-    _store_pair(partial, a, b, group * chunks + tl.program_id(0), tl.num_programs(2) * chunks, channels, COLS)
+def _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS: tl.constexpr):
+    """Whether this program sums or applies, and its cell and chunk. The first and last turns have one kind only."""
+    turn = tl.program_id(0) // (sum_chunks + chunks)
+    chunk = tl.program_id(0) % (sum_chunks + chunks)
+    cells = num_groups * (channels // COLS)
+    is_sum = chunk < sum_chunks
+    cell = tl.where(is_sum, turn, turn - lag)
+    exists = (cell >= 0) & (cell < cells)
+    chunk = tl.where(is_sum, chunk, chunk - sum_chunks)
+    if back != 0:
+        chunk = tl.where(is_sum, sum_chunks, chunks) - 1 - chunk
+        cell = cells - 1 - cell
+    return is_sum & exists, (chunk >= 0) & exists & (is_sum == 0), cell, chunk
+
+
+# A cell's counter is 0 between launches. Programs that sum count up. The last of them makes the counter negative, which
+# lets the others proceed, and each of these adds 1.
 
 
 @triton.jit
-def _add_partial(partial, chunks, channels, COLS: tl.constexpr):
-    """Sums over all chunks of the group."""
-    return _add_rows(partial, tl.program_id(2) * chunks, chunks, tl.num_programs(2) * chunks, channels, COLS)
-
-
-# A counter per group and block of channels, where chunks wait for each other. As in CUDA's cooperative groups, the
-# arrivals of all chunks add up to 2^31. That flips the sign, and leaves the other bits 0 for the next launch.
-
-
-@triton.jit
-def _read_counter(counters):
-    """The counter before this chunk arrives."""
-    counter = counters + tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-    return counter, tl.atomic_add(counter, 0, sem="relaxed")
-
-
-@triton.jit
-def _wait_for_chunks(counter, before):
-    """Wait for all chunks of the group, which must be on the GPU at once. Then what they stored can be loaded."""
+def _is_last(counter, num):
+    """Count this program, whose stores others can then load; whether it is the last of `num` programs."""
     tl.debug_barrier()  # all threads have stored
-    tl.atomic_add(counter, tl.where(tl.program_id(0) == 0, 0x7FFFFFFF - (tl.num_programs(0) - 2), 1), sem="release")
-    while (tl.atomic_add(counter, 0, sem="acquire") ^ before) >= 0:
-        pass
+    return tl.atomic_add(counter, 1, sem="acq_rel") == num - 1
+
+
+@triton.jit
+def _proceed(counter, sum_chunks, chunks):
     tl.debug_barrier()
+    tl.atomic_add(counter, -(sum_chunks + chunks), sem="release")
+
+
+@triton.jit
+def _read(counter):
+    if COMPILED:
+        value = tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [counter], tl.int32, is_pure=False, pack=1
+        )
+    else:
+        value = tl.atomic_add(counter, 0)
+    return value
+
+
+@triton.jit
+def _wait(counter):
+    while _read(counter) >= 0:
+        pass
+    tl.debug_barrier()  # all threads have seen it
+    tl.atomic_add(counter, 1, sem="relaxed")
 
 
 # Forward
 
 
-@_kernel
-def bn_sum_kernel(
-    x, partial, tiles, groups, per_view, pixels, rows, channels,
-    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit
+def _moments(a, b, rows):
+    mean = a * (1.0 / rows)
+    return mean, tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
+
+
+@triton.jit
+def _affine(mean, var, weight, bias, eps, block, COLS: tl.constexpr):
+    """1 / std, and the scale and shift that batch norm amounts to."""
+    channel = _channels(block, COLS)
+    inverse_std = tl.rsqrt(var + eps)
+    scale = inverse_std * tl.load(weight + channel)
+    return inverse_std, scale, tl.load(bias + channel) - mean * scale
+
+
+@triton.jit
+def _store_y(
+    words, residual_words, y, signs, scale, shift, block, start, offset, exists,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of x and x^2 over the tiles of each program, if they need a launch of their own."""
-    a = tl.zeros((ROWS, COLS), tl.float32)
-    b = tl.zeros((ROWS, COLS), tl.float32)
-    for t in tl.range(tiles, num_stages=STAGES):
-        start, offset, exists = _tile(
-            tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
-        )
-        value = _load(x, start, offset, exists, COLS)
-        a += value
-        b += value * value
-    _store_partial(partial, tl.sum(a, 0), tl.sum(b, 0), channels, COLS)
+    dtype: tl.constexpr = y.dtype.element_ty
+    out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
+    if RESIDUAL:
+        out += _numbers(residual_words, dtype)
+    if RELU:
+        out = tl.maximum(out, 0.0)
+    tl.store(y + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
+    if SIGNS:
+        bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
+        tl.store(signs + start // 8 + _bytes_at(block, offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
+
+
+@_kernel
+def bn_forward_alone_kernel(
+    x, residual, weight, bias, y, stats, signs, eps, groups, per_view, pixels, rows, channels, num_groups,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """y = relu((x - mean) / std * weight + bias + residual), if a cell is one tile."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    blocks = channels // COLS
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, False)
+    residual_words = words
+    if RESIDUAL:
+        residual_words = _load(residual, block, start, offset, exists, COLS, False)
+    value = _numbers(words, dtype)
+    mean, var = _moments(tl.sum(value, 0), tl.sum(value * value, 0), rows)
+    _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    _store_y(
+        _keep(words), residual_words, y, signs, scale, shift, block, start, offset, exists,
+        RESIDUAL, RELU, SIGNS, ROWS, COLS,
+    )  # fmt: skip
 
 
 @_kernel
 def bn_forward_kernel(
-    x, residual, weight, bias, y, stats, signs, partial, counters, eps, chunks,
-    groups, per_view, pixels, rows, channels,
-    FUSED: tl.constexpr, ALONE: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, residual, weight, bias, y, stats, signs, partial, counters, eps, sum_chunks, chunks, lag, back,
+    groups, per_view, pixels, rows, channels, num_groups,
+    SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """y = relu((x - mean) / std * weight + bias + residual).
-
-    FUSED: the sums are made here; else they are given. ALONE: a group has one chunk, so there is no need to wait.
-    """
+    """y = relu((x - mean) / std * weight + bias + residual), with sums of x and x^2 from other programs."""
     dtype: tl.constexpr = x.dtype.element_ty
-    channel = _channels(COLS)
-    start, offset, exists = _tile(tl.program_id(0), groups, per_view, pixels, rows, channels, FULL, ROWS)
-    words = _load_words(x, start, offset, exists, COLS)
-    if RESIDUAL:
-        residual_words = _load_words(residual, start, offset, exists, COLS)
-    if FUSED:
-        if not ALONE:
-            counter, before = _read_counter(counters)
-        value = _numbers(words, dtype)
-        a, b = tl.sum(value, 0), tl.sum(value * value, 0)
-        if not ALONE:
-            _store_partial(partial, a, b, channels, COLS)
-            _wait_for_chunks(counter, before)
-    if not ALONE:
-        a, b = _add_partial(partial, chunks, channels, COLS)
-    words = _keep(words)
-    mean = a * (1.0 / rows)
-    var = tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
-    if tl.program_id(0) == 0:
-        _store_pair(stats, mean, var, tl.program_id(2), tl.num_programs(2), channels, COLS)
-    scale = tl.rsqrt(var + eps) * tl.load(weight + channel)
-    shift = tl.load(bias + channel) - mean * scale
-    out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
-    if RESIDUAL:
-        out += _numbers(residual_words, residual.dtype.element_ty)
-    if RELU:
-        out = tl.maximum(out, 0.0)
-    tl.store(y + start + (offset[:, None] + channel[None, :]), out.to(dtype), mask=exists)
-    if SIGNS:
-        bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
-        tl.store(signs + start // 8 + _bytes_at(offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
+    is_sum, applies, cell, chunk = _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS)
+    group, block = cell // (channels // COLS), cell % (channels // COLS)
+    counter = counters + cell
+    if SUMS:  # noqa: SIM102 (known to the compiler)
+        if is_sum:
+            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS)
+            value = _numbers(_load(x, block, start, offset, exists, COLS, False), dtype)
+            row = group * sum_chunks
+            total = num_groups * sum_chunks
+            _store_pair(partial, tl.sum(value, 0), tl.sum(value * value, 0), block, row + chunk, total, channels, COLS)
+            if _is_last(counter, sum_chunks):
+                a, b = _add_rows(partial, block, row, sum_chunks, total, channels, PARTIAL, COLS)
+                mean, var = _moments(a, b, rows)
+                _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
+                _proceed(counter, sum_chunks, chunks)
+    if APPLIES:  # noqa: SIM102
+        if applies:
+            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+            words = _load(x, block, start, offset, exists, COLS, HINTS)
+            residual_words = words
+            if RESIDUAL:
+                residual_words = _load(residual, block, start, offset, exists, COLS, HINTS)
+            if SUMS:
+                _wait(counter)
+            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+            _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+            _store_y(
+                words, residual_words, y, signs, scale, shift, block, start, offset, exists,
+                RESIDUAL, RELU, SIGNS, ROWS, COLS,
+            )  # fmt: skip
 
 
 # Backward
 
 
 @triton.jit
-def _affine(stats, weight, bias, eps, channels, COLS: tl.constexpr):
-    """Mean, 1 / std, and the scale and shift that batch norm amounts to."""
-    channel = _channels(COLS)
-    at = tl.program_id(2) * channels + channel
-    mean = tl.load(stats + at)
-    inverse_std = tl.rsqrt(tl.load(stats + tl.num_programs(2) * channels + at) + eps)
-    scale = inverse_std * tl.load(weight + channel)
-    return mean, inverse_std, scale, tl.load(bias + channel) - mean * scale
+def _load_slope(
+    dy, dy2, saved, block, start, offset, exists,
+    TWO: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, COLS: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Words of one or two gradients, and what is saved for the ReLU's mask."""
+    words = _load(dy, block, start, offset, exists, COLS, LAST)
+    words2 = words
+    if TWO:
+        words2 = _load(dy2, block, start, offset, exists, COLS, LAST)
+    mask = words
+    if SIGNS:
+        mask = tl.load(saved + start // 8 + _bytes_at(block, offset, COLS), mask=exists, other=0).to(tl.int32)
+    elif SAVED:
+        mask = _load(saved, block, start, offset, exists, COLS, LAST)
+    return words, words2, mask
 
 
 @triton.jit
 def _slope(
-    dy, dy2, x, saved, scale, shift, start, offset, exists,
+    loaded, words, scale, shift, dtype: tl.constexpr,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """The words of x, and the gradient before the ReLU, whose mask is saved or recomputed.
+    """The gradient before the ReLU, whose mask is saved or recomputed from x.
 
     Two gradients are added as autograd does it, so their sum is rounded.
     """
-    dtype: tl.constexpr = x.dtype.element_ty
-    words = _load_words(x, start, offset, exists, COLS)
-    slope = _load(dy, start, offset, exists, COLS)
+    slope = _numbers(loaded[0], dtype)
     if TWO:
-        slope = (slope + _load(dy2, start, offset, exists, COLS)).to(dtype).to(tl.float32)
+        slope = (slope + _numbers(loaded[1], dtype)).to(dtype).to(tl.float32)
     if RELU:
         if SIGNS:
-            byte = tl.load(saved + start // 8 + _bytes_at(offset, COLS), mask=exists, other=0).to(tl.int32)
-            bits = (byte[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+            bits = (loaded[2][:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
             positive = tl.reshape(bits, (ROWS, COLS)) > 0
         elif SAVED:
-            positive = _load(saved, start, offset, exists, COLS) > 0
+            positive = _numbers(loaded[2], dtype) > 0
         else:
             positive = _numbers(words, dtype) * scale[None, :] + shift[None, :] > 0
         slope = tl.where(positive, slope, 0.0)
-    return words, slope
+    return slope
 
 
 @triton.jit
-def _add_groups(a, b, sums, d_parameters, counters, channels, COLS: tl.constexpr):
-    """Store a group's sums; the last group to come here adds those of all: the gradients of bias and weight."""
-    num_groups = tl.num_programs(2)
-    _store_pair(sums, a, b, tl.program_id(2), num_groups, channels, COLS)
-    counter = counters + num_groups * tl.num_programs(1) + tl.program_id(1)  # behind those of groups and blocks
-    tl.debug_barrier()
-    before = tl.atomic_add(counter, 1, sem="acq_rel")
-    if (before & 0x7FFFFFFF) == num_groups - 1:  # in another launch chunks may have waited here, and left a sign
-        d_bias, d_weight = _add_rows(sums, 0, num_groups, num_groups, channels, COLS)
-        _store_pair(d_parameters, d_bias, d_weight, 0, 1, channels, COLS)
-        tl.store(counter, before - (num_groups - 1))
+def _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS: tl.constexpr):
+    """The last group to come here adds the sums of all: the gradients of bias and weight."""
+    counter = counters + num_groups * (channels // COLS) + block  # behind those of the cells
+    if _is_last(counter, num_groups):
+        d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, 16, COLS)
+        _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
+        tl.store(counter, 0)
+
+
+@triton.jit
+def _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS: tl.constexpr):
+    dtype: tl.constexpr = dx.dtype.element_ty
+    of_x = -scale * inverse_std * b * (1.0 / rows)
+    rest = -scale * a * (1.0 / rows) - mean * of_x
+    out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
+    tl.store(dx + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
 
 
 @_kernel
-def bn_sum_slope_kernel(
-    dy, dy2, x, saved, weight, bias, stats, slopes, partial, eps, tiles,
-    groups, per_view, pixels, rows, channels,
+def bn_backward_alone_kernel(
+    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, counters, eps,
+    groups, per_view, pixels, rows, channels, num_groups,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the slope and of slope * x_hat over each program's tiles, if they need a launch; stores SAVED slopes."""
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), if a cell is one tile.
+
+    SAVED: also stores the slopes, which are the residual's gradient.
+    """
     dtype: tl.constexpr = x.dtype.element_ty
-    mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
-    a = tl.zeros((ROWS, COLS), tl.float32)
-    b = tl.zeros((ROWS, COLS), tl.float32)
-    for t in tl.range(tiles, num_stages=STAGES):
-        start, offset, exists = _tile(
-            tl.program_id(0) * tiles + t, groups, per_view, pixels, rows, channels, FULL, ROWS
-        )
-        words, slope = _slope(
-            dy, dy2, x, saved, scale, shift, start, offset, exists, TWO, RELU, SAVED, SIGNS, ROWS, COLS
-        )
-        a += slope
-        b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
-        if SAVED:
-            tl.store(_words_at(slopes, start, offset, COLS), _words(slope, dtype), mask=exists)
-    _store_partial(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, channels, COLS)
+    blocks = channels // COLS
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, False)
+    loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, False)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
+    a = tl.sum(slope, 0)
+    b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
+    slope_words = _keep(_words(slope, dtype))
+    if SAVED:
+        tl.store(_words_at(slopes, block, start, offset, COLS), slope_words, mask=exists)
+    slope = _numbers(_keep(slope_words), dtype)
+    _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
+    _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps, chunks,
-    groups, per_view, pixels, rows, channels,
-    FUSED: tl.constexpr, ALONE: tl.constexpr, TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr,
-    SIGNS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps,
+    sum_chunks, chunks, lag, back, groups, per_view, pixels, rows, channels, num_groups,
+    SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIAL: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from other programs.
 
-    FUSED: the sums are made here, and SAVED slopes stored, as the residual's gradient; else the sums are given.
+    SAVED: they also store the slopes, which are the residual's gradient.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    start, offset, exists = _tile(tl.program_id(0), groups, per_view, pixels, rows, channels, FULL, ROWS)
-    at = offset[:, None] + _channels(COLS)[None, :]
-    mean, inverse_std, scale, shift = _affine(stats, weight, bias, eps, channels, COLS)
-    words, slope = _slope(dy, dy2, x, saved, scale, shift, start, offset, exists, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
-    if FUSED:
-        if not ALONE:
-            counter, before = _read_counter(counters)
-        a = tl.sum(slope, 0)
-        b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
-        slope_words = _keep(_words(slope, dtype))
-        if not ALONE:
-            _store_partial(partial, a, b, channels, COLS)
-            _wait_for_chunks(counter, before)
-    if not ALONE:
-        a, b = _add_partial(partial, chunks, channels, COLS)
-        mean, inverse_std, scale, _ = _affine(stats, weight, bias, eps, channels, COLS)  # again, to save registers
-    if FUSED:
-        if SAVED:  # after the wait, which would wait for these stores too
-            tl.store(_words_at(slopes, start, offset, COLS), slope_words, mask=exists)
-        words, slope = _keep(words), _numbers(_keep(slope_words), dtype)
-    of_x = -scale * inverse_std * b * (1.0 / rows)
-    rest = -scale * a * (1.0 / rows) - mean * of_x
-    out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
-    tl.store(dx + start + at, out.to(dtype), mask=exists)
-    if tl.program_id(0) == 0:
-        _add_groups(a, b, sums, d_parameters, counters, channels, COLS)
+    is_sum, applies, cell, chunk = _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS)
+    group, block = cell // (channels // COLS), cell % (channels // COLS)
+    counter = counters + cell
+    if SUMS:  # noqa: SIM102 (known to the compiler)
+        if is_sum:
+            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS)
+            words = _load(x, block, start, offset, exists, COLS, False)
+            loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED)
+            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+            inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+            slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, SUM_ROWS, COLS)
+            if SAVED:
+                tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
+            a = tl.sum(slope, 0)
+            b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # 0 if no row exists
+            row = group * sum_chunks
+            total = num_groups * sum_chunks
+            _store_pair(partial, a, b, block, row + chunk, total, channels, COLS)
+            if _is_last(counter, sum_chunks):
+                a, b = _add_rows(partial, block, row, sum_chunks, total, channels, PARTIAL, COLS)
+                _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
+                _proceed(counter, sum_chunks, chunks)
+                _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS)
+    if APPLIES:  # noqa: SIM102
+        if applies:
+            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+            words = _load(x, block, start, offset, exists, COLS, HINTS)
+            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+            inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+            if SAVED:
+                if SUMS:
+                    _wait(counter)
+                slope = _numbers(_load(slopes, block, start, offset, exists, COLS, False), dtype)
+            else:
+                loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, False, False, COLS, HINTS)
+                if SUMS:
+                    _wait(counter)
+                slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, False, False, ROWS, COLS)
+            a, b = _load_pair(sums, block, group, num_groups, channels, COLS)
+            _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
 
 
 # Launches
@@ -428,58 +529,53 @@ def _counters(device: torch.device, num: int) -> Tensor:
     return torch.zeros(num, dtype=torch.int32, device=device) if found is None else found
 
 
-def _max_chunks(device: torch.device) -> int:
-    """How many chunks may wait for each other: half of the programs that are on the device at once.
-
-    Programs start in order. So at any time only one group of a kernel waits for programs that have not started, and
-    there is room for them, even if a kernel on another stream waits too.
-    """
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS // 2
-
-
 class _Layout:
-    """How a tensor (images, channels, ...) is divided into groups, chunks of rows and blocks of channels.
+    """How a tensor (images, channels, ...) is divided into cells and tiles, and which programs there are.
 
-    A program has one chunk and block. A chunk is one tile; or, if the number of programs is limited, several.
+    A cell is one tile (`alone`) if it fits. Else it has chunks of rows: those of programs that sum, and of programs
+    that apply the sums.
     """
 
-    def __init__(self, x: Tensor, views: int, groups: int, tile: Tile, warps: int, limit: int | None = None) -> None:
+    def __init__(self, x: Tensor, views: int, groups: int, tiles: Tiles) -> None:
         images, self.channels = x.shape[:2]
         pixels = x.numel() // (images * self.channels)
         rows = images // views // groups * pixels
-        most = tile.rows * 2 // x.element_size()
-        tile_rows = min(most, max(16, triton.next_power_of_2(rows)))
-        cols = math.gcd(tile.cols, self.channels)
-        self.num_groups, self.blocks, tiles = views * groups, self.channels // cols, triton.cdiv(rows, tile_rows)
-        chunks = tiles if limit is None else max(1, min(PARTIAL_ROWS.value, limit // (self.num_groups * self.blocks)))
-        self.tiles = triton.cdiv(tiles, chunks)
-        self.chunks = triton.cdiv(tiles, self.tiles)
-        self.grid = self.chunks, self.blocks, self.num_groups
-        self.device, self.numbers = x.device, (groups, images // views, pixels, rows, self.channels)
-        self.sizes = {
-            "FULL": rows % (tile_rows * self.tiles) == 0, "ROWS": tile_rows, "COLS": cols,
-            "num_warps": max(1, warps * tile_rows // most),
-            "maxnreg": min(255, REGISTERS // (32 * WARPS * PROGRAMS) // 8 * 8),
-        }  # fmt: skip
-        assert (tile_rows + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
-        assert tile_rows + pixels < 2**21, "rows are divided by pixels in float32"
+        self.device, self.num_groups = x.device, views * groups
+        self.numbers = groups, images // views, pixels, rows, self.channels, self.num_groups
+        most = [num * 2 // x.element_size() for num in tiles[:3]]
+        self.alone = rows <= most[0]
+        sizes = [min(num, max(16, triton.next_power_of_2(rows))) for num in (most[:1] if self.alone else most[1:])]
+        cols = math.gcd(ALONE_COLS if self.alone else COLS, self.channels)
+        self.cells = self.num_groups * self.channels // cols
+        self.chunks = [triton.cdiv(rows, size) for size in sizes]
+        self.sizes = {"FULL": all(rows % size == 0 for size in sizes), "ROWS": sizes[-1], "COLS": cols}
+        if self.alone:
+            self.sizes |= {"num_warps": max(1, WARPS * sizes[0] // most[0]), "maxnreg": 128}
+        else:
+            self.sizes |= {"SUM_ROWS": sizes[0], "PARTIAL": tiles.partial}
+            self.sizes |= {"num_warps": WARPS, "maxnreg": tiles.registers}
+        assert (max(sizes) + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
+        assert max(sizes) + pixels < 2**21, "rows are divided by pixels in float32"
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
 
     def counters(self) -> Tensor:
-        """Counters of each group and block of channels, then of each block."""
-        return _counters(self.device, (self.num_groups + 1) * self.blocks)
+        """Counters of the cells, then of each block of channels."""
+        return _counters(self.device, self.cells + self.cells // self.num_groups)
 
-
-def _layouts(x: Tensor, views: int, groups: int, tile: Tile) -> tuple[_Layout, _Layout]:
-    """The layouts for making the sums and for using them. They are the same object if one launch is enough."""
-    layout = _Layout(x, views, groups, tile, WARPS)
-    if layout.chunks <= _max_chunks(x.device):
-        return layout, layout
-    return _Layout(x, views, groups, SUMS, SUM_WARPS, SUM_PROGRAMS), _Layout(x, views, groups, SECOND, WARPS)
+    def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
+        """Sums and their use in one launch, or, if there is no LAG, in two."""
+        sum_chunks, chunks = self.chunks
+        lag = min(self.cells, triton.cdiv(LAG, sum_chunks + chunks))
+        launches = [(sum_chunks, chunks, BACKWARDS[0])]
+        if not lag:
+            launches = [(sum_chunks, 0, BACKWARDS[0]), (0, chunks, BACKWARDS[1])]
+        for sums, applies, back in launches:
+            kernel[((self.cells + lag) * (sums + applies),)](
+                *args, sums, applies, lag, int(back), *self.numbers,
+                SUMS=sums > 0, APPLIES=applies > 0, HINTS=HINTS, **form, **self.sizes,
+            )  # fmt: skip
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -491,17 +587,15 @@ def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    first, layout = _layouts(x, views, groups, FORWARD if residual is None else RESIDUAL)
-    fused = first is layout
-    partial, stats = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
-    y, signs = torch.empty_like(x), empty_signs(x, residual, relu)
-    if not fused:
-        bn_sum_kernel[first.grid](x, partial, first.tiles, *first.numbers, STAGES=SUM_STAGES, **first.sizes)
-    bn_forward_kernel[layout.grid](
-        x, x if residual is None else residual, weight, bias, y, stats, signs, partial, layout.counters(), eps,
-        first.chunks, *layout.numbers, FUSED=fused, ALONE=fused and layout.chunks == 1, RESIDUAL=residual is not None,
-        RELU=relu, SIGNS=signs.numel() > 0, **layout.sizes,
-    )  # fmt: skip
+    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
+    y, stats, signs = torch.empty_like(x), layout.empty(layout.num_groups), empty_signs(x, residual, relu)
+    tensors = x, x if residual is None else residual, weight, bias, y, stats, signs
+    form = {"RESIDUAL": residual is not None, "RELU": relu, "SIGNS": signs.numel() > 0}
+    if layout.alone:
+        bn_forward_alone_kernel[(layout.cells,)](*tensors, eps, *layout.numbers, **form, **layout.sizes)
+    else:
+        partial = layout.empty(layout.num_groups, layout.chunks[0])
+        layout.launch(bn_forward_kernel, *tensors, partial, layout.counters(), eps, **form)
     return y, stats, signs
 
 
@@ -515,27 +609,24 @@ def backward(
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
-    first, layout = _layouts(x, views, groups, BACKWARD)
-    fused = first is layout
-    partial, sums = layout.empty(layout.num_groups, first.chunks), layout.empty(layout.num_groups)
-    d_parameters = layout.empty()
+    layout = _Layout(x, views, groups, BACKWARD)
+    sums, d_parameters = layout.empty(layout.num_groups), layout.empty()
     dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
-    inputs = dy, dy if dy2 is None else dy2, x, x if saved is None else saved, weight, bias, stats
+    tensors = (
+        dy, dy if dy2 is None else dy2, x, x if saved is None else saved, weight, bias, stats,
+        dx, slopes, sums, d_parameters,
+    )  # fmt: skip
     form = {
         "TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None,
         "SIGNS": saved is not None and saved.dtype == torch.uint8,
     }  # fmt: skip
-    if not fused:
-        bn_sum_slope_kernel[first.grid](
-            *inputs, slopes, partial, eps, first.tiles, *first.numbers, **form, STAGES=SUM_STAGES, **first.sizes
+    if layout.alone:
+        bn_backward_alone_kernel[(layout.cells,)](
+            *tensors, layout.counters(), eps, *layout.numbers, **form, **layout.sizes
         )
-        if saved is not None:
-            inputs = slopes, slopes, *inputs[2:]
-            form = dict.fromkeys(form, False)
-    bn_backward_kernel[layout.grid](
-        *inputs, dx, slopes, sums, d_parameters, partial, layout.counters(), eps, first.chunks, *layout.numbers,
-        FUSED=fused, ALONE=fused and layout.chunks == 1, **form, **layout.sizes,
-    )  # fmt: skip
+    else:
+        partial = layout.empty(layout.num_groups, layout.chunks[0])
+        layout.launch(bn_backward_kernel, *tensors, partial, layout.counters(), eps, **form)
     return dx, slopes, d_parameters
 
 

@@ -2,7 +2,7 @@
 
 The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
 one test runs this file in a process of its own, where the others are not skipped. Programs run one after another there,
-so they cannot wait for each other.
+in the order in which a GPU starts them: if one came before a program for which it waits, the test would not end.
 """
 
 import importlib.util
@@ -52,6 +52,9 @@ CASES = [  # every layout with one form in float32 and with another in bf16
 ]
 
 
+ORDERS = [(0, (False, True)), (1, (False, False)), (1000, (True, True))]  # lag, directions
+
+
 def tensors(images, channels, side, dtype=torch.float32):
     """x, residual, dy and dy2 in channels_last, weight and bias. Gradients are quarters, so that their sum is exact."""
     rng = torch.Generator().manual_seed(0)
@@ -66,13 +69,10 @@ def tensors(images, channels, side, dtype=torch.float32):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Several tiles per group and per program, and several rounds of partial sums, with small tensors."""
-    monkeypatch.setattr(kernels, "FORWARD", kernels.Tile(32, 32))
-    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tile(16, 32))
-    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tile(16, 64))
-    monkeypatch.setattr(kernels, "SUMS", kernels.Tile(16, 64))
-    monkeypatch.setattr(kernels, "SECOND", kernels.Tile(32, 32))
-    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
+    """Several tiles per cell, of different sizes, several cells, and several rounds of partial sums."""
+    monkeypatch.setattr(kernels, "FORWARD", kernels.Tiles(0, 32, 64, 2, None))
+    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tiles(0, 64, 32, 2, None))
+    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tiles(0, 32, 64, 2, 128))
 
 
 def close(ours, want, dtype=torch.float32):
@@ -106,24 +106,33 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CASES) + len(LAYOUTS) + 2} passed" in done.stdout
+    assert f"{len(CASES) + len(LAYOUTS) + len(ORDERS) + 2} passed" in done.stdout
 
 
 @runs_kernels
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("launches", ["two", pytest.param("one", marks=needs_gpu)])
 @pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
-def test_kernels_equal_plain_torch(layout, form, dtype, launches, monkeypatch):
-    if launches == "two":
-        monkeypatch.setattr(kernels, "_max_chunks", lambda _: 1)
+def test_kernels_equal_plain_torch(layout, form, dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "LAG", 3)
     compare(layout, form, dtype, monkeypatch)
 
 
 @runs_kernels
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("lag, backwards", ORDERS)
+def test_the_order_of_programs_changes_no_bit(lag, backwards, monkeypatch):
+    case = (4, 96, 4, 1, 2), FORMS[3], torch.float32, monkeypatch
+    wants = compare(*case)
+    monkeypatch.setattr(kernels, "LAG", lag)
+    monkeypatch.setattr(kernels, "BACKWARDS", backwards)
+    assert all(map(torch.equal, compare(*case), wants))
+
+
+@runs_kernels
 @pytest.mark.parametrize("layout, form, dtype", [(a, b, torch.float16) for a, b, _ in CASES[::2]], ids=str)
-def test_kernels_equal_plain_torch_if_a_group_is_one_tile(layout, form, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
-    monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
+def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "bn_forward_kernel", None)  # not needed
+    monkeypatch.setattr(kernels, "bn_backward_kernel", None)
     compare(layout, form, dtype, monkeypatch)
 
 
