@@ -1,7 +1,7 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --settings LAG=1024 LAG=0,HINTS=False BACKWARD.sums=64 ...   constants to compare
+    python benchmarks/batch_norm.py --settings LAG=32 LAG=0,HINTS=False BACKWARD.sums=128 ...   constants to compare
     python benchmarks/batch_norm.py --files OLD.py ...   also other versions of batch_norm_kernels.py
     python benchmarks/batch_norm.py --stress             no times: many replays of a graph must give the same bits
 
@@ -43,10 +43,8 @@ from mixnn.nn import batch_norm_kernels as kernels
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
 CALLS, REPLAYS = 20, 15
 ROTATED = 400e6  # bytes: several times the L2 cache
-CONSTANTS = {
-    name: getattr(kernels, name)
-    for name in ("FORWARD", "RESIDUAL", "BACKWARD", "COLS", "WARPS", "LAG", "BACKWARDS", "HINTS", "SIGN_BITS")
-}
+NAMES = "FORWARD RESIDUAL BACKWARD COLS WARPS SUM_ROWS SUM_STAGES LAG BACKWARDS HINTS SIGN_BITS"
+CONSTANTS = {name: getattr(kernels, name) for name in NAMES.split()}
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ def main() -> None:
     faulthandler.dump_traceback_later(args.seconds, exit=True)
     torch.manual_seed(0)
     if args.stress:
-        for lag, streams in ((1, 1), (1, 3), (kernels.LAG, 3)):
+        for lag, streams in ((1, 1), (1, 3), (kernels.LAG, 3), (0, 1)):
             print(check_replays(lag, streams, args.replays), flush=True)
         return
     names = args.settings + args.files

@@ -29,22 +29,23 @@ from torch import Tensor
 
 
 class Tiles(NamedTuple):
-    """Rows that a program loads at once (of float32 tensors, half as many); most registers of a thread, if limited."""
+    """Rows of a program (half as many in float32), and most registers of a thread."""
 
-    alone: int  # in a small cell: the tile stays in registers between the sums and the result
+    alone: int  # in a small cell: they stay in registers between the sums and the result
     sums: int
     applies: int
-    partial: int  # partial sums that a program loads at once
-    registers: int | None  # in large cells
+    registers: int  # in large cells
 
 
-# Programs are short, so that those on the GPU at one time use little of the L2 cache. A multiprocessor holds two or
-# more, which together load at least 64 KB: enough to hide the latency.
-FORWARD = Tiles(alone=1024, sums=256, applies=128, partial=32, registers=None)
-RESIDUAL = Tiles(alone=512, sums=256, applies=128, partial=32, registers=None)
-BACKWARD = Tiles(alone=512, sums=128, applies=128, partial=64, registers=128)
-ALONE_COLS, COLS, WARPS = 32, 64, 8  # channels of a small and of a large cell; warps of a program
-LAG = 1024  # programs between the sums of a cell and their use: what a GPU runs at once, twice. 0: two launches
+# Programs are short, so that few bytes of the L2 cache lie between the sums of a cell and their use. A multiprocessor
+# holds 5 programs or more, whose loads together hide the latency; those of sums are pipelined through shared memory.
+FORWARD = Tiles(alone=1024, sums=256, applies=64, registers=64)
+RESIDUAL = Tiles(alone=512, sums=256, applies=64, registers=80)
+BACKWARD = Tiles(alone=512, sums=256, applies=64, registers=96)
+COLS, WARPS, SUM_ROWS, SUM_STAGES = 64, 4, 32, 4  # channels of a cell, warps of a program; and its loop over sums
+ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128
+PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
+LAG = 32  # MB that a GPU moves between the sums of a cell and their use, which takes 8 us; 0: in two launches
 BACKWARDS = True, False  # whether sums, and in two launches their use, go from the last cell to the first
 HINTS = True  # tell the L2 cache which tensors are read for the last time
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
@@ -166,12 +167,12 @@ def _load_pair(pair, block, index, num, channels, COLS: tl.constexpr):
 
 
 @triton.jit
-def _add_rows(sums, block, start, num, total, channels, PARTIAL: tl.constexpr, COLS: tl.constexpr):
+def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
     """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix."""
-    a = tl.zeros((PARTIAL, COLS), tl.float32)
-    b = tl.zeros((PARTIAL, COLS), tl.float32)
-    for i in tl.range(0, num, PARTIAL, num_stages=1):
-        row = i + tl.arange(0, PARTIAL)
+    a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
+        row = i + tl.arange(0, PARTIAL_ROWS)
         at = (start + row)[:, None] * channels + _channels(block, COLS)[None, :]
         exists = (row < num)[:, None]
         a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
@@ -300,7 +301,8 @@ def bn_forward_kernel(
     groups, per_view, pixels, rows, channels, num_groups,
     SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIAL: tl.constexpr,
+    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, SUM_TILES: tl.constexpr, SUM_STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y = relu((x - mean) / std * weight + bias + residual), with sums of x and x^2 from other programs."""
     dtype: tl.constexpr = x.dtype.element_ty
@@ -309,14 +311,21 @@ def bn_forward_kernel(
     counter = counters + cell
     if SUMS:  # noqa: SIM102 (known to the compiler)
         if is_sum:
-            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS)
-            value = _numbers(_load(x, block, start, offset, exists, COLS, False), dtype)
+            a = tl.zeros((SUM_ROWS, COLS), tl.float32)
+            b = tl.zeros((SUM_ROWS, COLS), tl.float32)
+            for i in tl.range(SUM_TILES, num_stages=SUM_STAGES):
+                start, offset, exists = _tile(
+                    group, chunk * SUM_TILES + i, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS
+                )
+                value = _numbers(_load(x, block, start, offset, exists, COLS, False), dtype)
+                a += value
+                b += value * value
             row = group * sum_chunks
             total = num_groups * sum_chunks
-            _store_pair(partial, tl.sum(value, 0), tl.sum(value * value, 0), block, row + chunk, total, channels, COLS)
+            _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), block, row + chunk, total, channels, COLS)
             if _is_last(counter, sum_chunks):
-                a, b = _add_rows(partial, block, row, sum_chunks, total, channels, PARTIAL, COLS)
-                mean, var = _moments(a, b, rows)
+                sum_x, sum_x2 = _add_rows(partial, block, row, sum_chunks, total, channels, COLS)
+                mean, var = _moments(sum_x, sum_x2, rows)
                 _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
                 _proceed(counter, sum_chunks, chunks)
     if APPLIES:  # noqa: SIM102
@@ -387,7 +396,7 @@ def _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS:
     """The last group to come here adds the sums of all: the gradients of bias and weight."""
     counter = counters + num_groups * (channels // COLS) + block  # behind those of the cells
     if _is_last(counter, num_groups):
-        d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, 16, COLS)
+        d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, COLS)
         _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
         tl.store(counter, 0)
 
@@ -438,7 +447,8 @@ def bn_backward_kernel(
     sum_chunks, chunks, lag, back, groups, per_view, pixels, rows, channels, num_groups,
     SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTIAL: tl.constexpr,
+    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, SUM_TILES: tl.constexpr, SUM_STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from other programs.
 
@@ -450,22 +460,29 @@ def bn_backward_kernel(
     counter = counters + cell
     if SUMS:  # noqa: SIM102 (known to the compiler)
         if is_sum:
-            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS)
-            words = _load(x, block, start, offset, exists, COLS, False)
-            loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED)
             mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
             inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-            slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, SUM_ROWS, COLS)
-            if SAVED:
-                tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
-            a = tl.sum(slope, 0)
-            b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # 0 if no row exists
+            a = tl.zeros((SUM_ROWS, COLS), tl.float32)
+            b = tl.zeros((SUM_ROWS, COLS), tl.float32)
+            for i in tl.range(SUM_TILES, num_stages=SUM_STAGES):
+                start, offset, exists = _tile(
+                    group, chunk * SUM_TILES + i, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS
+                )
+                words = _load(x, block, start, offset, exists, COLS, False)
+                loaded = _load_slope(
+                    dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED
+                )
+                slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, SUM_ROWS, COLS)
+                if SAVED:
+                    tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
+                a += slope
+                b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
             row = group * sum_chunks
             total = num_groups * sum_chunks
-            _store_pair(partial, a, b, block, row + chunk, total, channels, COLS)
+            _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, block, row + chunk, total, channels, COLS)
             if _is_last(counter, sum_chunks):
-                a, b = _add_rows(partial, block, row, sum_chunks, total, channels, PARTIAL, COLS)
-                _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
+                sum_1, sum_x_hat = _add_rows(partial, block, row, sum_chunks, total, channels, COLS)
+                _store_pair(sums, sum_1, sum_x_hat, block, group, num_groups, channels, COLS)
                 _proceed(counter, sum_chunks, chunks)
                 _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS)
     if APPLIES:  # noqa: SIM102
@@ -544,15 +561,18 @@ class _Layout:
         self.numbers = groups, images // views, pixels, rows, self.channels, self.num_groups
         most = [num * 2 // x.element_size() for num in tiles[:3]]
         self.alone = rows <= most[0]
-        sizes = [min(num, max(16, triton.next_power_of_2(rows))) for num in (most[:1] if self.alone else most[1:])]
         cols = math.gcd(ALONE_COLS if self.alone else COLS, self.channels)
         self.cells = self.num_groups * self.channels // cols
+        self.bytes = rows * cols * x.element_size()  # of a cell of one tensor
+        sizes = [min(num, max(16, triton.next_power_of_2(rows))) for num in (most[:1] if self.alone else most[1:])]
         self.chunks = [triton.cdiv(rows, size) for size in sizes]
-        self.sizes = {"FULL": all(rows % size == 0 for size in sizes), "ROWS": sizes[-1], "COLS": cols}
+        self.sizes: dict[str, Any] = {"FULL": all(rows % size == 0 for size in sizes), "ROWS": sizes[-1], "COLS": cols}
         if self.alone:
-            self.sizes |= {"num_warps": max(1, WARPS * sizes[0] // most[0]), "maxnreg": 128}
+            warps = max(1, ALONE_WARPS * sizes[0] // most[0])
+            self.sizes |= {"num_warps": warps, "maxnreg": ALONE_REGISTERS}
         else:
-            self.sizes |= {"SUM_ROWS": sizes[0], "PARTIAL": tiles.partial}
+            sum_rows = min(SUM_ROWS, sizes[0])
+            self.sizes |= {"SUM_ROWS": sum_rows, "SUM_TILES": sizes[0] // sum_rows, "SUM_STAGES": SUM_STAGES}
             self.sizes |= {"num_warps": WARPS, "maxnreg": tiles.registers}
         assert (max(sizes) + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
         assert max(sizes) + pixels < 2**21, "rows are divided by pixels in float32"
@@ -564,10 +584,10 @@ class _Layout:
         """Counters of the cells, then of each block of channels."""
         return _counters(self.device, self.cells + self.cells // self.num_groups)
 
-    def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
-        """Sums and their use in one launch, or, if there is no LAG, in two."""
+    def launch(self, kernel: Any, moved: int, *args: Any, **form: bool) -> None:
+        """Sums and their use in one launch, or, if there is no LAG, in two. The kernel moves so many tensors."""
         sum_chunks, chunks = self.chunks
-        lag = min(self.cells, triton.cdiv(LAG, sum_chunks + chunks))
+        lag = min(self.cells, math.ceil(LAG * 1e6 / (moved * self.bytes)))
         launches = [(sum_chunks, chunks, BACKWARDS[0])]
         if not lag:
             launches = [(sum_chunks, 0, BACKWARDS[0]), (0, chunks, BACKWARDS[1])]
@@ -595,7 +615,7 @@ def forward(
         bn_forward_alone_kernel[(layout.cells,)](*tensors, eps, *layout.numbers, **form, **layout.sizes)
     else:
         partial = layout.empty(layout.num_groups, layout.chunks[0])
-        layout.launch(bn_forward_kernel, *tensors, partial, layout.counters(), eps, **form)
+        layout.launch(bn_forward_kernel, 2 + (residual is not None), *tensors, partial, layout.counters(), eps, **form)
     return y, stats, signs
 
 
@@ -626,7 +646,8 @@ def backward(
         )
     else:
         partial = layout.empty(layout.num_groups, layout.chunks[0])
-        layout.launch(bn_backward_kernel, *tensors, partial, layout.counters(), eps, **form)
+        moved = 3 + form["TWO"] + form["SAVED"]
+        layout.launch(bn_backward_kernel, moved, *tensors, partial, layout.counters(), eps, **form)
     return dx, slopes, d_parameters
 
 
