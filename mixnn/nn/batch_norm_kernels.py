@@ -46,7 +46,7 @@ COLS, WARPS, SUM_ROWS, SUM_STAGES = 64, 4, 32, 4  # channels of a cell, warps of
 ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128
 PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
 LAG = 32  # MB that a GPU moves between the sums of a cell and their use, which takes 8 us; 0: in two launches
-BACKWARDS = True, False  # whether sums, and in two launches their use, go from the last cell to the first
+BACKWARDS = 1, 0  # 1 if sums, and in two launches their use, go from the last cell to the first
 HINTS = True  # tell the L2 cache which tensors are read for the last time
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
@@ -196,7 +196,7 @@ def _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS: tl.constex
     if back != 0:
         chunk = tl.where(is_sum, sum_chunks, chunks) - 1 - chunk
         cell = cells - 1 - cell
-    return is_sum & exists, (chunk >= 0) & exists & (is_sum == 0), cell, chunk
+    return is_sum & exists, (is_sum == 0) & exists, cell, chunk
 
 
 # A cell's counter is 0 between launches. Programs that sum count up. The last of them makes the counter negative, which
@@ -593,7 +593,7 @@ class _Layout:
             launches = [(sum_chunks, 0, BACKWARDS[0]), (0, chunks, BACKWARDS[1])]
         for sums, applies, back in launches:
             kernel[((self.cells + lag) * (sums + applies),)](
-                *args, sums, applies, lag, int(back), *self.numbers,
+                *args, sums, applies, lag, back, *self.numbers,
                 SUMS=sums > 0, APPLIES=applies > 0, HINTS=HINTS, **form, **self.sizes,
             )  # fmt: skip
 
