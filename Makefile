@@ -1,12 +1,13 @@
 # make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
 # make test   run the linter (ruff), the type checker (mypy) and all tests
-# make chaos  break tiny runs in hundreds of ways, resume them and compare: a quarter of an hour (docs/robustness.md)
+# make chaos  break tiny runs in hundreds of ways, resume them and compare: some 20 minutes (docs/robustness.md)
 # make fuzz   hostile options, files and names for every reader: some minutes (docs/robustness.md)
+# make soak   a long run in which memory, open files and disk must not grow: some minutes (docs/robustness.md)
 # All set up .venv on their first call.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test chaos fuzz
+.PHONY: demo test chaos fuzz soak
 demo: .venv/installed
 	$(BIN)/mixnn demo
 
@@ -21,6 +22,9 @@ chaos: .venv/installed
 
 fuzz: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
+
+soak: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(ARGS)
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

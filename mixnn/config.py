@@ -119,17 +119,32 @@ def method_option(name: str, value: Any = None) -> str:
     return _spelling.get()(name, value, True)
 
 
+def short_path(path: Any) -> Any:
+    """A path as a user would write it: inside the current directory, relative to that. Other values stay.
+
+    It then begins with ./ if it has no other slash, since data sets have names too.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return path
+    try:
+        inside = Path(path).relative_to(Path.cwd())
+    except (OSError, ValueError):  # the current directory is gone, or elsewhere
+        return os.fspath(path)
+    return str(inside) if len(inside.parts) != 1 else os.path.join(os.curdir, inside)
+
+
 def calling(name: str, *arguments: Any, **settings: Any) -> str:
     """How the reader of a message calls a function: mixnn.embed('x', out='y') or, on the command line, its command.
 
-    Without arguments it only names the function. `...` stands for arguments that the reader chooses. `data` and
-    `methods` are lists in Python.
+    Without arguments it only names the function. `...` stands for arguments that the reader chooses. Paths become
+    short. `data` and `methods` are lists in Python.
     """
+    values, settings = map(short_path, arguments), {key: short_path(value) for key, value in settings.items()}
     if not on_command_line():
-        given = ["..." if value is ... else in_python("", value).lstrip("=") for value in arguments]
+        given = ["..." if value is ... else in_python("", value).lstrip("=") for value in values]
         given += [in_python(key, value) for key, value in settings.items()]
         return LISTS.get(name) or f"mixnn.{name}({', '.join(given) or '...'})"
-    words = ["..." if value is ... else shlex.quote(str(value)) for value in arguments]
+    words = ["..." if value is ... else shlex.quote(str(value)) for value in values]
     for key, value in settings.items():
         words.append(f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}"))
     return " ".join(["mixnn", name, *words])
@@ -294,7 +309,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
-DataDir = Annotated[str | Path, Param("where data sets are kept [the run's own folder]", metavar="FOLDER")]
+DataDir = Annotated[str | Path, Param("where data sets are kept [where they were for the run]", metavar="FOLDER")]
 MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
 Source = Annotated[
     str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be
@@ -452,8 +467,8 @@ class Config(Checked):
     )
     normalization: str = option(
         "data",
-        "mean and std of the pixels: data, those of the images; or what published weights were trained with",
-        choices=("data", "tensorflow", "torchvision"),
+        "mean and std of the pixels: data (of these images), torchvision (ImageNet's), tensorflow, none (pixels from 0 "
+        "to 1) or MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2 [what the start was trained with, else data]",
     )
     batch_norm: str = option(
         "batch",
@@ -468,6 +483,14 @@ class Config(Checked):
         choices=("auto",),
         low=0,
         high=1,
+    )
+    heads_first: float | str = option(
+        0.0,
+        "share of the run in which the heads learn alone, before the backbone joins them; auto: 0.2 to 0.4, more for a "
+        "better start",
+        choices=("auto",),
+        low=0,
+        high=0.8,
     )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)

@@ -2,6 +2,8 @@
 
     torchrun --nproc-per-node 4 -m mixnn pretrain cifar10
 
+A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example).
+
 Backbones are data-parallel and everything else is replicated: process r of R encodes images r, r + R, ... of a batch,
 which are whole batch-norm groups, and the features of all processes are gathered. Heads, losses, searches and support
 sets are the same in every process, and random numbers are drawn for the whole batch. So a method does not need to know
@@ -13,19 +15,23 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
 
-from mixnn.config import UserError, setting
-from mixnn.processes import world_size
+from mixnn.config import UserError, duration_text, setting
+from mixnn.processes import join_limit, meeting_point, world_size
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+
+POLL = 0.05  # seconds between two looks at who has come
 
 
 def init(device: torch.device) -> None:
@@ -33,12 +39,55 @@ def init(device: torch.device) -> None:
     if world_size() == 1 or torch_dist.is_initialized():
         return
     try:
-        torch_dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        store, rank = _meet(join_limit())
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        torch_dist.init_process_group(backend, store=store, rank=rank, world_size=world_size())
+    except UserError:
+        raise
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"WORLD_SIZE={world_size()}, but the process group cannot be joined ({str(error).splitlines()[0]}): "
             f"start the run with torchrun, or unset WORLD_SIZE"
         ) from None
+
+
+def _meet(limit: float) -> tuple[Store, int]:
+    """The store through which the processes find each other, and this one's rank. All of them have come, or UserError.
+
+    torch itself would wait for half an hour, and not say for which process.
+    """
+    rank, host, port, is_served, attempt = meeting_point()
+    is_server = rank == 0 and not is_served
+    end = time.monotonic() + limit
+    try:
+        server = torch_dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            is_master=is_server,
+            timeout=timedelta(seconds=limit),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        store: Store = torch_dist.PrefixStore(f"mixnn/{attempt}", server)  # type: ignore[attr-defined]
+        store.set(f"rank {rank}", "here")
+        while missing := [r for r in range(world_size()) if not store.check([f"rank {r}"])]:
+            if time.monotonic() > end:
+                raise _missing(missing, limit)
+            time.sleep(POLL)
+    except RuntimeError:  # torch's own timeouts and lost connections
+        if is_server:
+            raise
+        raise _missing([0], limit) from None
+    server.set_timeout(timedelta(minutes=30))  # as torch does, for the process group
+    return store, rank
+
+
+def _missing(ranks: list[int], limit: float) -> UserError:
+    which = f"process {ranks[0]}" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))}"
+    return UserError(
+        f"{which} of {world_size()} did not join this run within {duration_text(limit)}, or ended before all had "
+        "joined: see the error message there\nif it only needs longer, set MIXNN_JOIN_TIMEOUT=30m for all"
+    )
 
 
 def shutdown() -> None:

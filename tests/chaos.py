@@ -49,7 +49,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mixnn import dist
 from mixnn.cli import VERBS, main
+from mixnn.data import cache
 from mixnn.runs import checkpoint
 from mixnn.runs.weights import read_tensors
 from mixnn.training.trainer import Trainer
@@ -437,7 +439,9 @@ class Lab:
 
 
 WORDS = {"digits": DIGITS, "photos": PHOTOS}
-MAKING = [shlex.split("export run --out encoder.safetensors"), shlex.split("classify run folders --out classifier")]
+EXPORTS = ("encoder.safetensors", "encoder.onnx", "encoder.pt2")
+MAKING = [shlex.split(f"export run --format {name.partition('.')[2]} --out {name}") for name in EXPORTS]
+MAKING.append(shlex.split("classify run folders --out classifier"))
 COMMANDS = {  # name -> words, the file they write
     "embed": (shlex.split("embed run --out x.npz"), "x.npz"),
     "export": (shlex.split("export run --out x.safetensors"), "x.safetensors"),
@@ -659,17 +663,42 @@ def changed_cache(lab: Lab, place: Path, rng: random.Random) -> Result:
     return what, False
 
 
-@kind("damaged export", 15)
+@kind("image cache too large for memory, cut during a run", 8)
+def cut_cache(lab: Lab, place: Path, rng: random.Random) -> Result:
+    words, reference = fresh(lab, place, "photos")
+    lab.copy(lab.references["photos"].parent / "cache", place / "cache")
+    slow = slowing(0.05)
+
+    def fault() -> None:
+        cache._available_memory = lambda: 0.0
+        slow()
+
+    process = Process([*words, "--out", "run"], place, fault)
+    wait_for(place / "run" / "config.yaml", process)
+    process.ended_within(rng.uniform(0, 0.6))
+    (path,) = (place / "cache").glob("*/images.npy")
+    os.truncate(path, at := rng.randrange(path.stat().st_size))
+    done = process.wait()
+    if done.code and "in the image cache can no longer be read" not in done.err:
+        raise Wrong(f"cut at {at}: exit code {done.code}: {done.err[-300:]}")
+    recover(words, place, reference)
+    return f"cut at {at}, exit code {done.code}", False
+
+
+@kind("damaged export", 20)
 def damaged_export(lab: Lab, place: Path, rng: random.Random) -> Result:
     lab.copy(lab.references["photos"].parent, place)
-    path = place / rng.choice(["encoder.safetensors", "encoder.safetensors", "encoder.safetensors.json"])
+    path = place / rng.choice([*EXPORTS, "encoder.safetensors", "encoder.safetensors.json"])
     what = damage(path, rng)
-    words = [word if word != "none" else "encoder.safetensors" for word in PHOTOS]
-    done = run(*words, "--out", "next", place=place)
+    if path.suffix in (".onnx", ".pt2"):  # mixnn writes and checks them; other programs run them
+        done = run("verify", path.name, place=place)
+    else:
+        words = [word if word != "none" else "encoder.safetensors" for word in PHOTOS]
+        done = run(*words, "--out", "next", place=place)
     if done.code == 2:
         return f"{what}: {done.err.splitlines()[-1]}", True
-    if path.suffix == ".safetensors":
-        raise Wrong(f"{what}: the damaged weights are used")
+    if path.suffix != ".json":
+        raise Wrong(f"{what}: the damage is not noticed")
     return what, False
 
 
@@ -775,6 +804,25 @@ def killed_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     return f"rank {which}", False
 
 
+@kind("a rank killed before it joins", 5)
+def absent_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
+    words, _ = fresh(lab, place, "digits")
+    which = rng.randrange(2)
+
+    def wait_briefly() -> None:
+        os.environ["MIXNN_JOIN_TIMEOUT"] = "5s"
+
+    def die() -> None:
+        dist.init = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+
+    faults = [die if rank == which else wait_briefly for rank in (0, 1)]
+    other = wait_all(run_ranks(*words, "--out", "run", place=place, faults=faults))[1 - which]
+    if other.code != 2 or f"process {which} of 2 did not join" not in other.err:
+        raise Wrong(f"the other process ended with {other.code}: {other.err[-300:]}")
+    recover(words, place, lab.two_ranks, run_both)
+    return f"rank {which}", False
+
+
 @kind("a stopped rank", 8)
 def stopped_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     words, _ = fresh(lab, place, "digits")
@@ -865,7 +913,7 @@ def table(counts: dict[str, Counter[str]]) -> list[str]:
 
 def parse_words() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Break tiny runs in many ways.")
-    parser.add_argument("--faults", type=int, default=430, help="how many, in all")
+    parser.add_argument("--faults", type=int, default=453, help="how many, in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="faults whose kind contains this text")
     parser.add_argument("--verbose", action="store_true", help="print every fault")

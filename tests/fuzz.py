@@ -58,8 +58,8 @@ from mixnn.files import expand
 from mixnn.nn.backbone import BUILT_IN, build_backbone
 from mixnn.progress import shown
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import CARD, CARD_VERSION, read_export
-from mixnn.runs.weights import read_weights, tensor_file
+from mixnn.runs.encoder import read_export
+from mixnn.runs.weights import CARD, CARD_VERSION, read_weights, tensor_file
 from mixnn.training.configure import configure
 from tests.test_bad_input import tiny
 
@@ -906,7 +906,7 @@ def fuzz() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz", description="Hostile input for everything that reads."
     )
-    parser.add_argument("--cases", type=int, default=50_000, help="how many, in all")
+    parser.add_argument("--cases", type=int, default=52_000, help="how many, in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="targets whose name contains this text")
     given = parser.parse_args()
@@ -915,7 +915,7 @@ def fuzz() -> int:
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 2 * MEMORY_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))  # so that a failure does not take the machine's memory
     names = [name for name in TARGETS if given.only in name]
-    rows, failed, begun = [], [], time.perf_counter()
+    rows, failed, total, begun = [], [], 0, time.perf_counter()
     for name in names:
         start = time.perf_counter()
         try:
@@ -927,6 +927,7 @@ def fuzz() -> int:
             cases, outcome = 0, "1 or more"
             failed.append(name)
             print(f"--- {name}, seed {given.seed}\n{''.join(traceback.format_exception(error))[-6000:]}", flush=True)
+        total += cases
         row = [name, str(cases or "stopped"), str(len(_refused)), outcome, f"{time.perf_counter() - start:.0f}"]
         rows.append(f"| {' | '.join(row)} |")
         print(rows[-1], flush=True)
@@ -935,7 +936,10 @@ def fuzz() -> int:
             ["", "| target | cases | clear errors | failures | seconds |", "| --- | ---: | ---: | ---: | ---: |", *rows]
         )
     )
-    print(f"seed {given.seed}, {time.perf_counter() - begun:.0f} s; failed: {', '.join(failed) or 'none'}")
+    print(
+        f"{total:,} cases, seed {given.seed}, {time.perf_counter() - begun:.0f} s; "
+        f"failed: {', '.join(failed) or 'none'}"
+    )
     return int(bool(failed))
 
 

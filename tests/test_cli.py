@@ -21,7 +21,7 @@ from PIL import Image
 import mixnn
 from mixnn import methods
 from mixnn.cli import VERBS, command, main, parse
-from mixnn.config import Config, Param, fields_of, verb
+from mixnn.config import Config, Param, calling, fields_of, short_path, spelling, verb
 from mixnn.data import DATASETS, cifar
 from mixnn.files import code_digest
 from mixnn.progress import Reporter
@@ -35,7 +35,7 @@ DIGITS = shlex.split("pretrain digits --limit 64 --batch-size 32 --epochs 1 --kn
 FLAGS = {
     "demo": {"--seed", "--out", "--epochs", "--json", "--quiet"},
     "pretrain": {
-        "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
+        "--source", "--set", "--out", "--overwrite", "--resume", "--init-from", "--time-budget", "--quiet", "--method",
         "--epochs", "--batch-size", "--optimizer", "--normalization", "--batch-norm", "--trained-share",
         "--encode-size", "--view", "--decayed",
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
@@ -890,7 +890,7 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
         ("explore run", "use --source FOLDER"),
         ("evaluate run", "use --source FOLDER"),
         ("diagnose run", "use --source FOLDER"),
-        ("pretrain --resume run", f"`ln -s NEW_PLACE {tmp_path / 'photos'}`"),
+        ("pretrain --resume run", "use `mixnn pretrain FOLDER --resume run`"),
     ):
         err = refused(ask, words)
         assert f"{tmp_path / 'photos'}, which run was trained on, is gone: " in err
@@ -910,6 +910,19 @@ def test_a_folder_that_was_moved_after_training_is_called_gone_with_the_way_on(a
     assert "digits was trained on the data set digits: --data-dir says where that is kept" in named
     (tmp_path / "photos").symlink_to(tmp_path / "moved")
     assert ask("diagnose run").code == 0
+
+
+def test_a_run_on_a_folder_that_was_moved_goes_on_and_knows_the_new_place(ask: Ask, tmp_path: Path):
+    save_images(tmp_path / "photos", 16)
+    assert ask("pretrain photos --out run", *TINY, *NETWORK).code == 0
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    save_images(tmp_path / "others", 17)
+    refused(ask, "pretrain --resume run --source others --epochs 2")
+    assert "there is no folder away" in refused(ask, "pretrain away --resume run --epochs 2")
+    assert ask("pretrain --resume run --source moved --epochs 2 --quiet").code == 0
+    assert mixnn.Run.open(tmp_path / "run").config.data == str(tmp_path / "moved")
+    assert mixnn.Run.open(tmp_path / "run").metrics()[-1]["epoch"] == 2
+    assert ask("embed run").code == 0
 
 
 def test_evaluating_a_run_on_images_without_labels(ask: Ask, tmp_path: Path):
@@ -1032,7 +1045,7 @@ def test_getting_what_is_embedded_writes_nothing(ask: Ask, tmp_path: Path):
 def test_a_mistake_cannot_steer_the_terminal(ask: Ask):
     said = refused(ask, "embed", "none\x1b[31m\x07")
     assert "\x1b" not in said
-    assert r"no run folder called none\x1b[31m\x07" in said
+    assert r"folder of images called none\x1b[31m\x07" in said
 
 
 @pytest.mark.parametrize(
@@ -1062,3 +1075,27 @@ def test_threads_that_wait_sleep_unless_the_user_wants_otherwise(given, expected
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == expected
+
+
+# Paths in messages
+
+
+def test_a_path_in_a_suggested_command_is_relative_to_where_the_user_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    here = Path.cwd()
+    for path, written in {
+        here / "photos": "./photos",  # a name without a slash may be a data set
+        here / "my photos" / "of cats": "my photos/of cats",
+        here: ".",
+        here.parent: str(here.parent),
+        "/elsewhere/photos": "/elsewhere/photos",
+        "photos": "photos",
+        "digits": "digits",
+    }.items():
+        assert short_path(path) == written
+    assert calling("pretrain", here / "photos", time_budget="10m") == "mixnn.pretrain('./photos', time_budget='10m')"
+    with spelling(command("pretrain").spell):
+        found = calling("pretrain", here / "my photos" / "of cats", out=here / "runs" / "x", overwrite=True)
+    assert found == "mixnn pretrain 'my photos/of cats' --out runs/x --overwrite"

@@ -18,8 +18,7 @@ from mixnn.cli import main
 from mixnn.progress import Reporter
 from mixnn.registry import Registry, UnknownName, import_code, origin_of
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD
-from mixnn.runs.weights import tensor_file
+from mixnn.runs.weights import CARD, tensor_file
 
 QUIET = Reporter(quiet=True)
 ROOT = Path(__file__).parents[1]
@@ -92,13 +91,18 @@ def slow(groups, config):
 '''
 
 
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it: other tests list all that there is."""
+    forget(monkeypatch)
+
+
 @pytest.fixture
 def my_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the user's, forgotten again after the test."""
+    """A file of the user's."""
     file = tmp_path / "my_code.py"
     file.write_text(EVERYTHING)
     monkeypatch.chdir(tmp_path)
-    forget(monkeypatch)
     return file
 
 

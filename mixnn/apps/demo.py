@@ -74,7 +74,7 @@ def demo(
 def embeddings(run: Run, train: ImageSet, test: ImageSet) -> dict[str, tuple[Tensor, Tensor]]:
     """Unit vectors of training and test images: their raw pixels, and the features of two networks."""
     networks = {"untrained network": initial_backbone(run.config), "MNN": load_backbone(run)[0]}
-    spaces = {"raw pixels": tuple(images.images.flatten(1).float() for images in (train, test))}
+    spaces = {"raw pixels": tuple(images.images[:].flatten(1).float() for images in (train, test))}
     spaces |= {name: tuple(features(f, images) for images in (train, test)) for name, f in networks.items()}
     return {name: (unit(bank), unit(queries)) for name, (bank, queries) in spaces.items()}
 

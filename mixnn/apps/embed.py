@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load_encoder
 from mixnn.runs.start import open_run
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed"]
+__all__ = ["Embeddings", "Encoder", "collect", "embed", "vectors_of"]
 
 OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
@@ -33,6 +33,16 @@ OUT = (
 MAX_CACHED = 20_000  # images up to which `embed` keeps the vectors in the cache, which other commands then use
 WRITE_BATCH = 4096  # vectors written at a time
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
+
+
+class Vectorizer(Protocol):
+    """What turns images into vectors: an `Encoder`, or another one with the same method."""
+
+    num_features: int
+    origin: str
+
+    def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
+        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
 
 
 @verb
@@ -110,12 +120,12 @@ def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.S
 
 def collect(
     run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
-    encoder: Encoder | None = None, kind: str = "", reporter: Reporter | None = None,
+    encoder: Vectorizer | None = None, kind: str = "", reporter: Reporter | None = None, doing: str = "embedding",
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
     The cache holds one file per source; files of earlier checkpoints are removed. `encoder`: the run's, if it is
-    already loaded; or another one that belongs to the run, with a name for its `kind`.
+    already loaded; or another one, with a name for its `kind`. `doing`: what the progress bar says.
     """
     reporter = reporter or reporter_for(False)
     images = run.images(source, data_dir)
@@ -128,12 +138,31 @@ def collect(
     encoder = load_encoder(run, device, reporter) if encoder is None else encoder
     with scratch_folder(Path(tempfile.gettempdir())) as elsewhere:
         file = cached if _is_writable(cached.parent) else elsewhere / cached.name
-        _write(file, run, encoder, images, reporter)
+        _write(file, run, encoder, images, reporter, doing)
         checkpoint, title, _ = file.stem.split("-")
         for old in file.parent.glob(CACHED):
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
                 old.unlink(missing_ok=True)
         return store.read(file)
+
+
+def vectors_of(
+    run: Run, images: Images, names: Sequence[str], max_all: int, encoder: Encoder, reporter: Reporter
+) -> np.ndarray:
+    """The vectors of some of these images, (len(names), F), from the cache if it has them.
+
+    Otherwise all images are encoded and cached, or only those named if there are more than `max_all`.
+    """
+    if len(images) <= min(max_all, MAX_CACHED) or (images.has_cheap_signature and _cache_file(run, images).is_file()):
+        found = collect(run, images, encoder=encoder, reporter=reporter)
+    else:
+        batches = list(_encode(encoder, images.named(set(names)), reporter))
+        vectors = np.concatenate([vectors for _, vectors, _ in batches])
+        found = Embeddings([name for some, _, _ in batches for name in some], vectors)
+    row_of = {name: i for i, name in enumerate(found.names)}
+    if gone := [name for name in names if name not in row_of]:
+        raise UserError(f"{plural(len(gone), 'image')} cannot be read any more, as {gone[0]}")
+    return found.vectors[[row_of[name] for name in names]]
 
 
 def _cache_file(run: Run, images: Images, kind: str = "") -> Path:
@@ -161,20 +190,22 @@ def _newest_checkpoint(run: Run) -> list[str | int]:
     return [fact for path in paths for fact in (path.name, path.stat().st_size, path.stat().st_mtime_ns)]
 
 
-def _write(path: Path, run: Run, encoder: Encoder, images: Images, reporter: Reporter) -> tuple[int, store.Skipped]:
+def _write(
+    path: Path, run: Run, encoder: Vectorizer, images: Images, reporter: Reporter, doing: str = "embedding"
+) -> tuple[int, store.Skipped]:
     """Encode all images into a file; returns the number of vectors and the images that could not be read."""
     about: dict[str, Any] = {"run": run.path.name, "checkpoint": encoder.origin}
     about |= {"source": images.title, "image_size": run.config.encoding_size}
-    return store.write(path, _encode(encoder, images, reporter), encoder.num_features, about)
+    return store.write(path, _encode(encoder, images, reporter, doing), encoder.num_features, about)
 
 
 def _encode(
-    encoder: Encoder, images: Images, reporter: Reporter
+    encoder: Vectorizer, images: Images, reporter: Reporter, doing: str = "embedding"
 ) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
     """Batches of `Encoder.encode` with a progress bar, then warnings; UserError if no image can be read."""
     skipped, count = list(images.skipped), 0
     yield [], np.empty((0, encoder.num_features), np.float32), images.skipped
-    with reporter.bar("embedding", len(images)) as advance:
+    with reporter.bar(doing, len(images)) as advance:
         for names, vectors, unreadable in encoder.encode(images):
             skipped += unreadable
             count += len(names)

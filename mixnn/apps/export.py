@@ -31,10 +31,21 @@ from mixnn.nn.efficientnet import EPS, STAGES, EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, Bottleneck, ResNet
 from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, CARD_VERSION, Encoder, encoder_from_checkpoint
+from mixnn.runs.encoder import Encoder, encoder_from_checkpoint
 from mixnn.runs.folder import environment
 from mixnn.runs.start import open_run
-from mixnn.runs.weights import CHECKSUM, NO_START, STARTS, TORCHVISION, make_backbone, tensor_file
+from mixnn.runs.weights import (
+    CARD,
+    CARD_VERSION,
+    CHECKSUM,
+    NO_CHECKSUM,
+    NO_START,
+    STARTS,
+    TORCHVISION,
+    make_backbone,
+    tensor_file,
+    with_checksum,
+)
 
 __all__ = ["export"]
 
@@ -48,6 +59,7 @@ SETTINGS = (
     *("augmentation", "mirror", "precision", "seed"),
 )
 MAX_STARTS = 9  # runs on the card that started from each other
+CHECKSUM_PLACES = {"safetensors": "the header", "onnx": "metadata_props", "pt2": "the comment of the zip file"}
 PROGRAM = {
     "takes": "images: uint8 RGB, (batch, 3, height, width), any batch; best at the size below",
     "gives": "features: float32 (batch, features)",
@@ -56,7 +68,6 @@ PROGRAM = {
 WEIGHTS = {
     "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
     "gives": "after the mean over pixels: float32 (batch, features)",
-    "checksum": f"{CHECKSUM} in the header: CRC-32 of the whole file, with zeros in place of its eight digits",
 }
 
 
@@ -149,9 +160,9 @@ def to_onnx(encoder: Encoder, card: str, opset: int, reporter: Reporter) -> byte
         traced = _trace_onnx(encoder, opset, {0: "batch"})
         reporter.warn(f"the ONNX file takes images of {encoder.size} x {encoder.size} pixels only")
     model = onnx.load_from_string(traced)
-    onnx.helper.set_model_props(model, {CARD: card})
+    onnx.helper.set_model_props(model, {CARD: card, CHECKSUM: NO_CHECKSUM})
     onnx.checker.check_model(model)
-    content: bytes = model.SerializeToString()
+    content = with_checksum(model.SerializeToString())
     try:
         import onnxruntime
     except ImportError:
@@ -185,10 +196,16 @@ def to_pt2(encoder: Encoder, card: str, _opset: int, reporter: Reporter) -> byte
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # it names folders of this machine
         torch.export.save(program, buffer, extra_files={f"{CARD}.json": card})
-        buffer.seek(0)
-        reloaded = torch.export.load(buffer).module()
+        content = with_checksum(_with_comment(buffer.getvalue(), f"{CHECKSUM}={NO_CHECKSUM}".encode()))
+        reloaded = torch.export.load(io.BytesIO(content)).module()
     _compare(encoder, reloaded, "torch.export program", reporter)
-    return buffer.getvalue()
+    return content
+
+
+def _with_comment(archive: bytes, comment: bytes) -> bytes:
+    """A zip file with a comment: its length and text are the last bytes of the file."""
+    assert archive[-22:-18] == b"PK\5\6", "the end of a zip file without a comment"
+    return archive[:-2] + len(comment).to_bytes(2, "little") + comment
 
 
 WRITERS: dict[str, Callable[[Encoder, str, int, Reporter], bytes]] = {
@@ -224,7 +241,12 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
     method = {"name": c.method, "options": c.options, "paper": methods.about_of(known).paper if known else None}
     return {
         "card_version": CARD_VERSION,
-        "file": {"form": form, **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM)},
+        "file": {
+            "form": form,
+            **({"names": _names(c), **WEIGHTS} if form == "safetensors" else PROGRAM),
+            "checksum": f"{CHECKSUM} in {CHECKSUM_PLACES[form]}: CRC-32 of the whole file, with zeros in place of its "
+            "eight digits",
+        },
         "architecture": _architecture(c, run.network),
         "preprocessing": _preprocessing(c, state["data"]),
         "start": _start(read_files(run), step),
@@ -293,12 +315,13 @@ def _architecture(c: Config, network: Network | None) -> dict[str, Any]:
     with torch.device("meta") if c.backbone in BUILT_IN else nullcontext():  # no memory for weights that are not used
         backbone = make_backbone(c, network)
     features = {"features": backbone.num_features, "parameters": sum(p.numel() for p in backbone.parameters())}
+    features["image_size"] = c.image_size  # of the training crops: a ResNet's first layers depend on it
     if isinstance(backbone, EfficientNetLite0):
         fields = ("channels", "blocks", "kernel", "stride", "expansion")
         stages = [dict(zip(fields, stage, strict=True)) for stage in STAGES]
         return {"name": c.backbone, "stages": stages, "activation": "ReLU6", "batch_norm_eps": EPS, **features}
     if not isinstance(backbone, ResNet):
-        return {"name": c.backbone, "image_size": c.image_size, **features}  # some networks are made for one size
+        return {"name": c.backbone, **features}
     block, widths, depths = ARCHITECTURES[c.backbone]
     stem, pooled = backbone.conv1, isinstance(backbone.maxpool, torch.nn.MaxPool2d)
     return {

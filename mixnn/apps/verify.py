@@ -39,9 +39,9 @@ from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import LOCK, expand, leftovers, try_flock
 from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import CARD, read_export
+from mixnn.runs.encoder import read_export
 from mixnn.runs.folder import DAMAGED_RESULTS, DIVERGED, JUDGEMENT, environment
-from mixnn.runs.weights import CHECKSUM, read_tensors
+from mixnn.runs.weights import CARD, CHECKSUM, has_checksum, read_tensors
 from mixnn.training.pretrain import changed_settings, check_unchanged
 from mixnn.training.replay import Checkpoint, Comparison, OutOfTime, num_threads, replay_interval, replay_resume
 
@@ -157,7 +157,7 @@ def _non_finite(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _check_export(path: Path) -> Check:
-    """An exported file: its checksum, if it has one, its numbers and its card."""
+    """An exported file: its checksum, its numbers and its card."""
     again = f"export it again, with {calling('export', ..., out=path, overwrite=True)}, or download it again"
     if path.suffix not in EXPORTS:
         raise UserError(f"{path} is not an exported file: these end in {', '.join(EXPORTS)}")
@@ -190,7 +190,7 @@ def _read_safetensors(path: Path) -> tuple[Any, str]:
     card = json.loads(header[CARD])
     if not isinstance(card, dict):
         raise ValueError("its card is not readable")
-    how = "its checksum matches" if CHECKSUM in header else "it is of an earlier version and has no checksum"
+    how = _about_checksum(CHECKSUM in header)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -202,23 +202,27 @@ def _read_safetensors(path: Path) -> tuple[Any, str]:
 
 
 def _read_onnx(path: Path) -> tuple[Any, str]:
+    how = _about_checksum(has_checksum(path))
     try:
         import onnx
     except ImportError:
-        return None, "not read: that needs the onnx package"
+        return None, f"{how}; not read: that needs the onnx package"
     model = onnx.load(str(path))
     onnx.checker.check_model(model)
-    return json.loads(
-        {p.key: p.value for p in model.metadata_props}[CARD]
-    ), "a valid program; this format has no checksum"
+    return json.loads({p.key: p.value for p in model.metadata_props}[CARD]), f"{how}, a valid program"
 
 
 def _read_pt2(path: Path) -> tuple[Any, str]:
+    how = _about_checksum(has_checksum(path))
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
             raise ValueError(f"the checksum of {damaged} does not match")
         (card,) = [name for name in archive.namelist() if name.endswith(f"{CARD}.json")]
-        return json.loads(archive.read(card)), "the checksums of its parts match"
+        return json.loads(archive.read(card)), f"{how}; the checksums of its parts match"
+
+
+def _about_checksum(has_one: bool) -> str:
+    return "its checksum matches" if has_one else "it is of an earlier version and has no checksum"
 
 
 _READERS: dict[str, Callable[[Path], tuple[Any, str]]] = {

@@ -57,9 +57,10 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
 HEADINGS = {"embed": "for your images:", "evaluate": "for research:"}  # above the command they begin with
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
-  mixnn pretrain ./photos --out runs/photos     settings are chosen for the folder, and explained
-  mixnn search runs/photos cat.jpg              the ten images most like this one
-  mixnn classify runs/photos labels.csv         all images labelled from a few
+  mixnn search ./photos cat.jpg                 the ten images most like this one, without any training
+  mixnn classify ./photos labels.csv            all images labelled from a few
+  mixnn pretrain ./photos --time-budget 10m --out runs/photos     adapt the encoder to these images
+  mixnn search runs/photos cat.jpg              the same with the adapted encoder
   mixnn demo                                    a first impression, without any data of your own
   mixnn pretrain cifar10 --method msf --set topk=1 --seed 3
 `mixnn help COMMAND` lists a command's options."""

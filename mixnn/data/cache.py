@@ -7,8 +7,7 @@ one result.
 
 An entry is checked in full when it is opened: sizes, and a CRC-32 of the pixels and of what is known about the files. A
 damaged one is built again, with a warning. Pixels that fit in memory are read into it, so nothing that happens to the
-file later can harm a running job: a truncated file in a memory map would kill it. Larger ones are mapped, and their
-file is read-only.
+file later can harm a running job. Larger ones stay in the file, which is read-only, and batches are read from it.
 
 The cache has a size limit. Entries that were not used for the longest time are removed first, and never those that a
 running process uses.
@@ -36,6 +35,7 @@ import numpy as np
 from mixnn.config import UserError
 from mixnn.data.archive import replace_folder
 from mixnn.data.decode import Decoded, FileInfo, decode_into
+from mixnn.data.stored import StoredImages
 from mixnn.files import expand, scratch_folder, try_flock, write_atomically
 from mixnn.processes import is_main_process, local_world_size
 from mixnn.progress import Reporter
@@ -51,7 +51,7 @@ UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
 RECENT = 24 * 3600.0  # seconds; where files cannot be locked, an entry used later than this may still be in use
 
 # Entries whose pixels this process holds, with what is known about their files.
-_open_entries: dict[Path, tuple[weakref.ref[np.ndarray], list[FileInfo | str]]] = {}
+_open_entries: dict[Path, tuple[weakref.ref[np.ndarray | StoredImages], list[FileInfo | str]]] = {}
 
 
 def cache_root() -> Path:
@@ -83,7 +83,7 @@ def decoded(
             with contextlib.suppress(UserError):
                 _build(entry, folder, names, size, progress)
         found = _open(entry, len(names), size)
-    return found or _decode(folder, names, size)
+    return found or Decoded(*_decode(folder, names, size))
 
 
 def _key(folder: Path, names: Sequence[str], size: int) -> str:
@@ -129,13 +129,12 @@ def _read(entry: Path, num_files: int, size: int) -> Decoded:
         is_whole = os.fstat(file.fileno()).st_size == len(header) + num_bytes
         if len(infos) != num_files or not is_whole or file.read(len(header)) != header:
             raise ValueError("it has another size than it should have")
-        images: np.ndarray
+        images: np.ndarray | StoredImages
         if num_bytes * local_world_size() <= MEMORY_SHARE * _available_memory():
             images = np.empty(shape, np.uint8)
             crc = _read_blocks(file, num_bytes, images.reshape(-1))
         else:
-            images = np.memmap(file, np.uint8, "r", len(header), shape)
-            file.seek(len(header))
+            images = StoredImages(file, len(header), shape)
             crc = _read_blocks(file, num_bytes, None)
         if facts["crc32"] != _checksum(crc, infos):
             raise ValueError("its checksum does not match")
@@ -193,10 +192,10 @@ def _readable(infos: Sequence[FileInfo | str]) -> list[int]:
     return [i for i, info in enumerate(infos) if isinstance(info, FileInfo)]
 
 
-def _decode(folder: Path, names: Sequence[str], size: int) -> Decoded:
+def _decode(folder: Path, names: Sequence[str], size: int) -> tuple[np.ndarray, list[FileInfo | str]]:
     images = np.empty((len(names), 3, size, size), np.uint8)
     infos = decode_into(images, [folder / name for name in names])
-    return Decoded(images[_readable(infos)], infos)
+    return images[_readable(infos)], infos
 
 
 def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None]) -> None:
@@ -209,10 +208,10 @@ def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress:
         with open(new / IMAGES, "wb") as file:
             file.write(_header((len(names), 3, size, size)))
             for start in range(0, len(names), CHUNK):
-                chunk = _decode(folder, names[start : start + CHUNK], size)
-                file.write(chunk.images.data)
-                crc = zlib.crc32(chunk.images.data, crc)
-                infos += chunk.infos
+                images, of_chunk = _decode(folder, names[start : start + CHUNK], size)
+                file.write(images.data)
+                crc = zlib.crc32(images.data, crc)
+                infos += of_chunk
                 progress(len(infos), len(names))
             file.seek(0)
             file.write(_header((len(_readable(infos)), 3, size, size)))

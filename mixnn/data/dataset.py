@@ -35,7 +35,7 @@ from mixnn.data.folder import (
     sample_stats,
     sorted_classes,
 )
-from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats
+from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats, read_normalization
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
 from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
 from mixnn.data.labels import from_values, label_text, read_labels
@@ -63,7 +63,7 @@ class Dataset(ABC):
 
     limit: int = 0  # use at most this many images per split; 0: all
     mirror: bool = True  # mirrored images may be used as views
-    normalization: str = "data"  # which mean and std the images come with: their own, or one of NORMALIZATIONS
+    normalization: str = "data"  # which mean and std the images come with: what `read_normalization` takes
     _loaded: dict[tuple[str, int, str], ImageSet] = field(default_factory=dict, repr=False)
 
     # Settings made for this data set; None: choose them from the images.
@@ -137,8 +137,8 @@ class Dataset(ABC):
             if self.expected_digest and images.summary and split != "test":
                 self._check_digest(images.summary)
             images = images if self.mirror else replace(images, mirror=False)
-            if self.normalization != "data":
-                mean, std = NORMALIZATIONS[self.normalization]
+            if (mean_std := read_normalization(self.normalization)) is not None:
+                mean, std = mean_std
                 images = replace(images, mean=mean, std=std)
             self._loaded[key] = images.limit(self.limit) if self.limit else images
         return self._loaded[key]
@@ -225,7 +225,7 @@ class NamedDataset(Dataset):
         loaded = self.load(split)
         names = loaded.names or [f"{self.name}/{split}/{i}" for i in range(len(loaded))]
         labels = {n: loaded.classes[y] for n, y in zip(names, loaded.labels.tolist(), strict=True) if y >= 0}
-        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images.numpy(), is_named=True)
+        return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images[:].numpy(), is_named=True)
 
 
 @dataclass
@@ -473,7 +473,7 @@ def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **option
 def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
     """Data in memory as a list of images; a name is a number, unless the data has names."""
     if isinstance(data, ImageSet):
-        names, arrays = data.names or _numbers(len(data)), data.images.cpu().numpy()
+        names, arrays = data.names or _numbers(len(data)), data.images[:].cpu().numpy()
         texts = [label_text(label, data.classes) for label in data.labels.tolist()]
         return ImageArrays(IMAGES, names, from_values(texts if labels is None else labels, names), arrays=arrays)
     if isinstance(data, np.ndarray | torch.Tensor):
@@ -540,7 +540,7 @@ def open_dataset(
     cannot be read. These three are for your own images.
 
     `limit`: at most this many images per split; 0: all. `mirror`: whether views may be mirrored. `normalization`: mean
-    and standard deviation of the data, or those of tensorflow or torchvision.
+    and std of the pixels: data, torchvision (ImageNet's), tensorflow, none, or numbers: 0.5,0.5,0.5/0.2,0.2,0.2.
 
     >>> data = mixnn.data.open_dataset("photos")
     >>> len(data.images())
@@ -550,8 +550,7 @@ def open_dataset(
         return data
     if on_error not in ON_ERROR:
         raise unknown("on_error", on_error, ON_ERROR)
-    if normalization not in (known := ("data", *NORMALIZATIONS)):
-        raise unknown("normalization", normalization, known)
+    read_normalization(normalization)
     if limit < 0:
         raise UserError(f"limit={limit}: limit must be at least 1, or 0 for all images")
     common: dict[str, Any] = {"limit": limit, "mirror": mirror, "normalization": normalization}

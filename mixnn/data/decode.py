@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from mixnn.data.stored import StoredImages
+
 MAX_PIXELS = 2**30 // 6  # 179 megapixels, as in Pillow: enough for any camera, too little for a decompression bomb
 MAX_BYTES = 2**30  # of a file; an image of MAX_PIXELS has no more, even with 16 bits per channel
 # What Pillow may open. It knows more formats, and runs another program for some of them (EPS).
@@ -46,7 +48,7 @@ class FileInfo(NamedTuple):
 class Decoded(NamedTuple):
     """The decoded images of a list."""
 
-    images: np.ndarray  # uint8 (M, 3, size, size), without those that could not be read
+    images: np.ndarray | StoredImages  # uint8 (M, 3, size, size), without those that could not be read
     infos: list[FileInfo | str]  # one per image of the list; a string is the reason why it could not be read
 
 

@@ -19,6 +19,7 @@ from mixnn.config import UserError, setting
 from mixnn.data.cache import decoded
 from mixnn.data.decode import Decoded, FileInfo
 from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
+from mixnn.data.stored import StoredImages
 from mixnn.progress import NAMED, plural
 
 EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"}
@@ -170,7 +171,15 @@ def make_image_set(
     number = {label: i for i, label in enumerate(classes)}
     targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELLED for name in names])
     summary = summarize(names, [info for info in found.infos if isinstance(info, FileInfo)], len(skipped))
-    return ImageSet(_as_tensor(found.images), targets, names, classes, *stats, True, skipped, summary)
+    images = found.images if isinstance(found.images, StoredImages) else _as_tensor(found.images)
+    return ImageSet(images, targets, names, classes, *stats, True, skipped, summary)
+
+
+def _as_tensor(images: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """A tensor without a copy, even of an array that is read-only: nothing writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(images)
 
 
 def readable_names(chosen: Sequence[str], found: Decoded) -> list[str]:
@@ -182,27 +191,22 @@ def sorted_classes(*label_of: Mapping[str, str]) -> list[str]:
     return sorted({label for labels in label_of for label in labels.values()}, key=natural_key)
 
 
-def _as_tensor(images: np.ndarray) -> torch.Tensor:
-    """A tensor without a copy, even of a memory-mapped file: nothing writes to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(images)
-
-
-def _stats(listing: Listing, names: list[str], images: np.ndarray) -> tuple[Triple, Triple]:
+def _stats(listing: Listing, names: list[str], images: np.ndarray | StoredImages) -> tuple[Triple, Triple]:
     """Mean and std of the training images, which also normalize the test images."""
     found = sample_stats(listing.training, names, images)
     if found is None:  # test images
         training = decoded(listing.folder, listing.training, images.shape[-1])  # cached by the training itself
         found = sample_stats(listing.training, readable_names(listing.training, training), training.images)
-    return found or channel_stats(torch.from_numpy(np.array(images)))
+    return found or channel_stats(_as_tensor(images[:]))
 
 
-def sample_stats(training: Sequence[str], names: Sequence[str], images: np.ndarray) -> tuple[Triple, Triple] | None:
+def sample_stats(
+    training: Sequence[str], names: Sequence[str], images: np.ndarray | StoredImages
+) -> tuple[Triple, Triple] | None:
     """Mean and std of an even sample of the training images; None if none of it is among the named images."""
     sample = set(training[:: -(-len(training) // STATS_SAMPLE) or 1])
     rows = [i for i, name in enumerate(names) if name in sample]
-    return channel_stats(torch.from_numpy(images[rows])) if rows else None
+    return channel_stats(_as_tensor(images[rows])) if rows else None
 
 
 def _unreadable(place: str, skipped: list[tuple[str, str]], every: bool) -> UserError:

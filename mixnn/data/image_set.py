@@ -1,4 +1,5 @@
-"""ImageSet: images and labels as tensors. The uint8 images stay on one device; augmentation happens elsewhere.
+"""ImageSet: images and labels as tensors. The uint8 images stay on one device, or in a file if they are too many for
+memory; augmentation happens elsewhere.
 
 M images, 3 channels, H x W pixels.
 """
@@ -6,6 +7,7 @@ M images, 3 channels, H x W pixels.
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,20 +16,68 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixnn.config import UserError, setting, unknown
+from mixnn.data.stored import StoredImages
 from mixnn.progress import plural
 
 Triple = tuple[float, float, float]
+Normalization = tuple[Triple, Triple]  # mean and std of each channel, on the 0..1 scale
 Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: images [M,3,H,W], labels [M], class names
 
 UNLABELLED = -1
 LEVELS = 256  # values of a uint8
 MIN_PAIRS = 4  # labelled anchors with a labelled neighbor that a batch needs on average to measure purity
-NORMALIZATIONS: dict[str, tuple[Triple, Triple]] = {  # mean and std of each channel, on the 0..1 scale
+NORMALIZATIONS: dict[str, Normalization] = {
     "tensorflow": ((127 / 255,) * 3, (128 / 255,) * 3),  # (x - 127) / 128 for x in 0..255
     "torchvision": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of ImageNet's training images
+    "none": ((0.0,) * 3, (1.0,) * 3),  # pixels from 0 to 1
 }
-"""What published weights were trained with. The default, "data", is the mean and std of the images themselves."""
+"""What published weights were trained with. Another name, "data", is the mean and std of the images themselves."""
+MODES = {  # what Pillow's modes mean to a reader
+    "RGB": "color",
+    "L": "gray",
+    "1": "black and white",
+    "P": "with a palette",
+    "RGBA": "color with transparency",
+    "LA": "gray with transparency",
+}
 MIN_STD = 1 / 255  # images of one single color must not lead to a division by zero
+
+
+def read_normalization(given: Any) -> Normalization | None:
+    """Mean and std for one of NORMALIZATIONS, for six numbers (0.5,0.5,0.5/0.2,0.2,0.2) or a pair; None for "data"."""
+    if isinstance(given, str) and "/" not in given:
+        known = {"data": None, **NORMALIZATIONS}
+        if given not in known:
+            raise UserError(f"{unknown('normalization', given, known)}, or MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2")
+        return known[given]
+    try:
+        pair = [part.split(",") for part in given.split("/")] if isinstance(given, str) else given
+        mean, std = (triple(values) for values in pair)
+    except (TypeError, ValueError):
+        mean, std = (math.nan,) * 3, (0.0,) * 3
+    if min(std) <= 0 or not all(map(math.isfinite, mean + std)):
+        raise UserError(f"{setting('normalization', given)}: give mean and std, three numbers each, every std above 0")
+    return mean, std
+
+
+def triple(values: Any) -> Triple:
+    """Three numbers; ValueError or TypeError if they are not."""
+    first, second, third = values
+    return float(first), float(second), float(third)
+
+
+def normalization_text(mean_std: Any) -> str:
+    """The text that `read_normalization` reads as this pair: a name if there is one, otherwise six numbers."""
+    found = read_normalization(mean_std)
+    assert found is not None
+
+    def is_equal(other: Normalization) -> bool:
+        pairs = zip(found[0] + found[1], other[0] + other[1], strict=True)
+        return all(math.isclose(a, b, abs_tol=1e-6) for a, b in pairs)
+
+    numbers = "/".join(",".join(f"{value:.6g}" for value in part) for part in found)
+    return next((name for name, other in NORMALIZATIONS.items() if is_equal(other)), numbers)
 
 
 @dataclass(frozen=True)
@@ -44,9 +94,9 @@ class FolderSummary:
     def lines(self) -> list[str]:
         """A sentence or two for the user."""
         low, median, high = self.sides
-        modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())
+        modes = ", ".join(f"{count:,} {MODES.get(mode, mode)}" for mode, count in self.modes.items())
         sides = f"shorter side {low}" if low == high else f"shorter side {low} to {high}, median {median}"
-        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; modes: {modes}"]
+        lines = [f"{plural(self.num_images, 'image')}, {sides} pixels; {modes}"]
         if self.num_skipped:
             lines.append(f"{plural(self.num_skipped, 'unreadable file')} left out")
         if self.duplicates:
@@ -67,7 +117,7 @@ class ImageSet:
     (500, 10)
     """
 
-    images: Tensor  # uint8 [M,3,H,W]
+    images: Tensor | StoredImages  # uint8 [M,3,H,W]; images[:] is a tensor in any case
     labels: Tensor  # int64 [M], -1 = unlabelled
     names: list[str] | None
     classes: list[str]
@@ -115,7 +165,9 @@ class ImageSet:
 
     def fits(self, device: torch.device) -> bool:
         """The images can stay on the device, with half of its free memory left for the networks."""
-        return device.type != "cuda" or self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
+        if device.type != "cuda":
+            return isinstance(self.images, Tensor)
+        return self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2
 
     def to_if_fits(self, device: torch.device) -> ImageSet:
         """The images on the device, or where they are if they do not fit there."""
@@ -131,7 +183,7 @@ class ImageSet:
         """Identifies the images: by their files, or by their pixels if they do not come from files."""
         if self.summary:
             return self.summary.digest
-        return f"{zlib.crc32(self.images.cpu().contiguous().numpy().data):08x}"
+        return f"{zlib.crc32(self.images[:].cpu().contiguous().numpy().data):08x}"
 
     def to(self, device: torch.device | str) -> ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

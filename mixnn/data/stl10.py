@@ -12,6 +12,7 @@ from mixnn.data.spec import Layout, damaged
 SIZE = 96
 PIXELS = 3 * SIZE * SIZE
 FOLDER = "stl10_binary"
+BLOCK = 1000  # images that are read at a time
 COUNTS = {"train": 5_000, "unlabeled": 100_000, "test": 8_000}
 CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
 PARTS = {"pretrain": ("train", "unlabeled"), "train": ("train",), "test": ("test",)}
@@ -25,14 +26,25 @@ def layout(counts: dict[str, int] = COUNTS) -> Layout:
 
 def read(folder: Path, split: str) -> Arrays:
     """Read one split. The unlabeled images, some of other classes, get the label -1."""
-    stored = [np.memmap(folder / f"{part}_X.bin", np.uint8, mode="r").reshape(-1, PIXELS) for part in PARTS[split]]
-    images = np.empty((sum(map(len, stored)), 3, SIZE, SIZE), np.uint8)
+    counts = {part: (folder / f"{part}_X.bin").stat().st_size // PIXELS for part in PARTS[split]}
+    images = np.empty((sum(counts.values()), 3, SIZE, SIZE), np.uint8)
     start = 0
-    for part in stored:  # copied part by part, so that the 2.8 GB of unlabeled images are not held twice
-        images[start : start + len(part)] = part.reshape(-1, 3, SIZE, SIZE).transpose(0, 1, 3, 2)  # from columns
-        start += len(part)
-    labels = [_read_labels(folder, part, len(x)) for part, x in zip(PARTS[split], stored, strict=True)]
+    for part, count in counts.items():
+        _read_images(folder, part, images[start : start + count])
+        start += count
+    labels = [_read_labels(folder, part, count) for part, count in counts.items()]
     return images, np.concatenate(labels), CLASSES
+
+
+def _read_images(folder: Path, part: str, images: np.ndarray) -> None:
+    """Fills the array, some images at a time, so that the 2.8 GB of unlabeled images are not held twice."""
+    path = folder / f"{part}_X.bin"
+    with open(path, "rb") as file:
+        for target in np.split(images, range(BLOCK, len(images), BLOCK)):
+            block = np.fromfile(file, np.uint8, target.size)
+            if block.size < target.size:
+                raise damaged("stl10", folder, f"{path} became shorter while it was read")
+            target[:] = block.reshape(target.shape).transpose(0, 1, 3, 2)  # from columns
 
 
 def _read_labels(folder: Path, part: str, count: int) -> np.ndarray:

@@ -76,7 +76,7 @@ def _read_images(folder: Path, files: list[str]) -> np.ndarray:
     for file, info in zip(files, infos, strict=True):
         if isinstance(info, str):
             raise _damaged(folder, f"{folder / file} is damaged: {info}")
-    return np.array(images) if isinstance(images, np.memmap) else images
+    return np.asarray(images[:])
 
 
 def _damaged(folder: Path, problem: str) -> UserError:

@@ -13,22 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from mixnn.config import Config, UserError
-from mixnn.data.image_set import NORMALIZATIONS, Triple
+from mixnn.data.image_set import Normalization, read_normalization, triple
 from mixnn.device import pick_device
 from mixnn.files import expand
-from mixnn.nn.backbone import TIMM, timm_image_size
+from mixnn.nn.backbone import TIMM, timm_inputs
+from mixnn.nn.folding import folded
 from mixnn.nn.resnet import IMAGENET_STEM
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, Encoder, load, load_encoder
-from mixnn.runs.weights import STARTS, TORCHVISION, initial_backbone, start_defaults
+from mixnn.runs.encoder import Encoder, load, load_encoder
+from mixnn.runs.weights import STARTS, TORCHVISION, initial_backbone, is_export, start_defaults
 
-Normalization = tuple[Triple, Triple]  # mean and std of each channel, on the 0..1 scale
 PUBLISHED_SIZE = 224  # pixels for published weights that do not say
 
 
@@ -52,7 +51,8 @@ class Frozen(nn.Module):
 
     def __init__(self, candidate: Candidate, size: int) -> None:
         super().__init__()
-        self.function, self.size = candidate.function, size  # a module becomes a part of this one
+        function = candidate.function  # a module becomes a part of this one
+        self.function, self.size = folded(function) if isinstance(function, nn.Module) else function, size
         self.register_buffer("location", torch.empty(0, device=candidate.device), persistent=False)
         weight = next((p for p in self.parameters() if p.is_floating_point()), None)
         self.dtype = torch.float32 if weight is None else weight.dtype
@@ -135,65 +135,24 @@ def _on(module: Any, device: str) -> tuple[Any, torch.device]:
 
 
 def _of_encoder(name: str, encoder: Encoder) -> Candidate:
-    mean, std = (_triple(t.tolist()) for t in (encoder.mean, encoder.std))
+    mean, std = (triple(t.tolist()) for t in (encoder.mean, encoder.std))
     return Candidate(name, encoder.backbone, encoder.device, encoder.size, (mean, std))
 
 
 def _of_name(name: str, device: str, own_size: int, image_size: int) -> Candidate:
     """One of STARTS, timm:NAME, torchvision:NAME, an exported file, or a file of weights."""
     path = expand(name)
-    if name in STARTS or _is_export(path):
+    if name in STARTS or is_export(path):
         return _of_encoder(name, load(name if name in STARTS else path, device))
     defaults = start_defaults(name)
     # A ResNet with a small first layer was trained on small images, and its file does not say how small.
     is_small = defaults.get("image_size", PUBLISHED_SIZE) < IMAGENET_STEM
+    size = 0 if is_small else PUBLISHED_SIZE
     network_size = min(image_size or own_size, IMAGENET_STEM - 1) if is_small else PUBLISHED_SIZE
-    if name.startswith(TIMM):  # a vision transformer is made for one size
-        network_size = image_size or timm_image_size(name) or PUBLISHED_SIZE
+    if name.startswith(TIMM):
+        size = (timm_inputs(name).get("input_size") or (PUBLISHED_SIZE,))[-1]
+        network_size = image_size or size  # a vision transformer is made for one size
     backbone = initial_backbone(Config(init_from=name, bn_groups=1, **defaults | {"image_size": network_size}))
     where = pick_device(device)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if name.startswith(TIMM):
-        return Candidate(name, backbone, where, *_timm_inputs(backbone))
-    normalization = NORMALIZATIONS.get(defaults.get("normalization", "data"))
-    return Candidate(name, backbone, where, 0 if is_small else PUBLISHED_SIZE, normalization)
-
-
-def _is_export(path: Path) -> bool:
-    """The file was written by `mixnn export`."""
-    if path.suffix != ".safetensors" or not path.is_file():
-        return False
-    try:
-        with safe_open(path, framework="pt") as file:
-            return CARD in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False  # reading it as weights says what is wrong with it
-
-
-def _timm_inputs(backbone: Any) -> tuple[int, Normalization]:
-    """Size and normalization that timm states for the weights."""
-    about = getattr(backbone.model, "pretrained_cfg", None) or {}
-    mean, std = NORMALIZATIONS["torchvision"]
-    size = (about.get("input_size") or (PUBLISHED_SIZE,))[-1]
-    return size, (_triple(about.get("mean") or mean), _triple(about.get("std") or std))
-
-
-def read_normalization(given: Any, expected: Normalization | None) -> Normalization | None:
-    """Mean and std for what the caller asked for; None: those of the data set."""
-    if isinstance(given, str):
-        known = {"auto": expected, "data": None, "none": ((0.0,) * 3, (1.0,) * 3), **NORMALIZATIONS}
-        if given not in known:
-            raise UserError(f"unknown normalization {given!r}; valid: {', '.join(known)}, or in Python (mean, std)")
-        return known[given]
-    try:
-        mean, std = (_triple(values) for values in given)
-    except (TypeError, ValueError):
-        mean, std = (0.0,) * 3, (0.0,) * 3
-    if min(std) <= 0:
-        raise UserError(f"normalization={given!r}: give (mean, std), three numbers each, every std more than 0")
-    return mean, std
-
-
-def _triple(values: Any) -> Triple:
-    first, second, third = values
-    return float(first), float(second), float(third)
+    return Candidate(name, backbone, where, size, read_normalization(defaults["normalization"]))

@@ -22,18 +22,21 @@ from mixnn.config import (
     UserError,
     calling,
     setting,
+    short_path,
     unknown,
     verb,
 )
 from mixnn.data import Dataset, ImageSet, open_dataset
 from mixnn.data.dataset import FOLDER_SIZE
+from mixnn.data.image_set import Normalization, read_normalization
 from mixnn.device import pick_device
-from mixnn.evaluation.encoders import Frozen, Normalization, find_run, open_candidate, read_normalization
+from mixnn.evaluation.encoders import Frozen, find_run, open_candidate
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_writable, expand, why_not_writable, write_atomically
+from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
@@ -60,7 +63,7 @@ def evaluate(
         Any, Param("a data set's name or a folder [a run's own data]", metavar="DATA", aliases=("--data",))
     ] = "",
     *,
-    protocol: Annotated[str, Param(f"which evaluation: all, {', '.join(PROTOCOLS)}")] = "all",
+    protocol: Annotated[str, Param("which evaluation: all, knn, linear, or one of your own")] = "all",
     epochs: Annotated[int, Param("epochs of the linear probe", low=1)] = 100,
     seed: Annotated[int, Param("seed of the linear probe", low=0, high=2**63 - 1)] = 0,
     image_size: Annotated[
@@ -69,8 +72,8 @@ def evaluate(
     normalization: Annotated[
         str | tuple,
         Param(
-            "mean and std of the pixels: data, torchvision, tensorflow or none (pixels from 0 to 1) [what the encoder "
-            "was trained with, else data]"
+            "mean and std of the pixels: data, torchvision (ImageNet's), tensorflow, none (pixels from 0 to 1) or "
+            "MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2 [what the encoder was trained with, else data]"
         ),
     ] = "auto",
     labels: Annotated[Any, Param("labels of a folder: folders, or a CSV of file,label", metavar="CSV")] = "",
@@ -124,7 +127,7 @@ def evaluate(
         _check_has_test(dataset)
         own_size = dataset.stored_size or FOLDER_SIZE
         candidate = open_candidate(encoder, device, own_size, reporter, image_size)
-        mean_std = read_normalization(normalization, candidate.normalization)
+        mean_std = candidate.normalization if normalization == "auto" else read_normalization(normalization)
         size = image_size or candidate.size or own_size
         train, test = _labelled_images(dataset, size, candidate.device, mean_std)
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
@@ -161,7 +164,7 @@ def _run_on_its_data(
     if not dataset.has_test:
         classify = calling("classify", run.path, config.labels or "folders")
         raise UserError(
-            f"{config.data} has no test images to evaluate on\n"
+            f"{short_path(config.data)} has no test images to evaluate on\n"
             f"use `{classify}`, which only needs labels, or hold some out: {calling('pretrain', ..., holdout=0.2)}"
         )
     tensors, state = run.load_checkpoint(reporter.warn)
@@ -183,8 +186,9 @@ def _run_on_its_data(
         "train_images": len(train),
         "test_images": len(test),
     }
+    metrics, bf16 = run.metrics(reporter.warn), False if config.precision == "fp32" else None
     return Subject(
-        backbone, train, test, config.encoding_size, run.metrics(reporter.warn), epochs, seed, reporter, where
+        folded(backbone), train, test, config.encoding_size, metrics, epochs, seed, reporter, where, bf16
     ), common
 
 
@@ -237,7 +241,7 @@ def seconds_per_image(subject: Subject) -> float:
     for count in (2, 16, 128, 2048):  # the first call also sets up the libraries; a GPU is fast with many only
         order = torch.arange(min(count, len(subject.train)))
         start = time.perf_counter()
-        features(subject.backbone, subject.train, order, view, generator).sum().item()  # waits for the device
+        features(subject.backbone, subject.train, order, view, generator, subject.bf16).sum().item()  # waits
         seconds = time.perf_counter() - start
         each = seconds / len(order)
         if count > 2 and seconds > 0.05:

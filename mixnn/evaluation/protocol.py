@@ -29,6 +29,7 @@ class Subject:
     seed: int
     reporter: Reporter
     device: torch.device  # of the backbone
+    bf16: bool | None = None  # precision of the linear probe's encoder; None: bf16 on CUDA
 
 
 def recorded_settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:  # noqa: ARG001

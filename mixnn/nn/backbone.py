@@ -60,13 +60,16 @@ def _import_timm() -> Any:
         raise UserError("timm backbones need timm and torchvision: run `pip install timm`") from None
 
 
-def timm_image_size(name: str) -> int:
-    """Side of the images that timm's weights of a model were made for; 0 if timm does not say."""
+def timm_inputs(name: str) -> dict[str, Any]:
+    """What timm says of the images that its weights of a model were made for: input_size, mean, std. May be empty."""
+    timm, name = _import_timm(), name.removeprefix(TIMM)
     try:
-        about = _import_timm().get_pretrained_cfg(name.removeprefix(TIMM))
-    except RuntimeError:  # there are no such weights: making the model says so
-        return 0
-    return about.input_size[-1] if about is not None and about.input_size else 0
+        about = timm.get_pretrained_cfg(name)
+        if about is None:  # a model of a hub, which brings its own
+            about = timm.create_model(name, pretrained=False, num_classes=0).pretrained_cfg
+    except (RuntimeError, OSError):  # there is no such model, or no network: making the model says so
+        return {}
+    return about if isinstance(about, dict) else vars(about)
 
 
 def _timm_model(timm: Any, name: str, image_size: int, pretrained: bool) -> Any:

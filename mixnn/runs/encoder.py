@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +18,15 @@ from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
 from mixnn.nn.backbone import Network, build_backbone
+from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, reporter_for
 from mixnn.registry import UnknownName
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import name_of
 from mixnn.runs.layout import PREFIX, Layout, read_layout
-from mixnn.runs.weights import STARTS, load_weights, read_backbone, read_tensors, trained_backbone
+from mixnn.runs.weights import STARTS, load_weights, read_backbone, read_card, read_tensors, trained_backbone
 
 BATCH = 256  # images decoded and encoded at a time
-CARD = "card"  # key of the model card in the header of an exported file
-CARD_VERSION = 1  # changes when files written before can no longer be read
-MAX_SIZE = 1024  # pixels; the same limit as for the setting image_size
 
 
 def image_features(backbone: nn.Module, images_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
@@ -75,6 +72,9 @@ class Encoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
+        return self._vectors(images_u8, self.backbone)
+
+    def _vectors(self, images_u8: Tensor | np.ndarray, backbone: nn.Module) -> Tensor:
         if isinstance(images_u8, np.ndarray):
             images_u8 = torch.from_numpy(np.ascontiguousarray(images_u8)).to(self.device)
         if not isinstance(images_u8, Tensor):
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
             raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), not {got}")
         if not (torch.onnx.is_in_onnx_export() or torch.compiler.is_compiling()):
             images_u8 = enlarged(images_u8, self.size)
-        features = image_features(self.backbone, images_u8, self.mean, self.std)
+        features = image_features(backbone, images_u8, self.mean, self.std)
         return features if self.layout is None else self.layout(features, images_u8)
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
@@ -102,8 +102,9 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
         """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
+        backbone = folded(self.backbone) if len(images) > BATCH else self.backbone  # for fewer the copy does not pay
         for batch in images.batches(BATCH, self.size):
-            vectors = self(batch.u8).cpu().numpy() if batch.names else self._no_vectors()
+            vectors = self._vectors(batch.u8, backbone).cpu().numpy() if batch.names else self._no_vectors()
             yield batch.names, vectors, batch.skipped
 
     def _no_vectors(self) -> np.ndarray:
@@ -169,25 +170,18 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
     `network`: the one it was trained with, if that is the user's own. No code is imported because the header names it.
     """
     try:
-        weights, header = read_tensors(path)
+        weights, _ = read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    try:
-        card = json.loads(header[CARD])
-        network_card, version, inputs = card["architecture"], card["card_version"], card["preprocessing"]
-        name, trained_size = network_card["name"], int(network_card.get("image_size", inputs["size"]))
-        size, (mean, std) = int(inputs["size"]), (torch.tensor(inputs[k], dtype=torch.float32) for k in ("mean", "std"))
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, RuntimeError):
+    card = read_card(path)
+    if card is None:
         raise UserError(
             f"{path} was not written by `{calling('export')}`: give a run folder or an exported file\n"
             f"to start training from other weights, use {calling('pretrain', ..., init_from=path)}"
-        ) from None
-    if version != CARD_VERSION or not isinstance(name, str) or not mean.shape == std.shape == (3,):
-        raise UserError(f"{path} holds a {name} that this version of mixnn cannot read: use a newer one")
-    if not (0 < size <= MAX_SIZE and 0 < trained_size <= MAX_SIZE and mean.isfinite().all() and (std > 0).all()):
-        raise UserError(f"{path} is damaged: its card asks for images of {size} pixels, with std {std.tolist()}")
+        )
+    name = card.backbone
     try:
-        backbone, layout = build_backbone(name, trained_size, 1, network=network), read_layout(weights)
+        backbone, layout = build_backbone(name, card.trained_size, 1, network=network), read_layout(weights)
     except UnknownName:
         module, _, function = name.rpartition(":")
         advice = f"import the code that registers {name}, or give the network: mixnn.load(file, backbone=network)"
@@ -197,4 +191,4 @@ def read_export(path: Path, network: Network | None = None) -> Encoder:
             f"{path} holds a {name}, which is neither part of this version of mixnn nor imported\n{advice}"
         ) from None
     load_weights(backbone, {k: t for k, t in weights.items() if not k.startswith(PREFIX)}, str(path))
-    return Encoder(backbone, size, mean, std, path.name, layout)
+    return Encoder(backbone, card.size, torch.tensor(card.mean), torch.tensor(card.std), path.name, layout)

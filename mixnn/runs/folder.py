@@ -16,6 +16,7 @@ Other commands keep files of their own there: embeddings/ (a cache), classifier/
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import platform
 import re
@@ -32,7 +33,17 @@ import yaml
 from torch import Tensor
 
 import mixnn
-from mixnn.config import Config, UserError, calling, in_python, make, on_command_line, setting, spelling
+from mixnn.config import (
+    Config,
+    UserError,
+    calling,
+    in_python,
+    make,
+    on_command_line,
+    setting,
+    short_path,
+    spelling,
+)
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
 from mixnn.files import (
@@ -100,11 +111,11 @@ class Run:
             return calling("pretrain", resume=self.path)
         images = f"{self.config.data.partition('-')[0]}, " if is_in_memory(self.config.data) else ""
         network = ", backbone=network" if self.network is not None else ""
-        return f"mixnn.pretrain({images}resume={str(self.path)!r}{network})"
+        return f"mixnn.pretrain({images}resume={short_path(self.path)!r}{network})"
 
     def command_line(self, words: str) -> str:
         """A command about this run, quoted for a shell: mixnn evaluate 'runs/my cats'."""
-        return f"mixnn {words} {shlex.quote(str(self.path))}"
+        return f"mixnn {words} {shlex.quote(short_path(self.path))}"
 
     @staticmethod
     def check_replaceable(path: Path, overwrite: bool) -> None:
@@ -171,9 +182,7 @@ class Run:
         """The run of a folder. `backbone`: the network it was trained with, if that was handed to pretrain."""
         path = expand(path)
         if not path.exists():
-            runs = sorted(p for p in path.parent.glob("*") if (p / "config.yaml").is_file())
-            similar = [p for p in runs if p.name.startswith(path.name)]
-            hint = f"; did you mean {similar[0]}?" if similar else ""
+            hint = did_you_mean(path, lambda other: (other / "config.yaml").is_file())
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
             raise UserError(f"{path} is not a run folder (it has no config.yaml); `{calling('pretrain')}` makes one")
@@ -290,7 +299,7 @@ class Run:
             )
         if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
-        hint = hint or f"put it back, or link it: `ln -s NEW_PLACE {shlex.quote(data)}`"
+        hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
     def images(self, source: Any = "", data_dir: str = "", split: str = "train", hint: str = "") -> Images:
@@ -426,6 +435,14 @@ class Run:
                 f"use `{calling('pretrain', self.config.data)}`"
             )
         return tensors, state
+
+
+def did_you_mean(path: Path, is_wanted: Callable[[Path], bool]) -> str:
+    """What to add to a message about a folder that does not exist: one next to it with a similar name, if there is."""
+    names = [other.name for other in sorted(path.parent.glob("*")) if is_wanted(other)]
+    longer = [name for name in names if name.startswith(path.name)]
+    close = longer or difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _signature(settings: str) -> str:

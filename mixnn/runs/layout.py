@@ -31,10 +31,14 @@ def shrink(images_BCHW: Tensor) -> Tensor:
 
 
 def alignment(small_MCSS: Tensor) -> float:
-    """Share of the variance over places that the mean image has, from 0 (none is aligned) to 1 (all are equal)."""
-    gray = small_MCSS.double().mean(1).flatten(1)
+    """Share of the variance over places that the mean image has, from 0 (none is aligned) to 1 (all are equal).
+
+    The mean of M images that have nothing in common still has a share of 1 / M, which is taken off.
+    """
+    gray, count = small_MCSS.double().mean(1).flatten(1), len(small_MCSS)
     shape = gray - gray.mean(1, keepdim=True)  # brightness as a whole does not count
-    return float(shape.mean(0).square().mean() / shape.square().mean().clamp(min=1e-12))
+    share = float(shape.mean(0).square().mean() / shape.square().mean().clamp(min=1e-12))
+    return (count * share - 1) / (count - 1) if count > 1 else 0.0
 
 
 def mean_layout(images_MCHW: Tensor) -> Tensor | None:

@@ -21,7 +21,7 @@ from mixnn.files import check_folder_makeable, expand
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
-from mixnn.runs.folder import Run, environment
+from mixnn.runs.folder import Run, did_you_mean, environment
 from mixnn.runs.layout import SAMPLE, SIDE, Layout, mean_layout, spread
 from mixnn.runs.weights import KEPT, STARTS, initial_backbone, start_defaults
 
@@ -37,6 +37,8 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     path = expand(run)
     if path.is_file():
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")
+    if not path.exists():
+        raise UserError(f"there is no run folder or folder of images called {path}{did_you_mean(path, Path.is_dir)}")
     if not path.is_dir() or (path / "config.yaml").is_file():
         return Run.open(path)
     return start_run(path, reporter or reporter_for(False))

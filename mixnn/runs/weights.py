@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
+import re
 import warnings
 import zlib
 from collections.abc import Callable
@@ -13,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from mixnn.config import Config, UserError, setting
+from mixnn.data.image_set import NORMALIZATIONS, Triple, normalization_text, triple
 from mixnn.files import expand
-from mixnn.nn.backbone import TIMM, Network, build_backbone
+from mixnn.nn.backbone import TIMM, Network, build_backbone, timm_inputs
 from mixnn.nn.efficientnet import rename_published
 from mixnn.nn.resnet import ARCHITECTURES, IMAGENET_STEM, ResNet
 from mixnn.runs.folder import Run
+from mixnn.runs.layout import PREFIX
 
 STUDENT = "method.student.f."  # prefix of the student's backbone in a checkpoint
 KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the student as training left it
@@ -36,7 +40,16 @@ LANDMARKS = (  # a file has one tensor of one of these names; anything before it
     "stages.0.0.depthwise.conv.weight",  # EfficientNet-Lite0
     "_blocks.0._depthwise_conv.weight",  # EfficientNet-Lite0 with its published names
 )
-CHECKSUM = "mixnn_crc32"  # in the header of an exported file: the CRC-32 of all its bytes, itself counted as zeros
+CHECKSUM = (
+    "mixnn_crc32"  # name, in an exported file, of the CRC-32 of all its bytes, with NO_CHECKSUM in place of itself
+)
+NO_CHECKSUM = "00000000"
+# The name and what is between it and the digits: in the header of a .safetensors file, in ONNX, in the comment of .pt2
+CHECKSUM_NAMED = re.compile(CHECKSUM.encode() + rb"(?:\":\"|\x12\x08|=)(?=[0-9a-f]{8})")
+PUBLISHED_WITH = {"efficientnet_lite0": "tensorflow"}  # normalization of published weights that are not torchvision's
+CARD = "card"  # key of the model card in the header of an exported file
+CARD_VERSION = 1  # changes when files written before can no longer be read
+MAX_SIZE = 1024  # pixels; the same limit as for the setting image_size
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts save the weights
 SUPPORTED = (
     f"supported: {', '.join(ARCHITECTURES)} with torchvision's names, efficientnet_lite0; "
@@ -138,22 +151,42 @@ def start_defaults(source: str) -> dict[str, Any]:
     if source in STARTS:
         return {"backbone": STARTS[source].backbone, "normalization": STARTS[source].normalization}
     if source.startswith(TIMM):
-        return {"backbone": source, "normalization": "torchvision"}
+        about, (mean, std) = timm_inputs(source), NORMALIZATIONS["torchvision"]
+        return {
+            "backbone": source,
+            "normalization": normalization_text((about.get("mean") or mean, about.get("std") or std)),
+        }
     if source.startswith(TORCHVISION):
         name = source.removeprefix(TORCHVISION)
-        _check_torchvision(name)
-        return {"backbone": name, "normalization": "torchvision", "image_size": STEM_SIZES[7]}
+        expected = _torchvision_models(name).get_model_weights(name).DEFAULT.transforms()
+        normalization = normalization_text((expected.mean, expected.std))
+        return {"backbone": name, "normalization": normalization, "image_size": STEM_SIZES[7]}
     if expand(source).is_file():
-        weights = read_weights(source)
-        sizes = {"image_size": STEM_SIZES[weights["conv1.weight"].shape[2]]} if "conv1.weight" in weights else {}
-        return {"backbone": _fitting_architecture(weights)} | sizes
-    other = _open_start(source).config
-    return {
-        "backbone": other.backbone,
-        "normalization": other.normalization,
-        "image_size": other.image_size,
-        "encode_size": other.encode_size,
-    }
+        return _file_defaults(expand(source))
+    run = _open_start(source)
+    normalization = run.config.normalization
+    if normalization == "data":  # that run's data, not this one's
+        images = run.load_checkpoint(lambda _: None)[1]["data"]
+        normalization = normalization_text((images["mean"], images["std"]))
+    sizes = {"image_size": run.config.image_size, "encode_size": run.config.encoding_size}
+    return {"backbone": run.config.backbone, "normalization": normalization} | sizes
+
+
+def says_normalization(source: str) -> bool:
+    """Whether it is known with which mean and std these weights were trained; a plain file does not say."""
+    is_named = source in STARTS or source.startswith((TIMM, TORCHVISION))
+    return is_named or not expand(source).is_file() or is_export(expand(source))
+
+
+def _file_defaults(path: Path) -> dict[str, Any]:
+    """The same for a file of weights. Only an exported one says what its images looked like."""
+    weights = read_weights(path)
+    backbone, card = _fitting_architecture(weights), read_card(path)
+    if card:
+        sizes = {"image_size": card.trained_size, "encode_size": card.size}
+        return {"backbone": backbone, "normalization": normalization_text((card.mean, card.std))} | sizes
+    sizes = {"image_size": STEM_SIZES[weights["conv1.weight"].shape[2]]} if "conv1.weight" in weights else {}
+    return {"backbone": backbone, "normalization": PUBLISHED_WITH.get(backbone, "torchvision")} | sizes
 
 
 def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:
@@ -205,22 +238,22 @@ def _weights_of(source: str) -> dict[str, Tensor]:
     return read_weights(STARTS[source].path() if source in STARTS else source)
 
 
-def _check_torchvision(name: str) -> None:
+def _torchvision_models(name: str) -> Any:
+    """The module torchvision.models, which has this ResNet; UserError if it does not import."""
     if name not in PUBLISHED_RESNETS:
         raise UserError(
             f"{TORCHVISION}{name} is not supported: use one of {', '.join(PUBLISHED_RESNETS)}, or {TIMM}NAME"
         )
+    try:
+        return importlib.import_module("torchvision.models")
+    except Exception:  # a build for another torch raises RuntimeError
+        raise UserError(f"{TORCHVISION}{name} needs torchvision: run `pip install torchvision`") from None
 
 
 def _torchvision_weights(name: str) -> dict[str, Tensor]:
     """Published weights of a ResNet, which torchvision downloads once and keeps."""
-    _check_torchvision(name)
     try:
-        models = importlib.import_module("torchvision.models")
-    except Exception:  # a build for another torch raises RuntimeError
-        raise UserError(f"{TORCHVISION}{name} needs torchvision: run `pip install torchvision`") from None
-    try:
-        network = models.get_model(name, weights="DEFAULT")
+        network = _torchvision_models(name).get_model(name, weights="DEFAULT")
     except (OSError, RuntimeError) as error:  # urllib's errors are OSError; a damaged download raises RuntimeError
         raise UserError(
             f"cannot download the weights of {name}: {error}\nuse {setting('init_from', 'imagenet')}, "
@@ -251,7 +284,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     content = _read(expand(path))
     for key in WRAPPERS:
         content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
-    tensors = {str(k): t for k, t in content.items() if isinstance(t, Tensor)} if isinstance(content, dict) else {}
+    named = [(str(k), t) for k, t in content.items()] if isinstance(content, dict) else []
+    tensors = {
+        k: t for k, t in named if isinstance(t, Tensor) and not k.startswith(PREFIX)
+    }  # an export may have a layout
     prefixes = [k.removesuffix(end) for end in LANDMARKS for k in tensors if k == end or k.endswith(f".{end}")]
     if not prefixes:
         raise UserError(f"{path} holds no network that mixnn knows: it has no tensor {LANDMARKS[0]}\n{SUPPORTED}")
@@ -284,29 +320,92 @@ def _read(path: Path) -> Any:
         ) from None
 
 
+@dataclass(frozen=True)
+class Card:
+    """What the header of an exported file says of its network, and of the images that it takes."""
+
+    backbone: str
+    trained_size: int  # pixels of the training crops
+    size: int  # pixels at which images are encoded
+    mean: Triple
+    std: Triple
+
+
+def is_export(path: Path) -> bool:
+    """The file was written by `mixnn export`."""
+    return CARD in _header(path)
+
+
+def read_card(path: Path) -> Card | None:
+    """The card of an exported file; None for any other file. UserError if this version cannot read it."""
+    try:
+        card = json.loads(_header(path)[CARD])
+        network, version, inputs = card["architecture"], card["card_version"], card["preprocessing"]
+        size, mean, std = int(inputs["size"]), triple(inputs["mean"]), triple(inputs["std"])
+        found = Card(network["name"], int(network.get("image_size", size)), size, mean, std)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    if version != CARD_VERSION or not isinstance(found.backbone, str):
+        raise UserError(f"{path} holds a {found.backbone} that this version of mixnn cannot read: use a newer one")
+    numbers, sides = torch.tensor([mean, std]), (found.size, found.trained_size)  # as the encoder has them, in float32
+    if not (all(0 < side <= MAX_SIZE for side in sides) and numbers.isfinite().all() and (numbers[1] > 0).all()):
+        raise UserError(f"{path} is damaged: its card asks for images of {size} pixels, with std {list(std)}")
+    return found
+
+
+def _header(path: Path) -> dict[str, str]:
+    """What a .safetensors file says of itself; empty for other files, and for damaged ones, which reading names."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError):
+        return {}
+
+
 def tensor_file(tensors: dict[str, Tensor], header: dict[str, str]) -> bytes:
     """The content of a .safetensors file with a checksum, which `read_tensors` checks."""
-    blank = serialize(tensors, header | {CHECKSUM: f"{0:08x}"})
-    return _with_checksum(blank, f"{0:08x}", f"{zlib.crc32(blank):08x}")
+    return with_checksum(serialize(tensors, header | {CHECKSUM: NO_CHECKSUM}))
 
 
-def _with_checksum(content: bytes, old: str, new: str) -> bytes:
-    return content.replace(f'"{CHECKSUM}":"{old}"'.encode(), f'"{CHECKSUM}":"{new}"'.encode(), 1)
+def with_checksum(content: bytes) -> bytes:
+    """The content of a file with its checksum in place of NO_CHECKSUM."""
+    place = _checksum_place(content)
+    assert content[place : place + len(NO_CHECKSUM)] == NO_CHECKSUM.encode()
+    return content[:place] + f"{zlib.crc32(content):08x}".encode() + content[place + len(NO_CHECKSUM) :]
+
+
+def has_checksum(path: Path) -> bool:
+    """Whether an exported file has a checksum; UserError if that does not match.
+
+    Files of other programs, and of earlier versions, have none. The card in a file with a checksum names it, so damage
+    to the name itself is noticed too.
+    """
+    content = path.read_bytes()
+    if CHECKSUM.encode() not in content:
+        return False
+    place = _checksum_place(content)
+    digits = content[place : place + len(NO_CHECKSUM)]
+    blank = content[:place] + NO_CHECKSUM.encode() + content[place + len(NO_CHECKSUM) :]
+    if place < 0 or digits != f"{zlib.crc32(blank):08x}".encode():
+        raise UserError(f"{path} is damaged (its checksum does not match): export or download it again")
+    return True
+
+
+def _checksum_place(content: bytes) -> int:
+    """Where the digits of the checksum begin; -1 if there are none."""
+    found = CHECKSUM_NAMED.search(content)
+    return found.end() if found else -1
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a .safetensors file; UserError if its checksum does not match.
-
-    Files of other programs, and of earlier versions, have no checksum.
-    """
+    """Tensors and header of a .safetensors file; UserError if its checksum does not match."""
     with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    expected = header.get(CHECKSUM, "")
-    if any(CHECKSUM in text for text in (*header, *header.values())):  # the card says that there is one
-        blank = _with_checksum(path.read_bytes(), expected, f"{0:08x}")
-        if f"{zlib.crc32(blank):08x}" != expected:
-            raise UserError(f"{path} is damaged (its checksum does not match): export or download it again")
+    if any(CHECKSUM in text for text in (*header, *header.values())):
+        has_checksum(path)
     return tensors, header
 
 

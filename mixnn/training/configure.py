@@ -15,6 +15,7 @@ from mixnn import dist, methods
 from mixnn.augment import VIEWS
 from mixnn.config import Config, UserError, checked, fields_of, make, method_option, setting, unknown
 from mixnn.data import DATASETS, Dataset, ImageSet, open_dataset
+from mixnn.data.image_set import read_normalization
 from mixnn.device import pick_device
 from mixnn.files import expand
 from mixnn.nn.backbone import backbone_origin, check_backbone
@@ -22,8 +23,8 @@ from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.processes import world_size
 from mixnn.progress import plural
 from mixnn.runs import Run
-from mixnn.runs.weights import NO_START, STARTS, start_defaults
-from mixnn.training.folder_settings import OPTIONS, Choice, choose
+from mixnn.runs.weights import NO_START, STARTS
+from mixnn.training.folder_settings import OPTIONS, Choice, choose, from_start
 from mixnn.training.optimizers import OPTIMIZERS
 
 
@@ -57,9 +58,6 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     recipe_options = dict(recipe.pop("options", {}))
     for choice in choices(dataset, options, settings, num_images):
         (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
-    if dataset.recipe is not None:
-        start = start_defaults(str(settings.get("init_from", "")))
-        recipe |= {name: start[name] for name in ("backbone", "normalization") if name in start}
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     config = replace(config, imports=imports_of(config))
@@ -67,6 +65,7 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
         raise UserError(f"{setting('trained_share')} is for a folder of images and weights to start from: leave it out")
     check_device(config)
     check_backbone(config.backbone)
+    read_normalization(config.normalization)
     OPTIMIZERS.find(config.optimizer)
     return config
 
@@ -101,9 +100,10 @@ def imports_of(config: Config) -> list[str]:
 def choices(
     dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0
 ) -> list[Choice]:
-    """Settings chosen from the images, with reasons; none for a data set that has a recipe."""
+    """Settings chosen from the images, with reasons. A data set that has a recipe only follows its start."""
     if dataset.recipe is not None:
-        return []
+        followed = {"backbone", "normalization"} - settings.keys()
+        return [choice for choice in from_start(str(settings.get("init_from", ""))) if choice.name in followed]
     cuda = pick_device(str(settings.get("device", "auto"))).type == "cuda"
     method = str(settings.get("method", "mnn"))
     unused = set(OPTIONS) - {f.name for f in fields(methods.find(method).Options)}
@@ -117,6 +117,7 @@ def resolve(dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str,
     """The complete configuration, and the images it trains on."""
     config = configure(dataset, options, settings)
     dataset.normalization = config.normalization
+    dist.init(pick_device(config.device))  # first: one process may take much longer to read images
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     if dataset.recipe is None:  # some files may be unreadable
         config = configure(dataset, options, settings, len(images))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from mixnn.config import setting
 from mixnn.nn.efficientnet import MIN_SIZE
 from mixnn.progress import plural
 from mixnn.runs.start import DEFAULT_START, ENCODE_SIZE
-from mixnn.runs.weights import NO_START, start_defaults
+from mixnn.runs.weights import NO_START, says_normalization, start_defaults
 from mixnn.training.schedule import short_warmup
 
 TRAIN_SIZE, LR, HIDDEN = 128, 2.4e-3, 1024
@@ -72,11 +73,21 @@ def choose(num: int, side: int, given: Mapping[str, Any], options: Mapping[str, 
     return chooser.found
 
 
+def from_start(start: str) -> list[Choice]:
+    """Settings that follow from the weights that a run starts from."""
+    unsaid = f"as for published weights; the file does not say, so use {setting('normalization')} if it was another"
+    found = []
+    for name, own in start_defaults(start).items():
+        guessed = name == "normalization" and not says_normalization(start)
+        found.append(Choice(name, own, unsaid if guessed else f"as {start} needs it"))
+    return found
+
+
 def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) -> None:
     """Settings of a run that adapts good weights to a folder. They were found by measurement (notes/log.md)."""
     value = chooser.value
-    for name, own in start_defaults(start).items():
-        value(name, own, f"as {start} needs it")
+    for choice in from_start(start):
+        value(*choice)
     value("image_size", TRAIN_SIZE, "training crops of this side are fast")
     value("encode_size", ENCODE_SIZE, "features are best at this side, also of smaller images")
     batch = value("batch_size", *_batch(num, cuda, largest=64))
@@ -87,8 +98,11 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
         value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
     value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
-    recipe = {"optimizer": "adamw", "lr": LR, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
+    lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
+    lr = float(f"{lr:.2g}")
+    recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
     recipe |= {"views": "w/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    recipe |= {"heads_first": "auto"}
     for name, own in recipe.items():
         value(name, own, RECIPE)
 

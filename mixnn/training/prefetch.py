@@ -7,11 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from mixnn.data.stored import StoredImages
+
 
 class Prefetcher:
     """`load(index, next_index)` fills the device's buffer with images[index] and starts to read images[next_index]."""
 
-    def __init__(self, images: Tensor, batch_size: int, device: torch.device) -> None:
+    def __init__(self, images: Tensor | StoredImages, batch_size: int, device: torch.device) -> None:
         assert images.device.type == "cpu"
         self.images = images
         shape = (batch_size, *images.shape[1:])
@@ -44,5 +46,8 @@ class Prefetcher:
     def _read(self, index: Tensor, slot: int) -> int:
         if (event := self.copied[slot]) is not None:
             event.synchronize()  # the copy to the device that last used this buffer is done
-        torch.index_select(self.images, 0, index, out=self.host_buffers[slot])
+        if isinstance(self.images, StoredImages):
+            self.images.read(index, self.host_buffers[slot])
+        else:
+            torch.index_select(self.images, 0, index, out=self.host_buffers[slot])
         return slot

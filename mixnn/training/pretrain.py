@@ -15,9 +15,22 @@ from torch import nn
 
 from mixnn import dist, methods
 from mixnn.augment import View
-from mixnn.config import Config, Param, UserError, calling, duration_text, method_option, parse_duration, setting, verb
+from mixnn.config import (
+    Config,
+    Param,
+    UserError,
+    calling,
+    duration_text,
+    method_option,
+    parse_duration,
+    setting,
+    short_path,
+    verb,
+)
 from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
+from mixnn.data.image_set import normalization_text
+from mixnn.device import pick_device
 from mixnn.files import LOCK, expand, lock_run
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process
@@ -42,7 +55,14 @@ EXTENSIONS = {"epochs", "time_budget"}  # on resume, these make the run longer
 
 @verb
 def pretrain(
-    data: Annotated[Any, Param("a data set (`mixnn data` lists them), or a folder of images")] = "",
+    data: Annotated[
+        Any,
+        Param(
+            "a data set (`mixnn data` lists them), or a folder of images, for which settings are chosen and printed: "
+            "the defaults below are the paper's for CIFAR-10; with --resume, where the run's folder is now",
+            aliases=("--source",),
+        ),
+    ] = "",
     *,
     options: Annotated[
         dict[str, Any] | None,
@@ -68,7 +88,8 @@ def pretrain(
 
     `data` is a data set's name, a folder, or images in memory: an array, a list of files, a torch or Hugging Face
     Dataset, ... (docs/data.md). `labels` may then be a list with one label per image; training does not use it, unless
-    the method says so. A run on images in memory is resumed with the same images: pretrain(images, resume="runs/x").
+    the method says so. A run on images in memory is resumed with the same images, pretrain(images, resume="runs/x").
+    A run on a folder that was moved is resumed with its new place.
 
     `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). They default
     to the paper's; for a folder of images they are chosen, and verbose=True prints the reasons. Options may also be
@@ -118,6 +139,8 @@ def start_pretrain(
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
+    if not isinstance(settings.get("normalization", ""), str):
+        settings["normalization"] = normalization_text(settings["normalization"])
     network, handed_in = None, settings.get("backbone")
     if handed_in is not None:
         settings["backbone"], network = name_backbone(handed_in)
@@ -137,7 +160,7 @@ def start_pretrain(
             setting(name, value) for name, value in settings.items() if name not in RESUMABLE_SETTINGS | EXTENSIONS
         ]
         others += [method_option(name, value) for name, value in (options or {}).items()]
-        others += [repr(str(data))] if isinstance(data, str | Path) and str(data) else []
+        others += [repr(data)] if isinstance(data, str) and data in DATASETS else []
         others += [setting("views")] if views else []
         others += [setting("out", out)] if out else []
         others += [setting("overwrite", True)] if overwrite else []
@@ -200,7 +223,7 @@ def start_pretrain(
             run = replace(run, data=dataset.emptied())
         estimated = "about " * bool(trainer.plan and config.epochs)
         amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
-        reporter.info(f"{config.method} on {config.data}: {amount}, into {path}")
+        reporter.info(f"{config.method} on {short_path(config.data)}: {amount}, into {path}")
         reporter.info(f"ready after {startup} s")
         return _train(run, trainer)
 
@@ -302,7 +325,13 @@ def _epochs_that_fit(trainer: Trainer) -> int:
     pace = plan.pace
     if dist.broadcast(plan.steps_left >= MIN_STEPS):
         epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
-        reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
+        if done + plan.steps_left == plan.max_steps:
+            reporter.info(
+                f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: longer training would not "
+                f"help, or even lose accuracy; use {setting('trained_share', 1)} to train all the time"
+            )
+        else:
+            reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
         return epochs
     needed = 1.1 * (plan.elapsed() - plan.spent + plan.reserve() + MIN_STEPS * pace)
     reporter.warn(
@@ -337,6 +366,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}
     config = replace(run.config, **changes)
+    dist.init(pick_device(config.device))
     dataset = run.dataset()
     images = dataset.load(methods.find(config.method).split, config.reading_size)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=run.network, **timing)
@@ -348,6 +378,8 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
         run.rewind(trainer.done, reporter.warn)
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
+    if run.config.data != Run.open(run.path).config.data:  # its images are the same, as `load` has checked
+        changes["data"] = run.config.data
     if changes:
         run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
         if is_main_process():

@@ -13,6 +13,7 @@ from mixnn import dist
 
 MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
 WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
+JOINING = 0.2  # share of the run in which the backbone's learning rate rises after the heads learned alone
 MAX_SLOWDOWN = 2.0
 RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
 MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
@@ -29,6 +30,11 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -
     return base * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def backbone_rate(progress: float, heads_first: float) -> float:
+    """What multiplies the backbone's learning rate: 0 while the heads learn alone, then rising to 1."""
+    return min(1.0, max(0.0, (progress - heads_first) / JOINING)) if heads_first else 1.0
+
+
 def short_warmup(epochs: int) -> int:
     """Epochs of warm-up for a run of any length: a tenth, at most the paper's 5, and never all of them."""
     return min(MAX_WARMUP_EPOCHS, max(1, epochs // 10)) if epochs > 1 else 0
@@ -43,7 +49,7 @@ class Cost(NamedTuple):
 
 @dataclass
 class TimePlan:
-    """The plan of a run that is to end at a given time.
+    """The plan of a run that is to end at a given time, or earlier if it has `max_steps`.
 
     At each look at the clock, the steps that still fit are computed from the time left and the recent pace. `progress`
     goes from 0 to 1 in equal parts over the steps left. So the learning rate never jumps: if the pace changes or the
@@ -60,10 +66,12 @@ class TimePlan:
     over: bool = False
     extended: bool = False  # the budget is not the one that `progress` was made for
     steps_left: int = 0
+    max_steps: int = 0  # of the whole run, even if more fit; 0: no limit
     costs: dict[str, list[Cost]] = field(default_factory=dict)  # recent ones of each thing that is done at the end
     total_costs: dict[str, float] = field(default_factory=dict)
     paces: list[float] = field(default_factory=list)  # recent seconds per step
     _block: int = 1  # steps between two looks at the clock
+    _done: int = 0  # steps of the whole run so far
     _num_steps: int = 0  # since the last look
     _block_started: float = 0.0
 
@@ -118,6 +126,7 @@ class TimePlan:
 
     def begin(self, times: list[float], num_steps: int) -> None:
         """The first plan, from the seconds of a few steps. `num_steps`: steps done before."""
+        self._done = num_steps
         self.paces = times[1:] or times  # a first step is slower than the others
         for name, costs in self.costs.items():
             self.costs[name] = [Cost(cost.seconds, cost.pace or self.pace) for cost in costs]
@@ -133,6 +142,7 @@ class TimePlan:
         """Counts a step; now and then, or with `look`, waits for the device and makes the plan again."""
         self.progress += (1 - self.progress) / max(1, self.steps_left)
         self.steps_left -= 1
+        self._done += 1
         self._num_steps += 1
         if look or self._num_steps >= self._block:
             wait()
@@ -143,6 +153,8 @@ class TimePlan:
     def _replan(self) -> None:
         """The main process decides for all how many steps fit. One that fits by half is taken."""
         fit = max(0, int(self.left() / self.pace + 0.5))
+        if self.max_steps:
+            fit = min(fit, max(0, self.max_steps - self._done))
         look_after = int(min(MAX_LOOK, self.budget / LOOKS) / self.pace)
         self.steps_left, self._block = dist.broadcast((fit, max(1, min(look_after, fit // 2))))
         self.over = self.steps_left == 0

@@ -806,6 +806,7 @@ def results_with(**changes: Any) -> dict[str, Any]:
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
+        "predicted": {"images": 100},
     } | changes
 
 
@@ -851,6 +852,12 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ),
         ({"curve": [{"gain_low": -1.0}]}, "learning", []),
         (
+            {"curve": [{"gain_low": 1.0}], "predicted": {"images": 0}, "classes": {"cat": 48, "dog": 2}},
+            "judged",
+            ["Add images of the rare classes: 'dog' (2).", "Add images with labels: accuracy rises with their number."],
+        ),
+        ({"predicted": {"images": 0}, "classes": {"cat": 5, "dog": 5}}, "judged", []),
+        (
             {"comparison": results_with()["comparison"] | {"contradictions": COPIES}},
             "learning",
             ["Check these labels, the images look the same: a.png ('cat') and b.png ('dog')."],
@@ -879,6 +886,14 @@ def test_the_command_that_trains_an_untrained_encoder_can_be_typed():
     with spelling(command("classify").spell):
         (advice,) = advise(results_with(ahead=20.0), "start", "/home/me/my photos")
     assert "`mixnn pretrain '/home/me/my photos' --time-budget 10m`" in advice
+
+
+def test_a_start_that_is_better_than_the_run_can_be_used_elsewhere_too():
+    better = results_with(ahead=20.0, features=START)
+    (advice,) = advise(better, "judged", start="/home/me/photos")
+    assert "`mixnn.explore('/home/me/photos')`" in advice
+    assert advise(better, "judged", start="") == []
+    assert advise(results_with(features=RUN), "judged", start="/home/me/photos") == []
 
 
 def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, capsys):

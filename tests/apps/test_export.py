@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.progress import Reporter
 from mixnn.runs import Run
-from mixnn.runs.encoder import CARD, load
-from mixnn.runs.weights import read_weights, tensor_file
+from mixnn.runs.encoder import load
+from mixnn.runs.weights import CARD, read_weights, tensor_file
 from mixnn.training import judgement
 from tests.nn.test_resnet import torchvision_resnet18_shapes
 
@@ -335,7 +336,7 @@ def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, m
         ({"out": "free.safetensors"}, r"free\.safetensors\.json exists"),
         ({"out": "nowhere/a.safetensors"}, "is not a folder"),
         ({"run": "empty"}, "no usable checkpoint"),
-        ({"run": "nowhere"}, "no run folder called"),
+        ({"run": "nowhere"}, "folder of images called"),
     ],
 )
 def test_refusals(run, tmp_path, monkeypatch, given, message):
@@ -376,6 +377,15 @@ def test_a_file_that_is_not_an_export_is_refused(run, tmp_path, card, message):
     path.write_bytes(tensor_file(load_file(path), {} if card is None else {CARD: text}))
     with pytest.raises(UserError, match=message):
         load(path, "cpu")
+
+
+def test_an_encoder_that_was_trained_on_smaller_crops_than_it_encodes_comes_back(run, tmp_path):
+    """A ResNet has another first layer from 128 pixels on."""
+    larger = replace(run, config=replace(run.config, encode_size=128))
+    path = export(larger, tmp_path / "a.safetensors", verbose=QUIET)
+    images = torch.randint(0, 256, (2, 3, 128, 128), dtype=torch.uint8)
+    assert load(path, "cpu").size == 128
+    torch.testing.assert_close(load(path, "cpu")(images), load(larger, "cpu")(images))
 
 
 def test_a_damaged_or_missing_export_is_refused(tmp_path):

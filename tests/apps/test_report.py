@@ -18,6 +18,8 @@ from PIL import Image
 
 import mixnn
 from mixnn import diagnostics
+from mixnn.apps import embeddings as store
+from mixnn.apps.embed import collect
 from mixnn.apps.report import gallery
 from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.report import report
@@ -568,11 +570,31 @@ def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_pat
     assert values(page)["runs"][0]["verdict"]["state"] != "diverged"
 
 
-def test_images_that_are_both_query_and_bank_are_counted_once(place):
-    datasets = [Run.open(place / name).dataset() for name in ("mnn", "own")]
-    disjoint, shared = (gallery.load_sample(dataset, 8, 10, torch.device("cpu")) for dataset in datasets)
-    assert disjoint.num_images == len(disjoint.queries) + len(disjoint.bank)
-    assert shared.num_images == len(shared.bank) > len(shared.queries)
+def test_vectors_that_another_command_cached_are_used(place, tmp_path):
+    run = Run.open(shutil.copytree(place / "own", tmp_path / "run"))
+    cached = collect(run, device="cpu")
+    assert cached.path is not None
+    made_up = np.random.default_rng(0).standard_normal(cached.vectors.shape).astype(np.float32)
+    store.write(cached.path, [(cached.names, made_up, [])], made_up.shape[1], cached.about)
+    shown = values(report([run], tmp_path / "x.html", images=60, device="cpu", verbose=QUIET))
+    about, grid = shown["galleries"][0], shown["runs"][0]["embedding"]["grid"]
+    cos = np.corrcoef(np.concatenate([made_up, -made_up], axis=1))[: len(made_up), : len(made_up)]  # plain cosines
+    for row, neighbors in zip(about["rows"], grid, strict=True):
+        nearest = np.argsort(-cos[cached.names.index(about["names"][row["query"]])])[1 : gallery.NEIGHBORS + 1]
+        assert [about["names"][one["tile"]] for one in neighbors] == [cached.names[i] for i in nearest]
+
+
+@pytest.mark.parametrize("name, splits", [("own", 1), ("mnn", 2)])
+def test_what_a_report_encodes_is_cached_for_other_commands(place, tmp_path, monkeypatch, name, splits):
+    run = shutil.copytree(place / name, tmp_path / "run")
+    shutil.rmtree(run / "embeddings", ignore_errors=True)
+    first = report([run], tmp_path / "x.html", images=10, device="cpu", verbose=QUIET)
+    assert len(list((run / "embeddings").glob("*.npz"))) == splits
+    shutil.rmtree(run / "embeddings")
+    monkeypatch.setitem(gallery.MAX_BANK, "cpu", 12)  # too many images to encode all of them
+    report([run], tmp_path / "y.html", images=10, device="cpu", verbose=QUIET)
+    assert not (run / "embeddings").exists()
+    assert len(values(first)["runs"][0]["embedding"]["xy"]) == 10
 
 
 def test_results_of_an_unknown_protocol_are_shown_as_they_are(place, tmp_path):

@@ -344,6 +344,47 @@ def test_copies_are_found_and_different_digits_are_not(given, copies):
     assert "usually" in printed
 
 
+def test_a_copy_that_the_encoder_finds_unlike_is_found_by_its_pixels(given, copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(similarity, "default_threshold", lambda _: (0.9999, "as strict as can be"))
+    folder = shutil.copytree(copies, tmp_path / "copies")
+    digit(117).resize((40, 40), Image.Resampling.BICUBIC).save(folder / "small 17.jpg", quality=40)
+    result, printed = quietly(given.run, source=folder, duplicates=True)
+    groups = [{image["file"] for image in group} for group in result["groups"]]
+    (small,) = [i for i, group in enumerate(groups) if "small 17.jpg" in group]
+    assert groups[small] == {"17.png", "small 17.jpg"}
+    assert result["groups"][small][1]["similarity"] < 0.9999
+    assert [image["same_pixels"] for image in result["groups"][small]] == [True, True]
+    assert "small 17.jpg  (nearly the same pixels as the first)" in printed or "17.png  (nearly" in printed
+    assert "linked to it by others, or by its pixels" in printed
+    assert "(identical to" in printed
+    strict, printed = quietly(given.run, source=folder, duplicates=True, threshold=0.9999)
+    assert not any("small 17.jpg" in {image["file"] for image in group} for group in strict["groups"])
+    assert "pixels" not in printed
+
+
+def test_pairs_that_are_linked_otherwise_are_groups_too():
+    bank = random_unit(10, 20)
+    assert similarity.near_duplicates(bank, 0.99) == []
+    linked = np.array([2]), np.array([7])
+    ((first, second),) = similarity.near_duplicates(bank, 0.99, also_linked=lambda *_: linked)
+    assert (first[0], second[0]) == (2, 7)
+    assert second[1] == pytest.approx(float(bank[2] @ bank[7]), abs=1e-6)
+
+
+def test_copies_are_not_called_similar_images_if_their_pixels_are_the_same(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(similarity, "default_threshold", lambda _: (0.9999, "as strict as can be"))
+    for i in range(30):
+        digit(100 + i).save(tmp_path / f"{i}.png")
+    for side in (40, 50, 60, 70, 80):
+        digit(103).resize((side, side), Image.Resampling.BICUBIC).save(tmp_path / f"3 at {side}.jpg", quality=60)
+    result, _ = quietly(given.run, source=tmp_path, duplicates=True)
+    assert [len(group) for group in result["groups"]] == [6]
+    assert render.group_titles(result) == ["group 1, 6 images"]
+    for image in result["groups"][0]:
+        image["same_pixels"] = False
+    assert "not copies" in render.group_titles(result)[0]
+
+
 def test_a_threshold_is_taken_as_given(given, copies):
     assert quietly(given.run, source=copies, duplicates=True, threshold=1.0)[0]["groups"][0][1]["similarity"] == 1
     assert len(quietly(given.run, source=copies, duplicates=True, threshold=0.01)[0]["groups"][0]) == 45
@@ -369,11 +410,14 @@ def test_a_topk_above_the_number_of_readable_images_returns_all_of_them(given, t
     assert found["topk"] == len(found["queries"][0]["nearest"]) == 2
     assert "there are only 2 images other than the query, not 50" in capsys.readouterr().err
     assert len(search(given.run, source=folder, outliers=True, topk=50)["outliers"]) == 3
+    (folder / "6.png").unlink()
+    search(given.run, folder / "4.png", source=folder, topk=50, verbose=Reporter())
+    assert "there is only 1 image other than the query, not 50" in capsys.readouterr().err
 
 
 def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     def group(count):
-        return [{"file": str(i), "similarity": 1.0, "same_content_as": None} for i in range(count)]
+        return [{"file": "x", "similarity": 1.0, "same_content_as": None, "same_pixels": False}] * count
 
     result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.85, 0.91, 0.5]}
     varied, copies, few = render.group_titles(result)

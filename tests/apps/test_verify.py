@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,51 @@ def test_an_export_is_checked_with_its_card(folder: Path, capsys):
     out, err = capsys.readouterr()
     assert "checksum does not match" in " ".join(out.split())
     assert err == "mixnn: 1 problem found\n"
+
+
+def some_weights(file: Path, run: Path) -> bytes:
+    """Bytes of weights in an exported file. In ONNX, batch norm is part of the convolutions."""
+    if file.suffix == ".onnx":
+        import onnx
+
+        return max((bytes(weights.raw_data) for weights in onnx.load(file).graph.initializer), key=len)
+    return bytes(next(iter(mixnn.load(run).backbone.state_dict().values())).numpy().tobytes())
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt2", "safetensors"])
+def test_every_flipped_byte_of_an_exported_program_is_found(form: str, made: dict[str, Path], tmp_path: Path):
+    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=Silence())
+    assert "its checksum matches" in text(verify(file), file.name)
+    whole = file.read_bytes()
+    weights, name = whole.index(some_weights(file, made["folder"])), whole.rindex(b"mixnn_crc32")
+    places = {*range(weights, weights + 64), *range(name - 4, min(name + 24, len(whole)))}
+    places |= {*range(40), *range(len(whole) - 80, len(whole)), *range(0, len(whole), len(whole) // 300)}
+    for place in sorted(places):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert wrong(verify(file)) == [file.name], place
+    for length in (len(whole) - 1, len(whole) - 30, len(whole) // 2):
+        file.write_bytes(whole[:length])
+        assert wrong(verify(file)) == [file.name], length
+    file.write_bytes(whole)
+    assert verify(file).ok
+
+
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+def test_a_program_of_an_earlier_version_has_no_checksum_and_is_read(form: str, made: dict[str, Path], tmp_path: Path):
+    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=Silence())
+    old = file.read_bytes().replace(b"mixnn_crc32", b"other_thing")
+    if form == "pt2":  # each part of the archive has a checksum of its own
+        with zipfile.ZipFile(file) as archive:
+            parts = {name: archive.read(name).replace(b"mixnn_crc32", b"other_thing") for name in archive.namelist()}
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, part in parts.items():
+                archive.writestr(name, part)
+        old = file.read_bytes()
+    file.write_bytes(old)
+    (tmp_path / f"x.{form}.json").unlink()
+    found = verify(file)
+    assert found.ok
+    assert "it is of an earlier version and has no checksum" in text(found, file.name)
 
 
 def test_every_entry_of_the_cache_is_checked(photos: Path, tmp_path: Path, monkeypatch):

@@ -8,12 +8,14 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mixnn import data
 from mixnn.config import UserError
 from mixnn.data import cache
 from mixnn.data.decode import decode
+from mixnn.data.stored import StoredImages
 
 
 @pytest.fixture
@@ -47,17 +49,17 @@ def test_images_equal_those_of_decode_without_the_unreadable_ones(folder):
 def copy_of_decoded(folder, size=8):
     """Pixels and facts, without holding the entry."""
     found = cache.decoded(folder, names(folder), size)
-    return np.array(found.images), found.infos
+    return torch.as_tensor(found.images[:]).clone().numpy(), found.infos
 
 
-@pytest.mark.parametrize("memory", [2**30, 0], ids=["in memory", "mapped"])
+@pytest.mark.parametrize("memory", [2**30, 0], ids=["in memory", "in the file"])
 def test_a_second_reading_decodes_nothing(folder, monkeypatch, tmp_path, memory):
     first, infos = copy_of_decoded(folder)
     monkeypatch.setattr(cache, "decode_into", lambda *_: pytest.fail("decoded again"))
     monkeypatch.setattr(cache, "_available_memory", lambda: memory)
     again = cache.decoded(folder, names(folder), 8)
-    assert isinstance(again.images, np.memmap) == (not memory)
-    assert np.array_equal(again.images, first)
+    assert isinstance(again.images, StoredImages) == (not memory)
+    assert np.array_equal(again.images[:], first)
     assert again.infos == infos
     assert cache.decoded(folder, names(folder), 8).images is again.images, "held once"
     assert len(entries(tmp_path)) == 1
@@ -68,9 +70,9 @@ def test_the_processes_of_a_run_share_the_memory(folder, monkeypatch):
     monkeypatch.setattr(
         cache, "_available_memory", lambda: 3000
     )  # the images take 1152 bytes, at most half may be used
-    assert not isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+    assert not isinstance(cache.decoded(folder, names(folder), 8).images, StoredImages)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert isinstance(cache.decoded(folder, names(folder), 8).images, np.memmap)
+    assert isinstance(cache.decoded(folder, names(folder), 8).images, StoredImages)
 
 
 def _use_after_truncation(folder):
@@ -86,6 +88,30 @@ def test_an_entry_truncated_under_a_running_job_does_not_harm_it(folder):
     child.start()
     child.join(60)
     assert child.exitcode == 0, "a memory map would be SIGBUS"
+
+
+def _read_after_truncation(folder, says):
+    cache._available_memory = lambda: 0
+    images = data.load(folder, "train", size=64).images
+    assert images[torch.tensor([5, 0])].any()
+    for path in cache.cache_root().glob("*/images.npy"):
+        os.truncate(path, 0)
+    try:
+        images[torch.tensor([1, 4])]
+    except UserError as error:
+        says.send(str(error))
+
+
+def test_an_entry_too_large_for_memory_that_is_truncated_in_use_is_a_clear_error(folder, tmp_path):
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_read_after_truncation, args=(folder, there))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0, "a memory map would be SIGBUS"
+    assert here.poll(), "the reads gave something"
+    assert here.recv().startswith(f"{entries(tmp_path)[0] / 'images.npy'} in the image cache can no longer be read")
+    assert np.array_equal(copy_of_decoded(folder, 64)[0][0], decode(folder / "0.png", 64)), "it is built again"
 
 
 def test_files_of_the_same_date_and_size_are_distinguished(folder, tmp_path):
@@ -347,6 +373,6 @@ def test_a_folder_says_what_it_is(folder):
     assert images.summary.modes == {"RGB": 7, "L": 1}
     assert images.summary.duplicates == [["1.png", "copy of 1.png"]]
     text = "\n".join(images.summary.lines())
-    assert "8 images, shorter side 9 to 30, median 12 pixels; modes: 7 RGB, 1 L" in text
+    assert "8 images, shorter side 9 to 30, median 12 pixels; 7 color, 1 gray" in text
     assert "1 unreadable file left out" in text
     assert "1 file with the same content as another (1.png = copy of 1.png)" in text

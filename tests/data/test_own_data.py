@@ -513,3 +513,14 @@ def test_a_dataset_of_the_package_datasets(tmp_path: Path, expected):
     assert (found.classes, found.labels.tolist()) == (CLASSES, NUMBERS)
     run = mixnn.pretrain(data, out=tmp_path / "run", **TINY)
     assert all(torch.equal(t, expected[name]) for name, t in weights(run).items())
+
+
+def test_images_that_are_read_only_are_used_without_a_warning():
+    images = IMAGES.transpose(0, 3, 1, 2).copy()
+    images.flags.writeable = False
+    torch.set_warn_always(True)  # else torch warns once per process, and only the first test would see it
+    try:
+        loaded = open_dataset(images).load("train", 12)
+    finally:
+        torch.set_warn_always(False)
+    assert np.array_equal(loaded.images[:].numpy(), images)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +52,20 @@ def test_the_layout_lists_every_official_file_with_its_size():
     assert sizes["stl10_binary/train_X.bin"] == 138_240_000
     assert sizes["stl10_binary/test_y.bin"] == 8_000
     assert "stl10_binary/unlabeled_y.bin" not in sizes
+
+
+@pytest.mark.usefixtures("images")
+def test_images_are_read_in_blocks_and_a_file_cut_meanwhile_is_an_error(tmp_path: Path, monkeypatch):
+    folder, read = tmp_path / stl10.FOLDER, np.fromfile
+    expected = stl10.read(folder, "train")[0]
+    monkeypatch.setattr(stl10, "BLOCK", 2)
+    np.testing.assert_array_equal(stl10.read(folder, "train")[0], expected)
+
+    def read_and_cut(file, *given):
+        found = read(file, *given)
+        os.truncate(folder / "train_X.bin", 2 * stl10.PIXELS)
+        return found
+
+    monkeypatch.setattr(np, "fromfile", read_and_cut)
+    with pytest.raises(UserError, match=r"train_X\.bin became shorter while it was read"):
+        stl10.read(folder, "train")

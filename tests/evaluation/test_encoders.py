@@ -180,8 +180,10 @@ def test_a_file_of_weights_is_built_and_sees_images_that_suit_its_first_layer(tm
     network = ResNet("resnet8", size, 1).eval()
     torch.save(network.state_dict(), tmp_path / "weights.pt")
     found = mixnn.evaluate(tmp_path / "weights.pt", "digits", limit=20, protocol="knn", **QUIET)["knn"]
-    direct = mixnn.evaluate(network, "digits", image_size=size, limit=20, protocol="knn", **QUIET)["knn"]
+    about = {"image_size": size, "normalization": "torchvision", "limit": 20, "protocol": "knn"}
+    direct = mixnn.evaluate(network, "digits", **about, **QUIET)["knn"]
     assert found["protocol"]["image_size"] == size
+    assert found["protocol"]["mean"] == pytest.approx(NORMALIZATIONS["torchvision"][0])
     assert found["weighted"] == pytest.approx(direct["weighted"], abs=5.01)  # one of 20
 
 
@@ -197,12 +199,11 @@ def fake_timm(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         asked.append((name, pretrained, num_classes, img_size))
         model = nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(3 * (img_size // 4) ** 2, 8))
         model.num_features = 8
-        size = {} if name == "tiny.silent" else {"input_size": (3, 12, 12)}
-        model.pretrained_cfg = size | {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
         return model
 
-    def get_pretrained_cfg(name: str) -> types.SimpleNamespace | None:
-        return None if name == "tiny.silent" else types.SimpleNamespace(input_size=(3, 12, 12))
+    def get_pretrained_cfg(name: str) -> types.SimpleNamespace:
+        size = None if name == "tiny.silent" else (3, 12, 12)
+        return types.SimpleNamespace(input_size=size, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
     module.create_model, module.get_pretrained_cfg = create_model, get_pretrained_cfg
     monkeypatch.setitem(sys.modules, "timm", module)

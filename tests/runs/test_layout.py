@@ -39,6 +39,12 @@ def test_the_mean_image_tells_aligned_images_from_others():
     assert layout[:, :, :8].mean() > 2 * layout[:, :, 8:].mean()
 
 
+def test_two_images_that_have_nothing_in_common_are_not_aligned():
+    assert mean_layout(noise(2)) is None
+    assert mean_layout(noise(1)) is None
+    assert alignment(shrink(noise(1).expand(3, -1, -1, -1))) > 0.99
+
+
 def test_brightness_as_a_whole_is_no_layout():
     flat = torch.arange(0, 250, 5, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
     assert alignment(shrink(flat)) < MIN_ALIGNMENT

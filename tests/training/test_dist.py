@@ -257,6 +257,59 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     assert done[1].err == "mixnn: another process of this run has ended; see its error message\n"
 
 
+# Processes that do not come
+
+
+def join(rank: int, size: int, port: int, together: Any, says: Any) -> None:
+    enter(rank, size, port)
+    os.environ["MIXNN_JOIN_TIMEOUT"] = "3s"
+    together.wait(60)
+    try:
+        dist.init(torch.device("cpu"))
+    except UserError as error:
+        says.send((rank, str(error)))
+
+
+@pytest.mark.parametrize(("here", "missing"), [((0, 2), "process 1"), ((0,), "processes 1, 2"), ((1,), "process 0")])
+def test_processes_that_do_not_come_are_named_after_a_limit(here: tuple[int, ...], missing: str):
+    port, together, (heard, says) = free_port(), FORKS.Barrier(len(here)), FORKS.Pipe(duplex=False)
+    processes = [FORKS.Process(target=join, args=(rank, 3, port, together, says)) for rank in here]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * len(here)
+    found = dict(heard.recv() for _ in here)
+    assert found.keys() == {*here}
+    # the others may find that the first one, which holds the list of those who came, has given up a moment earlier
+    first = found.pop(min(here))
+    assert first.startswith(f"{missing} of 3 did not join this run within 3s")
+    assert "set MIXNN_JOIN_TIMEOUT" in first
+    assert all("did not join this run within 3s" in text for text in found.values())
+
+
+def test_a_limit_that_is_not_a_duration_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MIXNN_JOIN_TIMEOUT", "soon")
+    with pytest.raises(UserError, match="MIXNN_JOIN_TIMEOUT=soon is not a duration: write it as 90s, 6m or 1h30m"):
+        dist.init(torch.device("cpu"))
+
+
+def enter_and_die_before_reading(rank: int, size: int, port: int) -> None:
+    """The second process is killed while it reads its images; both have joined by then."""
+    enter(rank, size, port)
+    if rank:
+        NamedDataset._load = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
+
+
+def test_a_process_killed_while_it_reads_images_ends_the_other(tmp_path: Path):
+    first, second = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_and_die_before_reading)
+    assert second.code == -signal.SIGKILL
+    assert first.code == 2
+    assert "another process of this run has ended" in first.err
+    assert not (tmp_path / "run").exists()
+
+
 # Mistakes
 
 

@@ -43,6 +43,11 @@ def test_the_warm_up_ends_before_the_run_does(epochs, warmup, start):
     assert chosen(500, 32, given=start | {"epochs": epochs})["warmup_epochs"] == warmup
 
 
+def test_a_long_run_from_good_weights_has_a_lower_rate():
+    rates = [chosen(640, 32, given={"epochs": epochs})["lr"] for epochs in (10, 60, 500)]  # 10 steps per epoch
+    assert rates == [2.4e-3, 2.4e-3, pytest.approx(0.35 * 2.4e-3, rel=0.02)]
+
+
 def test_a_run_of_no_epochs_needs_no_rate():
     assert not {"lr", "warmup_epochs"} & chosen(500, 32, given=FROM_NOTHING | {"epochs": 0}).keys()
     assert "warmup_epochs" not in chosen(500, 32, given={"epochs": 0})

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +22,8 @@ from torch import Tensor
 import mixnn
 from mixnn import methods
 from mixnn.config import Config
-from mixnn.data import configured_dataset
+from mixnn.data import cache, configured_dataset
+from mixnn.data.stored import StoredImages
 from mixnn.files import lock_run
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
@@ -564,3 +566,40 @@ def test_a_relative_folder_of_images_is_found_again_from_anywhere(tmp_path: Path
     monkeypatch.chdir(tmp_path.parent)
     done = resume(tmp_path / "run")
     assert done.code == 0, done.err
+
+
+def use_stored_images(folder: Path, cut_in: int = 0) -> None:
+    """Images are too many for memory. In the STEPth step, the file that holds them is cut."""
+    os.environ["MIXNN_CACHE"] = str(folder)
+    cache._available_memory = lambda: 0.0
+    original = Trainer._one_step
+
+    def one_step(self: Trainer) -> None:
+        assert isinstance(self.images.images, StoredImages)
+        if self.done == cut_in - 1:
+            (path,) = folder.glob("*/images.npy")
+            os.truncate(path, 100)
+        original(self)
+
+    Trainer._one_step = one_step  # type: ignore[method-assign]
+
+
+def test_images_too_many_for_memory_give_the_same_bits_and_a_cut_file_is_a_clear_error(tmp_path: Path):
+    images, rng = tmp_path / "images", np.random.default_rng(0)
+    images.mkdir()
+    for i in range(32):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(images / f"{i}.png")
+    words = ["pretrain", images, *TINY, "--init-from", "none", "--checkpoint-every", "1", "--out"]
+    assert command(*words, tmp_path / "memory").code == 0
+    done = command(*words, tmp_path / "stored", fault=use_stored_images, args=[tmp_path / "cache"])
+    assert done.code == 0, done.err
+    assert_same_run(tmp_path / "stored", tmp_path / "memory")
+    done = command(*words, tmp_path / "cut", fault=use_stored_images, args=[tmp_path / "cache", 6])
+    assert done.code == 2, done.err
+    assert "images.npy in the image cache can no longer be read (it became shorter)" in done.err
+    assert "continue a training run with --resume" in done.err
+    assert last(tmp_path / "cut")[1]["step"] == 4
+    done = command("pretrain", "--resume", tmp_path / "cut", fault=use_stored_images, args=[tmp_path / "cache"])
+    assert done.code == 0, done.err
+    assert "in the image cache is damaged" in done.err
+    assert_same_run(tmp_path / "cut", tmp_path / "memory")

@@ -20,6 +20,7 @@ from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import weights
+from mixnn.runs.layout import Layout
 from mixnn.runs.weights import KEPT, STUDENT, initial_backbone, start_defaults
 from mixnn.training.configure import configure, resolve
 from mixnn.training.folder_settings import RECIPE, Choice, Chooser, choose, lines
@@ -45,6 +46,7 @@ class FakeTimm(types.ModuleType):
     def __init__(self, file):
         super().__init__("timm")
         self.file, self.error = file, None
+        self.mean, self.std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
     def create_model(self, name, pretrained, num_classes):
         assert num_classes == 0
@@ -54,6 +56,7 @@ class FakeTimm(types.ModuleType):
         if tag:
             raise RuntimeError(f"Invalid pretrained tag ({tag}) for {name}.")
         network = timm_network()
+        network.pretrained_cfg = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         if pretrained:
             if self.error:
                 raise self.error
@@ -63,6 +66,11 @@ class FakeTimm(types.ModuleType):
     def list_models(self):
         return ["tiny", "small"]
 
+    def get_pretrained_cfg(self, name):
+        if name == "small":
+            return None  # as for a model of a hub
+        return types.SimpleNamespace(input_size=(3, 64, 64), mean=self.mean, std=self.std)
+
 
 class FakeModels(types.ModuleType):
     """A torchvision.models whose published weights are in a local file."""
@@ -70,6 +78,12 @@ class FakeModels(types.ModuleType):
     def __init__(self, file):
         super().__init__("torchvision.models")
         self.file, self.error = file, None
+        self.mean, self.std = [0.48, 0.45, 0.4], [0.25, 0.25, 0.2]
+
+    def get_model_weights(self, name):
+        assert name == "resnet8"
+        transforms = types.SimpleNamespace(mean=self.mean, std=self.std)
+        return types.SimpleNamespace(DEFAULT=types.SimpleNamespace(transforms=lambda: transforms))
 
     def get_model(self, name, weights):
         assert (name, weights) == ("resnet8", "DEFAULT")
@@ -174,14 +188,14 @@ def test_a_run_starts_with_the_random_weights_of_its_seed_if_it_is_to():
 
 def test_a_run_starts_from_a_model_of_timms_with_its_published_weights(timm):
     run = pretrain("timm:tiny")
-    assert (run.config.backbone, run.config.normalization) == ("timm:tiny", "torchvision")
+    assert (run.config.backbone, run.config.normalization) == ("timm:tiny", "0.5,0.5,0.5/0.25,0.25,0.25")
     published = torch.load(timm.file, weights_only=True)
     assert_starts_with(run, {f"model.{name}": t for name, t in published.items()})
 
 
 def test_a_run_starts_from_a_resnet_of_torchvisions_with_its_published_weights(torchvision):
     run = pretrain("torchvision:resnet8", image_size=0, encode_size=32)
-    assert (run.config.backbone, run.config.normalization) == ("resnet8", "torchvision")
+    assert (run.config.backbone, run.config.normalization) == ("resnet8", "0.48,0.45,0.4/0.25,0.25,0.2")
     assert run.config.image_size == 128  # its conv1 is 7x7
     assert_starts_with(run, torch.load(torchvision.file, weights_only=True))
 
@@ -206,13 +220,13 @@ def test_the_settings_of_each_start():
     run = pretrain("weights.pth", normalization="torchvision", image_size=10)
     assert start_defaults("") == start_defaults("none") == {}
     assert start_defaults("imagenet") == {"backbone": "efficientnet_lite0", "normalization": "tensorflow"}
-    assert start_defaults("timm:tiny") == {"backbone": "timm:tiny", "normalization": "torchvision"}
+    assert start_defaults("timm:tiny") == {"backbone": "timm:tiny", "normalization": "0.5,0.5,0.5/0.25,0.25,0.25"}
     large = {"backbone": "resnet8", "image_size": 128}
-    assert start_defaults("torchvision:resnet8") == large | {"normalization": "torchvision"}
-    assert start_defaults("large_stem.pth") == large
+    assert start_defaults("torchvision:resnet8") == large | {"normalization": "0.48,0.45,0.4/0.25,0.25,0.2"}
+    assert start_defaults("large_stem.pth") == large | {"normalization": "torchvision"}
     small = start_defaults("weights.pth")
     assert (small["backbone"], small["image_size"] < 128) == ("resnet8", True)
-    assert start_defaults("lite0.pth") == {"backbone": "efficientnet_lite0"}
+    assert start_defaults("lite0.pth") == start_defaults("imagenet")
     sizes = {"image_size": 10, "encode_size": 8}
     assert start_defaults(str(run.path)) == {"backbone": "resnet8", "normalization": "torchvision"} | sizes
 
@@ -426,3 +440,73 @@ def test_a_run_is_encoded_and_evaluated_with_the_normalization_of_its_training()
     assert encoder.std.tolist() == pytest.approx(std)
     images = run.dataset().load("train", 8)
     assert (images.mean, images.std) == (mean, std)
+
+
+def normalized_with(run):
+    """Mean and std of the run's encoder, and of the images that it trains on."""
+    encoder, images = mixnn.load(run, "cpu"), run.dataset().load("train", run.config.reading_size)
+    assert (encoder.mean.tolist(), encoder.std.tolist()) == (pytest.approx(images.mean), pytest.approx(images.std))
+    return images.mean, images.std
+
+
+def test_images_are_normalized_as_for_the_weights_of_timm_and_torchvision(timm, torchvision):
+    for source, module in {"timm:tiny": timm, "torchvision:resnet8": torchvision}.items():
+        run = pretrain(source, module.__name__, image_size=None, encode_size=32)
+        assert normalized_with(run) == (tuple(module.mean), tuple(module.std))
+    timm.mean, timm.std = NORMALIZATIONS["torchvision"]
+    assert start_defaults("timm:tiny")["normalization"] == "torchvision"
+    timm.mean = timm.std = None
+    assert start_defaults("timm:tiny")["normalization"] == "torchvision"
+    assert start_defaults("timm:small")["normalization"] == "none", "as the model says, where timm has no list"
+
+
+def test_a_plain_file_is_taken_for_published_weights_and_that_is_said():
+    run = pretrain("weights.pth")
+    assert normalized_with(run) == NORMALIZATIONS["torchvision"]
+    for source in ("weights.pth", "weights.safetensors"):
+        found = {choice.name: choice for choice in choose(8, 8, {"init_from": source}, {}, cuda=False)}
+        assert str(found["normalization"]).startswith("normalization torchvision: as for published weights; the file")
+    run_choice = {choice.name: choice for choice in choose(8, 8, {"init_from": "run"}, {}, cuda=False)}
+    assert run_choice["normalization"].reason == "as run needs it"
+
+
+def test_a_run_and_an_exported_file_bring_the_mean_and_std_of_their_own_images(place):
+    first = pretrain("none", "first", image_size=12, encode_size=10)
+    own = normalized_with(first)
+    mixnn.export(first, "first.safetensors", verbose=Reporter(quiet=True))
+    for i in range(8):
+        Image.new("RGB", (8, 8), (i, 2 * i, 3 * i)).save(place / "photos" / f"{i}.png")  # other images now
+    for source in ("first", "first.safetensors"):
+        second = pretrain(source, f"from {source}", image_size=None, encode_size=None)
+        assert (second.config.image_size, second.config.encode_size) == (12, 10)
+        assert normalized_with(second) == (pytest.approx(own[0], abs=1e-5), pytest.approx(own[1], abs=1e-5))
+
+
+def test_an_export_with_a_layout_is_a_start_too():
+    run = pretrain("weights.pth")
+    tensors, state = run.load_checkpoint(pytest.fail)
+    layout = Layout(torch.zeros(3, 16, 16), 0.5)
+    run.save_checkpoint(state["step"] + 1, tensors | layout.tensors(), state)
+    mixnn.export(run, "with layout.safetensors", verbose=Reporter(quiet=True))
+    assert mixnn.load("with layout.safetensors", "cpu").layout is not None
+    assert_starts_with(pretrain("with layout.safetensors", "second"), resnet8().state_dict())
+
+
+@pytest.mark.parametrize("given", ["0.5,0.4,0.3/0.2,0.25,0.5", ((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))])
+def test_mean_and_std_may_be_given_as_numbers(given):
+    run = pretrain("none", normalization=given)
+    assert run.config.normalization == "0.5,0.4,0.3/0.2,0.25,0.5"
+    assert normalized_with(run) == ((0.5, 0.4, 0.3), (0.2, 0.25, 0.5))
+
+
+@pytest.mark.parametrize(
+    "given", ["0.5/0.5", "a,b,c/1,1,1", "0,0,0/1,0,1", "0,0,0/1,1,1/2,2,2", "nan,0,0/1,1,1", (1, 2)]
+)
+def test_numbers_that_are_no_mean_and_std_are_refused(given):
+    refused("normalization=.*: give mean and std, three numbers each", "none", normalization=given)
+
+
+def test_a_named_data_set_says_what_it_takes_from_its_start(capsys):
+    settings = {"init_from": "weights.pth", "epochs": 0, "limit": 64, "device": "cpu"}
+    mixnn.pretrain("digits", out="run", options=OPTIONS | {"support_size": 64}, verbose=True, **settings)
+    assert "normalization torchvision: as for published weights" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training import trainer as trainer_module
+from mixnn.training.judgement import useful_steps
 from mixnn.training.pretrain import start_pretrain
 from mixnn.training.schedule import MIN_STEPS, TimePlan, learning_rate
 from mixnn.training.step import Step
@@ -189,6 +190,43 @@ def test_what_the_end_will_take_follows_the_pace():
     assert plan.cost("judgement") == 6
     plan.paces = [50.0]
     assert plan.cost("judgement") == 8, "not everything gets slower with the steps"
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(600.0, 120), (100.0, 50)], ids=["more steps fit", "fewer steps fit"])
+def test_a_plan_with_a_limit_of_steps_ends_there_or_in_time(budget: float, steps: int):
+    clock = Clock(0.0)
+    plan = TimePlan(budget, clock.now, clock, max_steps=120)
+    plan.begin([2.0, 2.0, 2.0, 2.0], 0)
+    done, rates = 0, []
+    while not plan.over:
+        plan.begin_step()
+        rates.append(plan.learning_rate(1.0))
+        clock.now += 2.0
+        plan.end_step(lambda: None)
+        done += 1
+    assert done == steps
+    assert rates[0] == 1.0
+    assert rates[-1] < 0.01, "the schedule is that of a run with this many steps"
+
+
+def test_images_that_the_start_knows_get_fewer_steps():
+    assert [useful_steps(share) for share in (0.0, 0.35, 0.75, 1.0)] == [600, 923, 2400, 5000]
+
+
+def test_a_run_from_good_weights_ends_before_its_time_if_more_steps_would_harm(tmp_path: Path, monkeypatch, capsys):
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    small = SMALL | {"limit": 0}
+    start = start_pretrain(
+        images, out=tmp_path / "start", settings=small | {"epochs": 1}, options=OPTIONS, reporter=QUIET
+    )
+    box = Machine(monkeypatch, lambda _: 0.5)
+    monkeypatch.setattr(trainer_module, "useful_steps", lambda share: 200 if share == 0.3 else 0)
+    monkeypatch.setattr(trainer_module, "trained_share", lambda *_: 0.3)
+    settings = small | {"time_budget": duration_text(BUDGET), "init_from": str(start.path)}
+    timing: dict[str, Any] = {"started": box.started, "clock": box.clock, "reporter": Reporter()}
+    run = start_pretrain(images, out=tmp_path / "run", settings=settings, options=OPTIONS, **timing)
+    assert run.metrics()[-1]["step"] == 200
+    assert "longer training would not help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pace", [2.0, 40.0, 900.0])

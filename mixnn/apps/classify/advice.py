@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mixnn.apps.classify.features import RUN
+from mixnn.apps.classify.features import RUN, START
 from mixnn.apps.report.verdict import FAILURES, TITLES
 from mixnn.config import calling, setting
 
@@ -20,16 +20,17 @@ NOT_LONGER = (*FAILURES, "worse")  # verdicts on runs that training for longer d
 KEPT = ("kept_start", "kept_earlier")  # verdicts on runs that ended worse than they began
 
 
-def advise(results: Mapping[str, Any], state: str = "", folder: str = "") -> list[str]:
+def advise(results: Mapping[str, Any], state: str = "", folder: str = "", start: str = "") -> list[str]:
     """Sentences that each fit a cause, the most urgent first.
 
-    state: the report's verdict on the run. folder: the images to train on, if the run has not been trained.
+    state: the report's verdict on the run. folder: the images to train on, if the run has not been trained. start: what
+    to give to a command instead of a run, to use the encoder before its training; empty if that is not possible.
     """
     held = results["held_out"]
     if not held:
         return []
-    advice = [*_check_labels(results), *_train(results, state, folder)]
-    return [*advice, *_label_rare_classes(results["classes"]), *_label_more(results, state)]
+    advice = [*_check_labels(results), *_train(results, state, folder), *_use_start(results, start)]
+    return [*advice, *_label_rare_classes(results), *_label_more(results, state)]
 
 
 def training_gain(comparison: Mapping[str, Any]) -> float:
@@ -73,9 +74,19 @@ def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
     return ["Train on more images, for longer, or from another start: so far the training does not help here."]
 
 
+def _use_start(results: Mapping[str, Any], start: str) -> list[str]:
+    """How to use the encoder before training elsewhere, if the predictions use it because it is better."""
+    if results.get("features") != START or not start:
+        return []
+    return [f"Use the encoder before training for other commands as well, as in `{calling('explore', start)}`."]
+
+
 def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
     """Advice to label more, if accuracy rises with the labels, or if labels are few and the encoder is fine."""
     curve, counts = results["curve"], results["classes"]
+    if not results["predicted"]["images"]:  # every image has a label
+        rises = bool(curve) and curve[-1].get("gain_low", 0) > 0
+        return ["Add images with labels: accuracy rises with their number."] if rises else []
     picks = f"{setting('suggest', 20)} picks them."
     if curve and curve[-1].get("gain_low", 0) > 0:
         return [f"Label more images: accuracy rises with their number. {picks}"]
@@ -84,10 +95,11 @@ def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
     return []
 
 
-def _label_rare_classes(counts: Mapping[str, int]) -> list[str]:
+def _label_rare_classes(results: Mapping[str, Any]) -> list[str]:
+    counts, verb = results["classes"], "Label more" if results["predicted"]["images"] else "Add"
     few = min(FEW - 1, max(counts.values()) // RARE)
     rare = [f"{c!r} ({counts[c]})" for c in sorted(counts, key=lambda c: counts[c]) if counts[c] <= few]
-    return [f"Label more images of the rare classes: {_listed(rare, ', ')}."] if rare else []
+    return [f"{verb} images of the rare classes: {_listed(rare, ', ')}."] if rare else []
 
 
 def _listed(texts: list[str], separator: str) -> str:

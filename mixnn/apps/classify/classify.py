@@ -29,7 +29,7 @@ from mixnn.files import check_folder_makeable, check_free, expand, write_atomica
 from mixnn.progress import Reporter, plural, print_table, reporter_for, shown
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_encoder
-from mixnn.runs.start import open_run
+from mixnn.runs.start import DEFAULT_START, open_run
 
 __all__ = ["Classification", "classify", "show_classify"]
 
@@ -154,7 +154,8 @@ def classify(
             options: dict[str, Any] = {"model": model, "seed": seed, "suggested": suggested_before}
             embeddings, trained, found = _train(features, images, embeddings, given, options, reporter)
             results |= found
-            results["advice"] = advise(results, run_data.read_files(run).verdict.state, run.config.data)
+            start = run.config.data if run.config.init_from == DEFAULT_START else ""
+            results["advice"] = advise(results, run_data.read_files(run).verdict.state, run.config.data, start)
             results.fitted = trained.classifier, features[results["features"]]
             results["files"] |= _save(folder, features[results["features"]], embeddings, given, trained)
         if suggest:
@@ -332,7 +333,7 @@ def _gain(comparison: dict[str, Any]) -> str:
     else:  # a run that was not trained
         text = f"Gain from the encoder: {points} over raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
-    return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure of a gain."
+    return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure."
 
 
 def _show_classes(results: dict[str, Any]) -> None:
@@ -343,7 +344,8 @@ def _show_classes(results: dict[str, Any]) -> None:
         if c in listed:
             accuracy = f"{tested[c]['accuracy']:.0f}%" if c in tested else "-"
             rows.append((c, str(count), accuracy, str(results["predicted"]["by_class"].get(c, 0))))
-    print_table(("class", "labels", "held-out accuracy", "predicted images"), rows)
+    columns = 4 if results["predicted"]["images"] else 3  # none is predicted if every image has a label
+    print_table(("class", "labels", "held-out accuracy", "predicted images")[:columns], [row[:columns] for row in rows])
     if len(order) > len(rows):
         best = all(c in tested for c in order)  # then the table shows those with the lowest accuracy
         print(f"... and {len(order) - len(rows)} more classes{' with higher accuracy' * best}")

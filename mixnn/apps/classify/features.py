@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from mixnn.apps.classify.classifiers import (
     stratified_sample,
 )
 from mixnn.apps.embed import Embeddings, Encoder, collect
+from mixnn.apps.pictures import SIDE, copy_pairs, make_pictures
 from mixnn.config import UserError
 from mixnn.data import Images
 from mixnn.progress import Reporter
@@ -36,13 +37,12 @@ from mixnn.runs.weights import initial_backbone
 
 RUN = "this run"
 START = "encoder before training"  # the weights it started from, or random ones
-SIDES = (8, 16, 32)  # raw pixels are shrunk to one of these
+SIDES = (8, 16, SIDE)  # raw pixels are shrunk to one of these
 LARGEST = max(SIDES)
 BATCH = 256
 
 MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
 MAX_UNLABELLED = 1000  # unlabelled images used to standardize the features that are compared
-COPY = 0.995  # cosine of the pixels, less their mean, from which two images count as copies
 MAX_COPIES = 20  # pairs of copies with different labels in the results
 
 
@@ -185,11 +185,8 @@ def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, floa
 def contradictions(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
     """Pairs of labelled images with the same picture, or nearly so, but different labels."""
     rows = [i for i, name in enumerate(pixels.names) if name in labels]
-    names: Sequence[str] = [pixels.names[i] for i in rows]
-    x = pixels.vectors[rows]
-    x = x - x.mean(1, keepdims=True)
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    x = np.divide(x, length, out=np.zeros_like(x), where=length > 0)  # a blank image is like no other
-    pairs = np.argwhere(np.triu(x @ x.T >= COPY, 1)).tolist()
-    found = [(names[i], names[j]) for i, j in pairs if labels[names[i]] != labels[names[j]]]
+    pictures = make_pictures(pixels.vectors[rows].reshape(-1, 3, LARGEST, LARGEST))
+    every, names = slice(0, len(rows)), [pixels.names[i] for i in rows]
+    pairs = [(names[i], names[j]) for i, j in zip(*copy_pairs(pictures, every, every), strict=True)]
+    found = [(a, b) for a, b in pairs if labels[a] != labels[b]]
     return [{"file": a, "label": labels[a], "copy": b, "copy_label": labels[b]} for a, b in found[:MAX_COPIES]]

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mixnn.apps.embed import vectors_of
 from mixnn.apps.projection import tsne
 from mixnn.apps.thumbnails import sheet
 from mixnn.config import UserError
 from mixnn.data import Dataset, ImageSet
 from mixnn.data.images import resized
-from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
+from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
-from mixnn.runs.weights import load_backbone
+from mixnn.runs.encoder import Encoder, encoder_from_checkpoint
 
 SEED = 0
 MAX_BANK = {"cpu": 5_000, "cuda": 200_000}  # training images to search: a CPU encodes some 100 per second (ResNet-18)
@@ -44,11 +45,8 @@ class Sample:
     bank: ImageSet
     bank_total: int
     own_B: Tensor | None  # position of each query in the bank; None if queries and bank are disjoint
-
-    @property
-    def num_images(self) -> int:
-        """Number of different images."""
-        return len(self.bank) + (len(self.queries) if self.own_B is None else 0)
+    query_names: list[str]  # as a list of the images names them
+    bank_names: list[str]
 
     @property
     def has_labels(self) -> bool:
@@ -71,35 +69,58 @@ class Embedded:
 
 def load_sample(dataset: Dataset, size: int, num_images: int, device: torch.device) -> Sample:
     """A fixed random choice of test images, or of training images if there are no others."""
-    train, max_bank = dataset.load("train", size), MAX_BANK[device.type]
-    if dataset.has_test:
-        test = dataset.load("test", size)
-        queries, bank = test.limit(num_images, SEED), train.limit(max_bank, SEED)
-        return Sample("test", len(test), queries, bank, len(train), None)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(SEED))
-    queries_at, bank_at = order[:num_images].sort().values, order[: max(max_bank, num_images)].sort().values
-    own = torch.searchsorted(bank_at, queries_at)
-    return Sample("training", len(train), train.subset(queries_at), train.subset(bank_at), len(train), own)
+    split = "test" if dataset.has_test else "train"
+    max_bank = MAX_BANK[device.type] if dataset.has_test else max(MAX_BANK[device.type], num_images)
+    shown, train = dataset.load(split, size), dataset.load("train", size)
+    queries_at, bank_at = _drawn(len(shown), num_images), _drawn(len(train), max_bank)
+    return Sample(
+        split="test" if dataset.has_test else "training",
+        total=len(shown),
+        queries=shown.subset(queries_at),
+        bank=train.subset(bank_at),
+        bank_total=len(train),
+        own_B=None if dataset.has_test else torch.searchsorted(bank_at, queries_at),
+        query_names=_names(dataset, split, shown, queries_at),
+        bank_names=_names(dataset, "train", train, bank_at),
+    )
 
 
-def load_encoder(run: Run, warn: Callable[[str], None]) -> tuple[nn.Module, int]:
-    """The backbone of the run's last usable checkpoint, and its step; UserError if there is none."""
+def _drawn(total: int, count: int) -> Tensor:
+    """Positions of at most `count` images, drawn at random; a larger count draws the same and more."""
+    return torch.randperm(total, generator=torch.Generator().manual_seed(SEED))[:count].sort().values
+
+
+def _names(dataset: Dataset, split: str, images: ImageSet, at: Tensor) -> list[str]:
+    names = images.names or dataset.images(split).names  # images of a named data set are numbered
+    return [names[i] for i in at.tolist()]
+
+
+def load_encoder(run: Run, device: torch.device, warn: Callable[[str], None]) -> tuple[Encoder, int]:
+    """The encoder of the run's last usable checkpoint, and its step; UserError if there is none."""
     if not checkpoint.list_checkpoints(run.path / "checkpoints"):
         raise UserError("the run has no checkpoint")
     damaged: list[str] = []
     try:
-        loaded = load_backbone(run, damaged.append)
+        tensors, state = run.load_checkpoint(damaged.append)
     except UserError as error:
         raise UserError("; ".join(damaged) or str(error)) from None
     for text in damaged:
         warn(f"{text}.")
-    return loaded
+    encoder = encoder_from_checkpoint(run, tensors, state)
+    return encoder.to(device, memory_format=torch.channels_last), state["step"]  # type: ignore[call-overload]
 
 
-def embed(backbone: nn.Module, step: int, sample: Sample, device: torch.device) -> Embedded:
-    """The map and the neighbors of a sample by a backbone."""
-    backbone.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    queries, bank = (unit(features(backbone, images, bf16=False)) for images in (sample.queries, sample.bank))
+def embed(run: Run, dataset: Dataset, encoder: Encoder, step: int, sample: Sample, reporter: Reporter) -> Embedded:
+    """The map and the neighbors of a sample by the vectors of a run, which other commands may have cached."""
+
+    def vectors(split: str, names: list[str]) -> Tensor:
+        # A run's `limit` is part of its data set. A folder's images are listed as for other commands: all of them.
+        images = dataset.images(split) if dataset.stored_size else run.images(split=split)
+        found = vectors_of(run, images, names, MAX_BANK[encoder.device.type], encoder, reporter)
+        return unit(torch.from_numpy(found).to(encoder.device))
+
+    bank = vectors("train", sample.bank_names)
+    queries = vectors("test", sample.query_names) if sample.own_B is None else bank[sample.own_B]
     if not (queries.isfinite().all() and bank.isfinite().all()):
         raise UserError("the encoder's features are NaN or inf")
     map_cos, map_index = (t.cpu() for t in nearest(queries, queries, MAP_NEIGHBORS, torch.arange(len(queries))))
@@ -151,7 +172,7 @@ def page_values(sample: Sample, embedded: list[Embedded]) -> tuple[dict[str, Any
     used = sorted({b for one in embedded for i, _ in rows for b in one.index_BK[i].tolist()})
     tile_of = {b: len(sample.queries) + n for n, b in enumerate(used)}
     bank = sample.bank.subset(torch.tensor(used, dtype=torch.long))
-    images = torch.cat([sample.queries.images, bank.images]).numpy()
+    images = torch.cat([sample.queries.images[:], bank.images[:]]).numpy()
     side, columns = min(images.shape[2], MAX_SIDE), math.ceil(math.sqrt(len(images)))
     about = {
         "sprite": sheet(resized(images, side), columns).data_uri,

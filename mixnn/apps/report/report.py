@@ -17,7 +17,7 @@ from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, verb
+from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, short_path, verb
 from mixnn.device import pick_device
 from mixnn.files import check_output, write_atomically
 from mixnn.progress import Reporter, plural, reporter_for
@@ -131,15 +131,14 @@ def _embed(
     embedded: dict[Any, dict[int, gallery.Embedded]] = {}
     for i, data in enumerate(loaded):
         dataset, size = data.run.dataset(data_dir), data.config.reading_size
-        key = (dataset.key, 0 if dataset.stored_size else size)
+        key = dataset.key  # of several runs, the first one's size is enough for the thumbnails of all
         try:
             data.run.check_data(f"use {setting('source', 'FOLDER')}")
-            backbone, step = gallery.load_encoder(data.run, data.missing.append)
+            encoder, step = gallery.load_encoder(data.run, device, data.missing.append)
             if key not in samples:
-                reporter.info(f"reading the images of {dataset.name}")
+                reporter.info(f"reading the images of {short_path(dataset.name)}")
                 samples[key] = gallery.load_sample(dataset, size, num_images, device)
-            reporter.info(f"{data.run.path}: encoding {plural(samples[key].num_images, 'image')}")
-            embedded.setdefault(key, {})[i] = gallery.embed(backbone, step, samples[key], device)
+            embedded.setdefault(key, {})[i] = gallery.embed(data.run, dataset, encoder, step, samples[key], reporter)
         except UserError as error:
             reason = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
             data.missing.append(reason)

@@ -24,6 +24,7 @@ SCALE = {  # by whether the vectors are centered
 LARGE_GROUP = 5  # an image seldom has more copies than this
 COPY = 0.9  # different photographs hardly ever have a higher similarity (notes/log.md)
 LINKED = "Similarity is to the group's first image; an image below the threshold is linked to it by others"
+SAME_PIXELS = "nearly the same pixels as the first"
 MAX_TILES = 1000  # per page: at some 6 KB each it still opens quickly
 MAX_IN_GROUP = 60
 THUMBNAIL = 192  # longest side in pixels: twice the size at which the page shows it
@@ -77,7 +78,8 @@ def summary(result: dict[str, Any]) -> list[str]:
     if not groups:
         return [f"no near-duplicates {among}", threshold, scale]
     members = plural(sum(map(len, groups)), "image")
-    return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {LINKED}", scale]
+    linked = LINKED + ", or by its pixels" * any(image["same_pixels"] for group in groups for image in group)
+    return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {linked}", scale]
 
 
 def group_titles(result: dict[str, Any]) -> list[str]:
@@ -85,6 +87,7 @@ def group_titles(result: dict[str, Any]) -> list[str]:
     titles = []
     for number, (group, lowest) in enumerate(zip(result["groups"], result["lowest"], strict=True), 1):
         varied = len(group) >= LARGE_GROUP and lowest < max(COPY, result["threshold"] - 1e-5)  # float32 rounding
+        varied = varied and not all(image["same_pixels"] for image in group)
         note = f"; probably similar images, not copies: the lowest similarity is {lowest:.4f}" if varied else ""
         titles.append(f"group {number}, {len(group)} images{note}")
     return titles
@@ -109,8 +112,8 @@ def _duplicate_lines(result: dict[str, Any]) -> list[str]:
         lines += ["", title, "similarity  file"]
         for i, image in enumerate(group):
             same, cos = image["same_content_as"], f"{image['similarity']:.4f}" if i else "first"
-            note = f"  (identical to {shown(same)})" if same else ""
-            lines.append(f"{cos:>10}  {shown(image['file'])}{note}")
+            note = f"identical to {same}" if same else SAME_PIXELS if i and image["same_pixels"] else ""
+            lines.append(f"{cos:>10}  {shown(image['file'])}" + f"  ({shown(note)})" * bool(note))
     return lines
 
 
@@ -166,6 +169,7 @@ def _copies(group: list[dict[str, Any]], images: Images) -> list[str]:
     for image in others:
         same = image["same_content_as"]
         note = "identical to the first" if same == first["file"] else f"identical to {same}" if same else ""
+        note = note or SAME_PIXELS * image["same_pixels"]
         tiles.append(_image(image, "similarity", images, note))
     return tiles
 

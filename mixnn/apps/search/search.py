@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import defaultdict
@@ -15,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mixnn.apps.embed import collect
+from mixnn.apps.pictures import PictureEncoder, are_copies, copy_pairs
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
@@ -23,7 +25,7 @@ from mixnn.data.dataset import is_given
 from mixnn.data.folder import EXTENSIONS, list_images, printable
 from mixnn.data.images import ImageFiles, Images, list_files
 from mixnn.files import check_output, expand, write_atomically
-from mixnn.progress import Reporter, reporter_for
+from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_encoder
 from mixnn.runs.start import open_run
@@ -106,7 +108,8 @@ def search(
     A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
     image itself. In Python, query and source may also be images in memory (docs/data.md). Instead of a query,
     `duplicates` finds groups of images whose similarity is `threshold` or more, and `outliers` the `topk` images least
-    similar to their neighbors.
+    similar to their neighbors. Without a `threshold`, one is chosen, and images with nearly the same pixels (32 x 32,
+    gray) are duplicates too.
 
     Returns the result as plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
     or a web page; a page goes to the run folder by default.
@@ -142,7 +145,8 @@ def search(
         queries, vectors = encode_queries(find_queries(query, images, names), bank, mean, run, device, reporter)
         found = _nearest(names, bank, queries, vectors, topk, "exact" if method == "auto" else method, reporter)
     elif kind == "duplicates":
-        found = _duplicates(names, bank, threshold, images, reporter)
+        pictures = _pictures(run, images, names, reporter) if threshold is None else None
+        found = _duplicates(names, bank, pictures, threshold, images, reporter)
     else:
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
@@ -270,12 +274,14 @@ def encode_queries(
     return [queries[i] for i in readable], np.stack([vectors[i] for i in readable])
 
 
-def _at_most(topk: int, available: int, what: str, reporter: Reporter) -> int:
-    """`topk`, or the number available if that is lower."""
+def _at_most(topk: int, available: int, which: str, reporter: Reporter) -> int:
+    """`topk`, or the number of images available if that is lower. `which`: more words about them."""
     if not available:
-        raise UserError(f"there are no {what}")
+        raise UserError(f"there are no images{which}")
     if topk > available:
-        reporter.info(f"there are only {available:,} {what}, not {topk:,}")
+        reporter.info(
+            f"there {'is' if available == 1 else 'are'} only {plural(available, 'image')}{which}, not {topk:,}"
+        )
     return min(topk, available)
 
 
@@ -289,8 +295,8 @@ def _nearest(
     reporter: Reporter,
 ) -> dict[str, Any]:
     own = [query.rows for query in queries]
-    what = "images other than the query" if any(own) else "images"
-    topk = _at_most(topk, len(names) - max(map(len, own)), what, reporter)
+    which = " other than the query" if any(own) else ""
+    topk = _at_most(topk, len(names) - max(map(len, own)), which, reporter)
     hits = similarity.nearest(vectors, bank, topk, own, method)
     rows = [
         {"query": query.name, "nearest": _ranked([(names[i], cos) for i, cos in found], "similarity")}
@@ -303,9 +309,24 @@ def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
     return [{"rank": rank, "file": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
 
 
+def _pictures(run: Run, images: Images, names: list[str], reporter: Reporter) -> np.ndarray:
+    """Pictures of the named images, in this order; zeros for one that cannot be read any more."""
+    found = collect(run, images, encoder=PictureEncoder(), kind="pictures", reporter=reporter, doing="reading pixels")
+    if found.names == names:
+        return found.vectors
+    row_of, blank = dict(zip(found.names, found.vectors, strict=True)), np.zeros(found.vectors.shape[1], np.float32)
+    return np.stack([row_of.get(name, blank) for name in names])
+
+
 def _duplicates(
-    names: list[str], bank: np.ndarray, threshold: float | None, images: Images, reporter: Reporter
+    names: list[str],
+    bank: np.ndarray,
+    pictures: np.ndarray | None,
+    threshold: float | None,
+    images: Images,
+    reporter: Reporter,
 ) -> dict[str, Any]:
+    """Groups of near-duplicates by their vectors and, if there are any, by their pictures."""
     why = "as given"
     if threshold is None:
         threshold, why = similarity.default_threshold(bank)
@@ -314,17 +335,23 @@ def _duplicates(
                 "half of the images are nearly identical to ten others: they are copies, or the encoder has collapsed"
             )
     with reporter.bar("comparing", similarity.num_blocks(len(bank))) as advance:
-        found = similarity.near_duplicates(bank, threshold, advance)
+        linked = None if pictures is None else functools.partial(copy_pairs, pictures)
+        found = similarity.near_duplicates(bank, threshold, advance, linked)
     first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
-    groups = [
-        [
-            {"file": names[i], "similarity": round(cos, DIGITS), "same_content_as": first.get(names[i])}
-            for i, cos in group
-        ]
-        for group in found
-    ]
-    lowest = [round(similarity.lowest_similarity(bank, [i for i, _ in group]), DIGITS) for group in found]
+    groups, lowest = [], []
+    for group in found:
+        rows = [i for i, _ in group]
+        same = np.zeros(len(rows), bool) if pictures is None else are_copies(pictures[rows], pictures[rows[:1]])
+        members = zip(group, same.tolist(), strict=True)
+        groups.append([_member(names[i], cos, first.get(names[i]), is_same) for (i, cos), is_same in members])
+        lowest.append(round(similarity.lowest_similarity(bank, rows), DIGITS))
     return {"threshold": threshold, "threshold_is": why, "groups": groups, "lowest": lowest}
+
+
+def _member(name: str, cos: float, same_content_as: str | None, same_pixels: bool) -> dict[str, Any]:
+    """An image of a group; similarity and pixels are compared with the group's first image."""
+    found: dict[str, Any] = {"file": name, "similarity": round(cos, DIGITS)}
+    return found | {"same_content_as": same_content_as, "same_pixels": same_pixels}
 
 
 def first_with_same_content(images: Images, names: list[str]) -> dict[str, str]:
@@ -336,7 +363,7 @@ def first_with_same_content(images: Images, names: list[str]) -> dict[str, str]:
 
 def _outliers(names: list[str], bank: np.ndarray, topk: int, reporter: Reporter) -> dict[str, Any]:
     k = min(similarity.NEIGHBORS, len(names) - 1)
-    topk = _at_most(topk, len(names), "images", reporter)
+    topk = _at_most(topk, len(names), "", reporter)
     with reporter.bar("comparing", len(bank)) as advance:
         score = similarity.mean_similarity(bank, k, advance)
     lowest = np.argsort(score, kind="stable")[:topk]

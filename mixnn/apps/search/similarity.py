@@ -95,17 +95,22 @@ def check_faiss() -> None:
 
 
 def near_duplicates(
-    bank_MF: np.ndarray, threshold: float, advance: Callable[[int], None] = lambda _: None
+    bank_MF: np.ndarray,
+    threshold: float,
+    advance: Callable[[int], None] = lambda _: None,
+    also_linked: Callable[[slice, slice], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> list[Hits]:
     """Groups of images linked by cosines of at least the threshold, most similar groups first.
 
-    Each group lists positions, with cosines to its first image. A member may be below the threshold to the first one if
-    others link the two.
+    `also_linked` gives more pairs to link, positions a[i] < b[i], in a block of all pairs. Each group
+    lists positions, with cosines to its first image. A member may be below the threshold to the first one if it is
+    linked to that by others, or by `also_linked`.
     """
     group_M = np.arange(len(bank_MF))
     for done, (rows, columns) in enumerate(_blocks(len(bank_MF)), 1):
         if len(np.unique(np.concatenate([group_M[rows], group_M[columns]]))) > 1:  # else there is nothing to link
-            group_M = _merge(group_M, *_similar_pairs(bank_MF, rows, columns, threshold - TOLERANCE))
+            group_M = _merge(group_M, *similar_pairs(bank_MF, rows, columns, threshold - TOLERANCE))
+            group_M = _merge(group_M, *also_linked(rows, columns)) if also_linked else group_M
         advance(done)
     found = []
     order = np.argsort(group_M, kind="stable")
@@ -129,7 +134,7 @@ def _blocks(num_images: int) -> Iterator[tuple[slice, slice]]:
     return ((rows, columns) for i, rows in enumerate(parts) for columns in parts[i:])
 
 
-def _similar_pairs(bank_MF: np.ndarray, rows: slice, columns: slice, lowest: float) -> tuple[np.ndarray, np.ndarray]:
+def similar_pairs(bank_MF: np.ndarray, rows: slice, columns: slice, lowest: float) -> tuple[np.ndarray, np.ndarray]:
     """Positions a < b of the pairs in a block whose cosine is `lowest` or more."""
     similar = torch.from_numpy(bank_MF[rows]) @ torch.from_numpy(bank_MF[columns]).T >= lowest
     a, b = (similar.triu(1) if rows == columns else similar).nonzero(as_tuple=True)
