@@ -1,23 +1,19 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --settings LAG=32 LAG=0,HINTS=False BACKWARD.sums=128 ...   constants to compare
+    python benchmarks/batch_norm.py --settings default HINTS=False BACKWARD.rows=64,BACKWARD.warps=4   also constants
     python benchmarks/batch_norm.py --files OLD.py ...   also other versions of batch_norm_kernels.py
-    python benchmarks/batch_norm.py --stress             no times: many replays of a graph must give the same bits
 
 First every layer is compared with plain PyTorch in float32 (relative error of the worst output). Times are medians of
 graph replays, by device events, over more memory than the L2 cache holds; the first version is timed again at the end,
 as a measure of noise. TB/s count the bytes that a single pass must move, so a second pass over memory lowers them. A
 step is a student's forward and backward pass and a teacher's forward pass.
-
-A wrong counter would wait forever, so the script ends itself after --seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import faulthandler
 import importlib.util
 import inspect
 import math
@@ -43,7 +39,10 @@ from mixnn.nn import batch_norm_kernels as kernels
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
 CALLS, REPLAYS = 20, 15
 ROTATED = 400e6  # bytes: several times the L2 cache
-NAMES = "FORWARD RESIDUAL BACKWARD COLS WARPS SUM_ROWS SUM_STAGES LAG BACKWARDS HINTS SIGN_BITS"
+NAMES = (
+    "FORWARD RESIDUAL BACKWARD COLS SUM_PROGRAMS SUM_ROWS SUM_WARPS SUM_STAGES "
+    "BACKWARDS GROUPS_FIRST HINTS SIGN_BITS EARLY"
+)
 CONSTANTS = {name: getattr(kernels, name) for name in NAMES.split()}
 
 
@@ -72,7 +71,7 @@ class Layer:
     def form(self) -> tuple[Any, ...]:
         """Layers with the same form use the same kernels, whatever the tile."""
         rows = self.images // (VIEWS * GROUPS) * self.side**2
-        return self.residual, self.relu, self.two, self.images, min(rows, 2048)
+        return self.residual, self.relu, self.two, min(rows, 2048)
 
     def bytes(self, forward: bool) -> float:
         """What one pass must read and write."""
@@ -106,7 +105,7 @@ class Version:
         self.settings: dict[str, Any] = {}
         if name.endswith(".py"):
             self.name, self.module = Path(name).stem, load(name)
-        else:
+        elif name != "default":
             self.settings = dict(map(setting, re.split(r",(?=[\w.]+=)", name)))
         self.takes_two = "dy2" in inspect.signature(self.module.backward).parameters
 
@@ -206,38 +205,6 @@ def error(version: Version, layer: Layer) -> float:
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
-def check_replays(lag: int, streams: int, replays: int) -> str:
-    """Replays of a graph in which kernels run at once on several streams; the smaller the lag, the more they wait."""
-    layer = Layer("", 128, 32, residual=True, two=True, images=256)
-    version = Version(f"LAG={lag}")
-    version.select()
-    inputs = [layer.tensors() for _ in range(streams)]
-    others = [torch.cuda.Stream() for _ in inputs[1:]]
-
-    def step() -> list[Tensor]:
-        main, out = torch.cuda.current_stream(), []
-        for stream, t in zip([*others, main], inputs, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                output = version.forward(layer, t)
-                out += [*output, *version.backward(layer, t, output)]
-        for stream in others:
-            main.wait_stream(stream)
-        return out
-
-    wants = [t.clone() for t in step()]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = step()
-    wrong = 0
-    for _ in range(replays):
-        for t in outputs:
-            t.zero_()
-        graph.replay()
-        wrong += not all(map(torch.equal, outputs, wants))
-    return f"lag {lag} on {streams} streams: {wrong} of {replays} replays differ"
-
-
 # Times
 
 
@@ -269,18 +236,10 @@ def time_layer(version: Version, layer: Layer, sets: list[dict[str, Tensor]]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", nargs="*", default=[f"LAG={kernels.LAG}"])
+    parser.add_argument("--settings", nargs="*", default=["default"])
     parser.add_argument("--files", nargs="*", default=[])
-    parser.add_argument("--stress", action="store_true")
-    parser.add_argument("--replays", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=150)
     args = parser.parse_args()
-    faulthandler.dump_traceback_later(args.seconds, exit=True)
     torch.manual_seed(0)
-    if args.stress:
-        for lag, streams in ((1, 1), (1, 3), (kernels.LAG, 3), (0, 1)):
-            print(check_replays(lag, streams, args.replays), flush=True)
-        return
     names = args.settings + args.files
     compile_layers(names)
     compared = [Version(name) for name in names]

@@ -1,13 +1,12 @@
-"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: one launch each way.
+"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: two launches each way, or one.
 
 A tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
-j, j + G, ... of a view. Statistics are per cell: a block of channels of a group. A cell has a counter and two sums.
+j, j + G, ... of a view. Statistics are per cell: a block of channels of a group.
 
 If a cell is small, one program loads it, adds it up and writes the result, without reading it again. The tiles of a
-larger cell are read twice, by programs of two kinds: some add them up, others apply the sums. Both are in one launch,
-which sums cell after cell, and applies a cell's sums a few cells later. By then they are known, and the second read
-comes from the L2 cache. Such a program waits only for programs with lower numbers, which never wait. A GPU starts
-programs in the order of their numbers (CUB's scan relies on it too), so no program waits forever.
+larger cell are read twice. Programs of the first launch add them up, and the last program of a cell totals their sums;
+programs of the second launch apply the totals. The first launch goes backwards, so that the second one starts with what
+was read last and is still in the L2 cache.
 
 `batch_norm.py` has the formulas in plain PyTorch, and a test compares the two. All sums are added in a fixed order, so
 results are the same bits every time.
@@ -29,29 +28,30 @@ from torch import Tensor
 
 
 class Tiles(NamedTuple):
-    """Rows of a program (half as many in float32), and most registers of a thread."""
+    """How programs divide cells. Numbers of rows are for 16-bit types; float32 has half of them."""
 
-    alone: int  # in a small cell: they stay in registers between the sums and the result
-    sums: int
-    applies: int
-    registers: int  # in large cells
+    alone: int  # most rows of a small cell, which stay in registers between the sums and the result
+    rows: int  # rows of a larger cell to which a program applies the sums
+    warps: int
+    registers: int | None = None  # most registers of a thread; None: the compiler decides
 
 
-# Programs are short, so that few bytes of the L2 cache lie between the sums of a cell and their use. A multiprocessor
-# holds 5 programs or more, whose loads together hide the latency; those of sums are pipelined through shared memory.
-FORWARD = Tiles(alone=1024, sums=256, applies=64, registers=64)
-RESIDUAL = Tiles(alone=512, sums=256, applies=64, registers=80)
-BACKWARD = Tiles(alone=512, sums=256, applies=64, registers=96)
-COLS, WARPS, SUM_ROWS, SUM_STAGES = 64, 4, 32, 4  # channels of a cell, warps of a program; and its loop over sums
-ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128
+FORWARD = Tiles(alone=1024, rows=128, warps=8)
+RESIDUAL = Tiles(alone=512, rows=128, warps=8)
+BACKWARD = Tiles(alone=512, rows=128, warps=8)
+COLS = 64  # most channels of a cell
+ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128  # of a small cell
+SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
+SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4  # their tiles, which are pipelined through shared memory
 PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
-LAG = 32  # MB that a GPU moves between the sums of a cell and their use, which takes 8 us; 0: in two launches
-BACKWARDS = 1, 0  # 1 if sums, and in two launches their use, go from the last cell to the first
+BACKWARDS = True, False  # whether the first launch, and the second, go from the last rows to the first
+GROUPS_FIRST = True  # whether neighboring programs belong to different groups, whose images are neighbors; or to a cell
 HINTS = True  # tell the L2 cache which tensors are read for the last time
 SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
+EARLY = False  # start the second launch before the first one ends (programmatic dependent launch, from Hopper on)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("sum_chunks", "chunks", "lag", "back", "groups", "per_view", "pixels", "rows", "num_groups")
+NOT_SPECIALIZED = ("tiles", "chunks", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -141,12 +141,6 @@ def _keep(words):
     return words
 
 
-@triton.jit
-def _bytes_at(block, offset, COLS: tl.constexpr):
-    """Offsets of a tile's sign bits, 8 channels per byte."""
-    return (offset // 8)[:, None] + _channels(block, COLS // 8)[None, :]
-
-
 # Sums
 
 
@@ -160,15 +154,16 @@ def _store_pair(out, a, b, block, index, num, channels, COLS: tl.constexpr):
 
 @triton.jit
 def _load_pair(pair, block, index, num, channels, COLS: tl.constexpr):
-    """Vectors that another program of the launch may have stored, so loads pass by the L1 cache."""
     at = index * channels + _channels(block, COLS)
-    a = tl.load(pair + at, cache_modifier=".cg")
-    return a, tl.load(pair + num * channels + at, cache_modifier=".cg")
+    return tl.load(pair + at), tl.load(pair + num * channels + at)
 
 
 @triton.jit
 def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
-    """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix."""
+    """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix.
+
+    Other programs of the launch may have stored them, so loads pass by the L1 cache.
+    """
     a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
     b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
     for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
@@ -180,59 +175,54 @@ def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
     return tl.sum(a, 0), tl.sum(b, 0)
 
 
-# Programs of a launch and their order. A launch may leave out one kind, which then has 0 chunks and no lag.
-
-
 @triton.jit
-def _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS: tl.constexpr):
-    """Whether this program sums or applies, and its cell and chunk. The first and last turns have one kind only."""
-    turn = tl.program_id(0) // (sum_chunks + chunks)
-    chunk = tl.program_id(0) % (sum_chunks + chunks)
-    cells = num_groups * (channels // COLS)
-    is_sum = chunk < sum_chunks
-    cell = tl.where(is_sum, turn, turn - lag)
-    exists = (cell >= 0) & (cell < cells)
-    chunk = tl.where(is_sum, chunk, chunk - sum_chunks)
-    if back != 0:
-        chunk = tl.where(is_sum, sum_chunks, chunks) - 1 - chunk
-        cell = cells - 1 - cell
-    return is_sum & exists, (is_sum == 0) & exists, cell, chunk
-
-
-# A cell's counter is 0 between launches. Programs that sum count up. The last of them makes the counter negative, which
-# lets the others proceed, and each of these adds 1.
+def _add_groups(sums, d_parameters, block, channels, num_groups, COLS: tl.constexpr):
+    """Gradients of bias and weight: the sums of all groups."""
+    d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, COLS)
+    _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
 
 
 @triton.jit
 def _is_last(counter, num):
-    """Count this program, whose stores others can then load; whether it is the last of `num` programs."""
+    """Whether this program is the last of `num` to come here. It can then load what they stored before.
+
+    The counter is 0 before the first program and after the last one.
+    """
     tl.debug_barrier()  # all threads have stored
-    return tl.atomic_add(counter, 1, sem="acq_rel") == num - 1
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == num - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+# Programs of a launch
 
 
 @triton.jit
-def _proceed(counter, sum_chunks, chunks):
-    tl.debug_barrier()
-    tl.atomic_add(counter, -(sum_chunks + chunks), sem="release")
-
-
-@triton.jit
-def _read(counter):
-    if COMPILED:
-        value = tl.inline_asm_elementwise(
-            "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [counter], tl.int32, is_pure=False, pack=1
-        )
+def _place(chunks, channels, num_groups, BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, COLS: tl.constexpr):
+    """Group, chunk of rows and block of channels of this program."""
+    program = tl.program_id(0)
+    if BACK:
+        program = tl.num_programs(0) - 1 - program
+    if GROUPS_FIRST:
+        group, chunk, block = program % num_groups, program // num_groups % chunks, program // num_groups // chunks
     else:
-        value = tl.atomic_add(counter, 0)
-    return value
+        blocks = channels // COLS
+        group, chunk, block = program // chunks // blocks, program % chunks, program // chunks % blocks
+    return group, chunk, block
 
 
 @triton.jit
-def _wait(counter):
-    while _read(counter) >= 0:
-        pass
-    tl.debug_barrier()  # all threads have seen it
-    tl.atomic_add(counter, 1, sem="relaxed")
+def _let_next_start(EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait_for_sums(EARLY: tl.constexpr):
+    """Wait for the end of the first launch, which without EARLY has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 
 
 # Forward
@@ -267,7 +257,8 @@ def _store_y(
     tl.store(y + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
     if SIGNS:
         bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
-        tl.store(signs + start // 8 + _bytes_at(block, offset, COLS), tl.sum(bits, 2).to(tl.uint8), mask=exists)
+        at = (offset // 8)[:, None] + _channels(block, COLS // 8)[None, :]
+        tl.store(signs + start // 8 + at, tl.sum(bits, 2).to(tl.uint8), mask=exists)
 
 
 @_kernel
@@ -296,53 +287,51 @@ def bn_forward_alone_kernel(
 
 
 @_kernel
-def bn_forward_kernel(
-    x, residual, weight, bias, y, stats, signs, partial, counters, eps, sum_chunks, chunks, lag, back,
-    groups, per_view, pixels, rows, channels, num_groups,
-    SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, SUM_TILES: tl.constexpr, SUM_STAGES: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+def bn_sum_kernel(
+    x, stats, partial, counters, tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y = relu((x - mean) / std * weight + bias + residual), with sums of x and x^2 from other programs."""
-    dtype: tl.constexpr = x.dtype.element_ty
-    is_sum, applies, cell, chunk = _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS)
-    group, block = cell // (channels // COLS), cell % (channels // COLS)
-    counter = counters + cell
-    if SUMS:  # noqa: SIM102 (known to the compiler)
-        if is_sum:
-            a = tl.zeros((SUM_ROWS, COLS), tl.float32)
-            b = tl.zeros((SUM_ROWS, COLS), tl.float32)
-            for i in tl.range(SUM_TILES, num_stages=SUM_STAGES):
-                start, offset, exists = _tile(
-                    group, chunk * SUM_TILES + i, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS
-                )
-                value = _numbers(_load(x, block, start, offset, exists, COLS, False), dtype)
-                a += value
-                b += value * value
-            row = group * sum_chunks
-            total = num_groups * sum_chunks
-            _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), block, row + chunk, total, channels, COLS)
-            if _is_last(counter, sum_chunks):
-                sum_x, sum_x2 = _add_rows(partial, block, row, sum_chunks, total, channels, COLS)
-                mean, var = _moments(sum_x, sum_x2, rows)
-                _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
-                _proceed(counter, sum_chunks, chunks)
-    if APPLIES:  # noqa: SIM102
-        if applies:
-            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-            words = _load(x, block, start, offset, exists, COLS, HINTS)
-            residual_words = words
-            if RESIDUAL:
-                residual_words = _load(residual, block, start, offset, exists, COLS, HINTS)
-            if SUMS:
-                _wait(counter)
-            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-            _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-            _store_y(
-                words, residual_words, y, signs, scale, shift, block, start, offset, exists,
-                RESIDUAL, RELU, SIGNS, ROWS, COLS,
-            )  # fmt: skip
+    """Mean and variance of every cell, from sums of x and x^2 over chunks of some tiles."""
+    _let_next_start(EARLY)
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.range(tiles, num_stages=STAGES):
+        tile = chunk * tiles + i
+        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        value = _numbers(_load(x, block, start, offset, exists, COLS, False), x.dtype.element_ty)
+        a += value
+        b += value * value
+    row, total = group * chunks, num_groups * chunks
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), block, row + chunk, total, channels, COLS)
+    if _is_last(counters + group * (channels // COLS) + block, chunks):
+        sum_x, sum_x2 = _add_rows(partial, block, row, chunks, total, channels, COLS)
+        mean, var = _moments(sum_x, sum_x2, rows)
+        _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
+
+
+@_kernel
+def bn_forward_kernel(
+    x, residual, weight, bias, y, stats, signs, eps, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """y = relu((x - mean) / std * weight + bias + residual), with the moments from bn_sum_kernel."""
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, HINTS)
+    residual_words = words
+    if RESIDUAL:
+        residual_words = _load(residual, block, start, offset, exists, COLS, HINTS)
+    _wait_for_sums(EARLY)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    _store_y(
+        words, residual_words, y, signs, scale, shift, block, start, offset, exists,
+        RESIDUAL, RELU, SIGNS, ROWS, COLS,
+    )  # fmt: skip
 
 
 # Backward
@@ -360,7 +349,8 @@ def _load_slope(
         words2 = _load(dy2, block, start, offset, exists, COLS, LAST)
     mask = words
     if SIGNS:
-        mask = tl.load(saved + start // 8 + _bytes_at(block, offset, COLS), mask=exists, other=0).to(tl.int32)
+        at = (saved + start // 8).to(tl.pointer_type(tl.int32), bitcast=True)
+        mask = tl.load(at + ((offset // 32)[:, None] + _channels(block, COLS // 32)[None, :]), mask=exists, other=0)
     elif SAVED:
         mask = _load(saved, block, start, offset, exists, COLS, LAST)
     return words, words2, mask
@@ -381,7 +371,7 @@ def _slope(
         slope = (slope + _numbers(loaded[1], dtype)).to(dtype).to(tl.float32)
     if RELU:
         if SIGNS:
-            bits = (loaded[2][:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+            bits = (loaded[2][:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
             positive = tl.reshape(bits, (ROWS, COLS)) > 0
         elif SAVED:
             positive = _numbers(loaded[2], dtype) > 0
@@ -389,16 +379,6 @@ def _slope(
             positive = _numbers(words, dtype) * scale[None, :] + shift[None, :] > 0
         slope = tl.where(positive, slope, 0.0)
     return slope
-
-
-@triton.jit
-def _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS: tl.constexpr):
-    """The last group to come here adds the sums of all: the gradients of bias and weight."""
-    counter = counters + num_groups * (channels // COLS) + block  # behind those of the cells
-    if _is_last(counter, num_groups):
-        d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, COLS)
-        _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
-        tl.store(counter, 0)
 
 
 @triton.jit
@@ -412,7 +392,7 @@ def _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, sta
 
 @_kernel
 def bn_backward_alone_kernel(
-    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, counters, eps,
+    dy, dy2, x, saved, weight, bias, stats, eps, dx, slopes, sums, d_parameters, counters,
     groups, per_view, pixels, rows, channels, num_groups,
     TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -438,70 +418,75 @@ def bn_backward_alone_kernel(
     slope = _numbers(_keep(slope_words), dtype)
     _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
     _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
-    _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS)
+    if _is_last(counters + block, num_groups):
+        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
+
+
+@_kernel
+def bn_sum_slope_kernel(
+    dy, dy2, x, saved, weight, bias, stats, eps, slopes, sums, partial, counters,
+    tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sums of the slope and of slope * x_hat of every cell.
+
+    SAVED: also stores the slopes, which are the residual's gradient.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    _let_next_start(EARLY)
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.range(tiles, num_stages=STAGES):
+        tile = chunk * tiles + i
+        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        words = _load(x, block, start, offset, exists, COLS, False)
+        loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED)
+        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
+        if SAVED:
+            tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
+        a += slope
+        b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
+    row, total = group * chunks, num_groups * chunks
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, block, row + chunk, total, channels, COLS)
+    if _is_last(counters + group * (channels // COLS) + block, chunks):
+        sum_1, sum_x_hat = _add_rows(partial, block, row, chunks, total, channels, COLS)
+        _store_pair(sums, sum_1, sum_x_hat, block, group, num_groups, channels, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, dy2, x, saved, weight, bias, stats, dx, slopes, sums, d_parameters, partial, counters, eps,
-    sum_chunks, chunks, lag, back, groups, per_view, pixels, rows, channels, num_groups,
-    SUMS: tl.constexpr, APPLIES: tl.constexpr, HINTS: tl.constexpr,
-    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, SUM_ROWS: tl.constexpr, SUM_TILES: tl.constexpr, SUM_STAGES: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    dy, dy2, x, weight, bias, stats, eps, dx, slopes, sums, d_parameters,
+    chunks, groups, per_view, pixels, rows, channels, num_groups,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from other programs.
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from bn_sum_slope_kernel.
 
-    SAVED: they also store the slopes, which are the residual's gradient.
+    SAVED: the slopes are stored already. One program per block of channels also adds up the sums of all groups.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    is_sum, applies, cell, chunk = _place(sum_chunks, chunks, lag, back, channels, num_groups, COLS)
-    group, block = cell // (channels // COLS), cell % (channels // COLS)
-    counter = counters + cell
-    if SUMS:  # noqa: SIM102 (known to the compiler)
-        if is_sum:
-            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-            inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-            a = tl.zeros((SUM_ROWS, COLS), tl.float32)
-            b = tl.zeros((SUM_ROWS, COLS), tl.float32)
-            for i in tl.range(SUM_TILES, num_stages=SUM_STAGES):
-                start, offset, exists = _tile(
-                    group, chunk * SUM_TILES + i, groups, per_view, pixels, rows, channels, FULL, SUM_ROWS
-                )
-                words = _load(x, block, start, offset, exists, COLS, False)
-                loaded = _load_slope(
-                    dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED
-                )
-                slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, SUM_ROWS, COLS)
-                if SAVED:
-                    tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
-                a += slope
-                b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
-            row = group * sum_chunks
-            total = num_groups * sum_chunks
-            _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, block, row + chunk, total, channels, COLS)
-            if _is_last(counter, sum_chunks):
-                sum_1, sum_x_hat = _add_rows(partial, block, row, sum_chunks, total, channels, COLS)
-                _store_pair(sums, sum_1, sum_x_hat, block, group, num_groups, channels, COLS)
-                _proceed(counter, sum_chunks, chunks)
-                _add_groups(sums, d_parameters, counters, block, channels, num_groups, COLS)
-    if APPLIES:  # noqa: SIM102
-        if applies:
-            start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-            words = _load(x, block, start, offset, exists, COLS, HINTS)
-            mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-            inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-            if SAVED:
-                if SUMS:
-                    _wait(counter)
-                slope = _numbers(_load(slopes, block, start, offset, exists, COLS, False), dtype)
-            else:
-                loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, False, False, COLS, HINTS)
-                if SUMS:
-                    _wait(counter)
-                slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, False, False, ROWS, COLS)
-            a, b = _load_pair(sums, block, group, num_groups, channels, COLS)
-            _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, HINTS)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    if SAVED:
+        _wait_for_sums(EARLY)
+        slope = _numbers(_load(slopes, block, start, offset, exists, COLS, False), dtype)
+    else:
+        loaded = _load_slope(dy, dy2, dy, block, start, offset, exists, TWO, False, False, COLS, HINTS)
+        _wait_for_sums(EARLY)
+        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, False, False, ROWS, COLS)
+    a, b = _load_pair(sums, block, group, num_groups, channels, COLS)
+    _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    if (group == 0) & (chunk == 0):
+        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
 
 
 # Launches
@@ -547,11 +532,7 @@ def _counters(device: torch.device, num: int) -> Tensor:
 
 
 class _Layout:
-    """How a tensor (images, channels, ...) is divided into cells and tiles, and which programs there are.
-
-    A cell is one tile (`alone`) if it fits. Else it has chunks of rows: those of programs that sum, and of programs
-    that apply the sums.
-    """
+    """How a tensor (images, channels, ...) is divided into cells and tiles, and which programs there are."""
 
     def __init__(self, x: Tensor, views: int, groups: int, tiles: Tiles) -> None:
         images, self.channels = x.shape[:2]
@@ -559,43 +540,49 @@ class _Layout:
         rows = images // views // groups * pixels
         self.device, self.num_groups = x.device, views * groups
         self.numbers = groups, images // views, pixels, rows, self.channels, self.num_groups
-        most = [num * 2 // x.element_size() for num in tiles[:3]]
-        self.alone = rows <= most[0]
+        most_alone, most_rows = (num * 2 // x.element_size() for num in tiles[:2])
+        self.alone = rows <= most_alone
         cols = math.gcd(ALONE_COLS if self.alone else COLS, self.channels)
         self.cells = self.num_groups * self.channels // cols
-        self.bytes = rows * cols * x.element_size()  # of a cell of one tensor
-        sizes = [min(num, max(16, triton.next_power_of_2(rows))) for num in (most[:1] if self.alone else most[1:])]
-        self.chunks = [triton.cdiv(rows, size) for size in sizes]
-        self.sizes: dict[str, Any] = {"FULL": all(rows % size == 0 for size in sizes), "ROWS": sizes[-1], "COLS": cols}
+        padded = max(16, triton.next_power_of_2(rows))
+        size, sum_size = min(padded, most_alone if self.alone else most_rows), min(padded, SUM_ROWS)
+        assert (size + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
+        assert size + pixels < 2**21, "rows are divided by pixels in float32"
+        self.sizes: dict[str, Any] = {"FULL": rows % size == 0, "ROWS": size, "COLS": cols}
         if self.alone:
-            warps = max(1, ALONE_WARPS * sizes[0] // most[0])
-            self.sizes |= {"num_warps": warps, "maxnreg": ALONE_REGISTERS}
-        else:
-            sum_rows = min(SUM_ROWS, sizes[0])
-            self.sizes |= {"SUM_ROWS": sum_rows, "SUM_TILES": sizes[0] // sum_rows, "SUM_STAGES": SUM_STAGES}
-            self.sizes |= {"num_warps": WARPS, "maxnreg": tiles.registers}
-        assert (max(sizes) + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
-        assert max(sizes) + pixels < 2**21, "rows are divided by pixels in float32"
+            self.sizes |= {"num_warps": max(1, ALONE_WARPS * size // most_alone), "maxnreg": ALONE_REGISTERS}
+            return
+        self.chunks = triton.cdiv(rows, size)
+        self.sizes |= {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+        sum_tiles = triton.cdiv(rows, sum_size)
+        self.tiles_per_sum = max(1, sum_tiles * self.cells // SUM_PROGRAMS)
+        self.sum_chunks = triton.cdiv(sum_tiles, self.tiles_per_sum)
+        full = rows % (self.tiles_per_sum * sum_size) == 0
+        self.sum_sizes: dict[str, Any] = {"FULL": full, "ROWS": sum_size, "COLS": cols, "STAGES": SUM_STAGES}
+        self.sum_sizes |= {"num_warps": SUM_WARPS}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
 
     def counters(self) -> Tensor:
-        """Counters of the cells, then of each block of channels."""
-        return _counters(self.device, self.cells + self.cells // self.num_groups)
+        return _counters(self.device, self.cells)
 
-    def launch(self, kernel: Any, moved: int, *args: Any, **form: bool) -> None:
-        """Sums and their use in one launch, or, if there is no LAG, in two. The kernel moves so many tensors."""
-        sum_chunks, chunks = self.chunks
-        lag = min(self.cells, math.ceil(LAG * 1e6 / (moved * self.bytes)))
-        launches = [(sum_chunks, chunks, BACKWARDS[0])]
-        if not lag:
-            launches = [(sum_chunks, 0, BACKWARDS[0]), (0, chunks, BACKWARDS[1])]
-        for sums, applies, back in launches:
-            kernel[((self.cells + lag) * (sums + applies),)](
-                *args, sums, applies, lag, back, *self.numbers,
-                SUMS=sums > 0, APPLIES=applies > 0, HINTS=HINTS, **form, **self.sizes,
-            )  # fmt: skip
+    def launch_alone(self, kernel: Any, *args: Any, **form: bool) -> None:
+        kernel[(self.cells,)](*args, *self.numbers, **form, **self.sizes)
+
+    def launch_sums(self, kernel: Any, *args: Any, **form: bool) -> None:
+        partial = self.empty(self.num_groups, self.sum_chunks)
+        kernel[(self.cells * self.sum_chunks,)](
+            *args, partial, self.counters(), self.tiles_per_sum, self.sum_chunks, *self.numbers,
+            BACK=BACKWARDS[0], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, **form, **self.sum_sizes,
+        )  # fmt: skip
+
+    def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
+        early = {"launch_pdl": True} if EARLY else {}
+        kernel[(self.cells * self.chunks,)](
+            *args, self.chunks, *self.numbers,
+            BACK=BACKWARDS[1], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, HINTS=HINTS, **form, **self.sizes, **early,
+        )  # fmt: skip
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -612,10 +599,10 @@ def forward(
     tensors = x, x if residual is None else residual, weight, bias, y, stats, signs
     form = {"RESIDUAL": residual is not None, "RELU": relu, "SIGNS": signs.numel() > 0}
     if layout.alone:
-        bn_forward_alone_kernel[(layout.cells,)](*tensors, eps, *layout.numbers, **form, **layout.sizes)
+        layout.launch_alone(bn_forward_alone_kernel, *tensors, eps, **form)
     else:
-        partial = layout.empty(layout.num_groups, layout.chunks[0])
-        layout.launch(bn_forward_kernel, 2 + (residual is not None), *tensors, partial, layout.counters(), eps, **form)
+        layout.launch_sums(bn_sum_kernel, x, stats)
+        layout.launch(bn_forward_kernel, *tensors, eps, **form)
     return y, stats, signs
 
 
@@ -632,22 +619,17 @@ def backward(
     layout = _Layout(x, views, groups, BACKWARD)
     sums, d_parameters = layout.empty(layout.num_groups), layout.empty()
     dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
-    tensors = (
-        dy, dy if dy2 is None else dy2, x, x if saved is None else saved, weight, bias, stats,
-        dx, slopes, sums, d_parameters,
-    )  # fmt: skip
-    form = {
-        "TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None,
-        "SIGNS": saved is not None and saved.dtype == torch.uint8,
-    }  # fmt: skip
+    second, known = dy if dy2 is None else dy2, x if saved is None else saved
+    given, form = (weight, bias, stats, eps), {"TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None}
+    signs = saved is not None and saved.dtype == torch.uint8
     if layout.alone:
-        bn_backward_alone_kernel[(layout.cells,)](
-            *tensors, layout.counters(), eps, *layout.numbers, **form, **layout.sizes
-        )
+        out = dx, slopes, sums, d_parameters, layout.counters()
+        layout.launch_alone(bn_backward_alone_kernel, dy, second, x, known, *given, *out, **form, SIGNS=signs)
     else:
-        partial = layout.empty(layout.num_groups, layout.chunks[0])
-        moved = 3 + form["TWO"] + form["SAVED"]
-        layout.launch(bn_backward_kernel, moved, *tensors, partial, layout.counters(), eps, **form)
+        layout.launch_sums(
+            bn_sum_slope_kernel, dy, second, x, known, *given, slopes, sums, **form, SIGNS=signs, HINTS=HINTS
+        )
+        layout.launch(bn_backward_kernel, dy, second, x, *given, dx, slopes, sums, d_parameters, **form)
     return dx, slopes, d_parameters
 
 

@@ -1,8 +1,7 @@
 """The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter.
 
 The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped. Programs run one after another there,
-in the order in which a GPU starts them: if one came before a program for which it waits, the test would not end.
+one test runs this file in a process of its own, where the others are not skipped.
 """
 
 import importlib.util
@@ -52,7 +51,7 @@ CASES = [  # every layout with one form in float32 and with another in bf16
 ]
 
 
-ORDERS = [(0, (0, 1)), (0.001, (0, 0)), (1000, (1, 1))]  # lag, directions
+ORDERS = [((False, True), True), ((False, False), False), ((True, False), False)]  # directions, groups first
 
 
 def tensors(images, channels, side, dtype=torch.float32):
@@ -71,9 +70,10 @@ def tensors(images, channels, side, dtype=torch.float32):
 def small_tiles(monkeypatch):
     """Several chunks per cell, of different sizes, and several tiles per chunk, with small tensors."""
     monkeypatch.setattr(kernels, "SUM_ROWS", 16)
-    monkeypatch.setattr(kernels, "FORWARD", kernels.Tiles(0, 64, 64, 80))
-    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tiles(0, 64, 32, 80))
-    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tiles(0, 64, 128, 80))
+    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 4)
+    monkeypatch.setattr(kernels, "FORWARD", kernels.Tiles(alone=0, rows=64, warps=4))
+    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tiles(alone=0, rows=32, warps=4))
+    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tiles(alone=0, rows=128, warps=4))
 
 
 def close(ours, want, dtype=torch.float32):
@@ -114,26 +114,37 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
 def test_kernels_equal_plain_torch(layout, form, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "LAG", 0.02)  # some cells
     compare(layout, form, dtype, monkeypatch)
 
 
 @runs_kernels
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("lag, backwards", ORDERS)
-def test_the_order_of_programs_changes_no_bit(lag, backwards, monkeypatch):
+@pytest.mark.parametrize("backwards, groups_first", ORDERS)
+def test_the_order_of_programs_changes_no_bit(backwards, groups_first, monkeypatch):
     case = (4, 96, 4, 1, 2), FORMS[3], torch.float32, monkeypatch
     wants = compare(*case)
-    monkeypatch.setattr(kernels, "LAG", lag)
     monkeypatch.setattr(kernels, "BACKWARDS", backwards)
+    monkeypatch.setattr(kernels, "GROUPS_FIRST", groups_first)
     assert all(map(torch.equal, compare(*case), wants))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_an_early_start_of_the_second_launch_changes_no_bit(form, monkeypatch):
+    case = (64, 64, 16, 2, 2), form, torch.bfloat16, monkeypatch
+    wants = compare(*case)
+    monkeypatch.setattr(kernels, "EARLY", True)
+    for _ in range(20):
+        assert all(map(torch.equal, compare(*case), wants))
 
 
 @runs_kernels
 @pytest.mark.parametrize("layout, form, dtype", [(a, b, torch.float16) for a, b, _ in CASES[::2]], ids=str)
 def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "bn_forward_kernel", None)  # not needed
-    monkeypatch.setattr(kernels, "bn_backward_kernel", None)
+    monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
+    monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
     compare(layout, form, dtype, monkeypatch)
 
 
@@ -141,29 +152,28 @@ def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, mo
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout", [(64, 64, 8, 2, 2), (16, 512, 16, 1, 8), (64, 32, 16, 1, 1)], ids=str)
-def test_replays_of_a_captured_graph_give_the_bits_of_the_first_call(layout, monkeypatch):
-    monkeypatch.setattr(kernels, "LAG", 0.001)  # a cell, so that programs must wait
-
-    def run():
-        return compare(layout, FORMS[-2], torch.bfloat16, monkeypatch)
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        wants = run()
-    torch.cuda.synchronize()
+def test_replays_of_a_graph_of_two_streams_give_the_bits_of_the_first_call(layout, monkeypatch):
+    wants = compare(layout, FORMS[-2], torch.bfloat16, monkeypatch)
     images, channels, side, views, groups = layout
     x, extra, dy, _, weight, bias = tensors(images, channels, side, torch.bfloat16)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run():
         y, stats, signs = kernels.forward(x, extra, weight, bias, views, groups, EPS, True)
-        outputs = y, stats, signs, *kernels.backward(
-            dy, None, x, signs, stats, weight, bias, views, groups, EPS, True
-        )  # fmt: skip
+        rest = x, signs, stats, weight, bias, views, groups, EPS, True
+        return y, stats, signs, *kernels.backward(dy, None, *rest)
+
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            outputs = run()
+        outputs += run()
+        torch.cuda.current_stream().wait_stream(other)
     for _ in range(50):
         for t in outputs:
             t.zero_()
         graph.replay()
-        assert all(map(torch.equal, outputs, wants))
+        assert all(map(torch.equal, outputs, [*wants, *wants]))
 
 
 @pytest.mark.gpu
