@@ -43,25 +43,40 @@ class SplitBatchNorm(nn.BatchNorm2d):
         self.frozen = False  # see freeze_statistics
         self.register_buffer("group_weights", torch.full((groups,), 1 / groups), persistent=False)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False, twice: bool = False) -> Any:
+        """With `twice`, the output comes as two tensors that share memory: one for the next layer, one for a shortcut.
+
+        Their gradients then come back one by one, and this layer adds them as it reads them. Autograd would write
+        their sum to memory first.
+        """
+        pair = self._pair(x, residual, relu, twice)
+        return pair if twice else pair[0]
+
+    def _pair(self, x: Tensor, residual: Tensor | None, relu: bool, twice: bool) -> tuple[Tensor, Tensor]:
         if self.frozen or not self.training:
             assert self.frozen or self.tracked, "eval mode needs running statistics, and this network keeps none"
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-            return _add_and_relu(y, residual, relu)
+            return (_add_and_relu(y, residual, relu),) * 2
         if self.groups == 1 and x.device.type == "cpu":
             # torch's own kernel, which on a CPU is 1.4 times as fast as the operator
-            return _add_and_relu(torch.cat([self._one_group(view) for view in x.chunk(self.views)]), residual, relu)
+            y = torch.cat([self._one_group(view) for view in x.chunk(self.views)])
+            return (_add_and_relu(y, residual, relu),) * 2
         weight = self.weight if self.affine else torch.ones_like(self.running_mean)
         bias = self.bias if self.affine else torch.zeros_like(self.running_mean)
         x = x.contiguous(memory_format=memory_format(x))
         residual = None if residual is None else residual.contiguous(memory_format=memory_format(x))
-        y, stats = batch_norm(x, residual, weight, bias, self.views, self.groups, self.eps, relu)
+        args = x, residual, weight, bias, self.views, self.groups, self.eps, relu
+        if twice and not torch.compiler.is_compiling():
+            y, y2, stats = _Twice.apply(*args)
+        else:  # a compiler adds the gradients; torch 2.11's has errors with outputs that share memory (issue 180642)
+            y, stats, _ = batch_norm(*args)
+            y2 = y
         if self.tracked:  # as if each view came alone, in order; a view's statistics are the mean over its groups
             momentum = 1 - (1 - self.momentum) ** self.views
             count = x.numel() // (self.views * self.groups * x.shape[1])
             weights, mean, var = self.group_weights, self.running_mean, self.running_var
             update_running_stats(stats.detach(), weights, mean, var, momentum, count / (count - 1))
-        return y
+        return y, y2
 
     def _one_group(self, x: Tensor) -> Tensor:
         mean, var = (self.running_mean, self.running_var) if self.tracked else (None, None)
@@ -140,29 +155,33 @@ def _kernels(x: Tensor) -> ModuleType | None:
 @torch.library.custom_op("mixnn::batch_norm", mutates_args=())
 def batch_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """relu((x - mean) / std * weight + bias + residual), and x's moments (2, views * groups, C): mean, variance.
+
+    The third output is empty, or has the output's signs as bits, if the kernels want them for the gradient.
 
     The kernels take the moments as two sums in one pass; a Welford reduction cost 0.3 ms more of an 8.9 ms step on an
     H200.
     """
     kernels = _kernels(x)
-    forward = kernels.forward if kernels else plain_forward
-    return forward(x, residual, weight, bias, views, groups, eps, relu)
+    if kernels:
+        return kernels.forward(x, residual, weight, bias, views, groups, eps, relu)
+    return *plain_forward(x, residual, weight, bias, views, groups, eps, relu), x.new_empty(0, dtype=torch.uint8)
 
 
 @torch.library.custom_op("mixnn::batch_norm_backward", mutates_args=())
 def batch_norm_backward(
-    dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
+    dy: Tensor, dy2: Tensor | None, x: Tensor, saved: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, of the residual, and of bias and weight stacked (2, C).
+    """Gradients of x, of the residual, and of bias and weight stacked (2, C). The output's gradient is dy + dy2.
 
-    y is given, and the residual's gradient computed, only if there was a residual.
+    y or its signs are given as `saved`, and the residual's gradient is computed, only if there was a residual.
     """
-    kernels = _kernels(x)
+    kernels, layout = _kernels(x), memory_format(x)
     backward = kernels.backward if kernels else plain_backward
-    return backward(dy.contiguous(memory_format=memory_format(x)), x, y, stats, weight, bias, views, groups, eps, relu)
+    dy, dy2 = dy.contiguous(memory_format=layout), None if dy2 is None else dy2.contiguous(memory_format=layout)
+    return backward(dy, dy2, x, saved, stats, weight, bias, views, groups, eps, relu)
 
 
 @torch.library.custom_op("mixnn::update_running_stats", mutates_args=("running_mean", "running_var"))
@@ -176,13 +195,18 @@ def update_running_stats(
 
 
 @batch_norm.register_fake
-def _(x: Tensor, _residual: Any, weight: Tensor, _bias: Tensor, views: int, groups: int, *_: Any) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), weight.new_empty((2, views * groups, x.shape[1]))
+def _(
+    x: Tensor, residual: Tensor | None, weight: Tensor, _bias: Tensor, views: int, groups: int, _eps: float, relu: bool
+) -> tuple[Tensor, ...]:
+    kernels = _kernels(x)
+    signs = kernels.empty_signs(x, residual, relu) if kernels else x.new_empty(0, dtype=torch.uint8)
+    return torch.empty_like(x), weight.new_empty((2, views * groups, x.shape[1])), signs
 
 
 @batch_norm_backward.register_fake
-def _(_dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return torch.empty_like(x), x.new_empty(0) if y is None else torch.empty_like(x), stats.new_empty((2, x.shape[1]))
+def _(_dy: Tensor, _dy2: Any, x: Tensor, saved: Tensor | None, stats: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    d_residual = x.new_empty(0) if saved is None else torch.empty_like(x)
+    return torch.empty_like(x), d_residual, stats.new_empty((2, x.shape[1]))
 
 
 @update_running_stats.register_fake
@@ -190,20 +214,46 @@ def _(*_: Any) -> None:
     return None
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, residual, weight, bias, *ctx.rest = inputs
-    y, stats = output
-    ctx.set_materialize_grads(False)  # the moments have no gradient, so no zeros need to be written for it
-    ctx.save_for_backward(x, None if residual is None else y, stats, weight, bias)
+# Their gradients
 
 
-def _gradients(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    x, y, stats, weight, bias = ctx.saved_tensors
-    dx, d_residual, (d_bias, d_weight) = batch_norm_backward(dy, x, y, stats, weight, bias, *ctx.rest)
-    return dx, None if y is None else d_residual, d_weight, d_bias, None, None, None, None
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, bias, *ctx.rest, relu = inputs
+    y, stats, signs = output
+    ctx.relu, ctx.residual = relu, residual is not None
+    ctx.set_materialize_grads(False)  # a missing gradient is None, so no zeros need to be written for it
+    saved = None if residual is None or not relu else signs if signs.numel() else y
+    ctx.save_for_backward(x, saved, stats, weight, bias)
 
 
-batch_norm.register_autograd(_gradients, setup_context=_save_for_backward)
+def _gradients(ctx: Any, dy: Tensor | None, dy2: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, saved, stats, weight, bias = ctx.saved_tensors
+    dy, dy2 = (dy2, None) if dy is None else (dy, dy2)
+    assert dy is not None
+    if ctx.residual and not ctx.relu:  # the residual's gradient is this one
+        dy, dy2 = dy if dy2 is None else dy + dy2, None
+    dx, d_residual, (d_bias, d_weight) = batch_norm_backward(
+        dy, dy2, x, saved, stats, weight, bias, *ctx.rest, ctx.relu
+    )
+    of_residual = (d_residual if ctx.relu else dy) if ctx.residual else None
+    return dx, of_residual, d_weight, d_bias, None, None, None, None
+
+
+batch_norm.register_autograd(lambda ctx, dy, *_: _gradients(ctx, dy, None), setup_context=_save_for_backward)
+
+
+class _Twice(torch.autograd.Function):
+    """`batch_norm` with its output as two tensors that share memory, which outputs of an operator must not."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        y, stats, signs = batch_norm(*inputs)
+        _save_for_backward(ctx, inputs, (y, stats, signs))
+        return y, y.view_as(y), stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, dy2: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, dy, dy2)
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
@@ -230,7 +280,7 @@ def plain_forward(
 
 
 def plain_backward(
-    dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
+    dy: Tensor, dy2: Tensor | None, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm_backward` in plain PyTorch."""
@@ -238,7 +288,7 @@ def plain_backward(
     mean, var = (m.view(views, 1, groups, -1, *(1,) * (x.dim() - 2)) for m in stats)
     inverse_std = (var + eps).rsqrt()
     x_hat = (split - mean) * inverse_std
-    slope = _split(dy, views, groups)
+    slope = _split(dy if dy2 is None else dy + dy2, views, groups)
     if relu:
         linear = (
             x_hat * _per_channel(weight, split) + _per_channel(bias, split) if y is None else _split(y, views, groups)

@@ -1,30 +1,57 @@
-"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: two passes over memory each way.
+"""Split batch norm, residual and ReLU as CUDA kernels written in Triton: two launches each way, or one.
 
-Each way takes three launches: partial sums over rows (in parallel), their totals (tiny), one pass that applies them. A
-tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
-j, j + G, ... of a view. `batch_norm.py` has the same formulas in plain PyTorch, and a test compares the two.
+A tensor is a matrix with a row of C channels per (image, pixel), in channels_last order; group j has the rows of images
+j, j + G, ... of a view. Statistics are per cell: a block of channels of a group.
+
+If a cell is small, one program loads it, adds it up and writes the result, without reading it again. The tiles of a
+larger cell are read twice. Programs of the first launch add them up, and the last program of a cell totals their sums;
+programs of the second launch apply the totals. The first launch goes backwards, so that the second one starts with what
+was read last and is still in the L2 cache.
+
+`batch_norm.py` has the formulas in plain PyTorch, and a test compares the two. All sums are added in a fixed order, so
+results are the same bits every time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows per tile (64 channels wide), as measured on an H200: applying is fastest with many numbers per thread; summing
-# with few, because it keeps two sums for each, and with pipelined loads. One size for both made a step 0.9 ms longer.
-ROWS, WARPS = 128, 8
-SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4
+
+class Tiles(NamedTuple):
+    """How programs divide cells. Numbers of rows are for 16-bit types; float32 has half of them."""
+
+    alone: int  # most rows of a small cell, which stay in registers between the sums and the result
+    rows: int  # rows of a larger cell to which a program applies the sums
+    warps: int
+    registers: int | None = None  # most registers of a thread; None: the compiler decides
+
+
+FORWARD = Tiles(alone=1024, rows=128, warps=8)
+RESIDUAL = Tiles(alone=512, rows=128, warps=8)
+BACKWARD = Tiles(alone=512, rows=128, warps=8)
+COLS = 64  # most channels of a cell
+ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128  # of a small cell
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
-TOTAL_CHUNKS, TOTAL_COLS = 128, 16  # partial sums loaded at once: in most layers, a single wait for memory
+SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4  # their tiles, which are pipelined through shared memory
+PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
+BACKWARDS = True, False  # whether the first launch, and the second, go from the last rows to the first
+GROUPS_FIRST = True  # whether neighboring programs belong to different groups, whose images are neighbors; or to a cell
+HINTS = True  # tell the L2 cache which tensors are read for the last time
+SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
+EARLY = False  # start the second launch before the first one ends (programmatic dependent launch, from Hopper on)
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("tiles", "groups", "per_view", "pixels", "rows", "num_groups", "chunks", "count")
+NOT_SPECIALIZED = ("tiles", "chunks", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -33,195 +60,529 @@ def _kernel(function: Callable[..., None]) -> Any:
     )
 
 
-@triton.jit
-def _tile(group, tile, block, groups, per_view, pixels, rows, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Offsets (ROWS, COLS) of a tile of a group's rows, a mask of the rows that exist, and the channels."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    image = (group // groups) * per_view + (row // pixels) * groups + group % groups
-    channel = block * COLS + tl.arange(0, COLS)
-    start = (image.to(tl.int64) * pixels + row % pixels) * channels
-    return start[:, None] + channel[None, :], (row < rows)[:, None], channel
+# Tiles
 
 
 @triton.jit
-def _moments(stats, group, num_groups, channel, channels, eps):
-    mean = tl.load(stats + group * channels + channel)
-    var = tl.load(stats + (num_groups + group) * channels + channel)
-    return mean, tl.rsqrt(var + eps)
+def _channels(block, COLS: tl.constexpr):
+    return block * COLS + tl.arange(0, COLS)
 
 
 @triton.jit
-def _store_sums(out, first, second, group, channel, channels, num_groups):
-    at = (group * tl.num_programs(1) + tl.program_id(1)) * channels + channel
-    tl.store(out + at, tl.sum(first, 0))
-    tl.store(out + num_groups * tl.num_programs(1) * channels + at, tl.sum(second, 0))
+def _tile(group, tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, ROWS: tl.constexpr):
+    """Where the image starts that has the tile's first row; offsets of the rows from there; which rows exist."""
+    first = tile * ROWS // pixels
+    image = (group // groups) * per_view + first * groups + group % groups
+    row = tile * ROWS - first * pixels + tl.arange(0, ROWS)
+    next_images = ((row + 0.5) * (1.0 / pixels)).to(tl.int32)  # row // pixels, but faster
+    offset = (row + next_images * ((groups - 1) * pixels)) * channels
+    if FULL:
+        exists = tl.full((ROWS, 1), True, tl.int1)
+    else:
+        exists = (row < rows - first * pixels)[:, None]
+    return image.to(tl.int64) * pixels * channels, offset, exists
+
+
+# A tile is loaded and kept as 32-bit words, which hold one float32 or two 16-bit numbers.
+
+
+@triton.jit
+def _words_at(x, block, start, offset, COLS: tl.constexpr):
+    NUM: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
+    column = _channels(block, COLS // NUM)
+    return (x + start).to(tl.pointer_type(tl.int32), bitcast=True) + ((offset // NUM)[:, None] + column[None, :])
+
+
+@triton.jit
+def _load(x, block, start, offset, exists, COLS: tl.constexpr, LAST: tl.constexpr):
+    """Words of a tile. LAST: they are not read again."""
+    at = _words_at(x, block, start, offset, COLS)
+    if LAST:
+        words = tl.load(at, mask=exists, other=0, eviction_policy="evict_first")
+    else:
+        words = tl.load(at, mask=exists, other=0)
+    return words
+
+
+@triton.jit
+def _numbers(words, dtype: tl.constexpr):
+    """The numbers in words, as float32."""
+    if dtype == tl.float32:
+        numbers = words.to(tl.float32, bitcast=True)
+    elif dtype == tl.bfloat16:
+        low, high = words << 16, words & -0x10000
+        numbers = tl.interleave(low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True))
+    else:
+        halves = tl.interleave(words.to(tl.int16), (words >> 16).to(tl.int16))
+        numbers = halves.to(dtype, bitcast=True).to(tl.float32)
+    return numbers
+
+
+@triton.jit
+def _words(numbers, dtype: tl.constexpr):
+    """The words of a tile of float32 numbers that are exact in this type."""
+    if dtype == tl.float32:
+        words = numbers.to(tl.int32, bitcast=True)
+    else:
+        low, high = tl.split(tl.reshape(numbers, (numbers.shape[0], numbers.shape[1] // 2, 2)))
+        if dtype == tl.bfloat16:
+            words = ((low.to(tl.int32, bitcast=True) >> 16) & 0xFFFF) | (high.to(tl.int32, bitcast=True) & -0x10000)
+        else:
+            low = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+            words = (low & 0xFFFF) | (high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return words
+
+
+@triton.jit
+def _keep(words):
+    """The same words. The compiler takes them for new ones, so it keeps no float32 copy of 16-bit numbers for later."""
+    if COMPILED:
+        words = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [words], tl.int32, is_pure=False, pack=1)
+    return words
+
+
+# Sums
+
+
+@triton.jit
+def _store_pair(out, a, b, block, index, num, channels, COLS: tl.constexpr):
+    """Store vectors a and b as row `index` of each half of a (2, num, channels) matrix."""
+    at = index * channels + _channels(block, COLS)
+    tl.store(out + at, a)
+    tl.store(out + num * channels + at, b)
+
+
+@triton.jit
+def _load_pair(pair, block, index, num, channels, COLS: tl.constexpr):
+    at = index * channels + _channels(block, COLS)
+    return tl.load(pair + at), tl.load(pair + num * channels + at)
+
+
+@triton.jit
+def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
+    """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix.
+
+    Other programs of the launch may have stored them, so loads pass by the L1 cache.
+    """
+    a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
+        row = i + tl.arange(0, PARTIAL_ROWS)
+        at = (start + row)[:, None] * channels + _channels(block, COLS)[None, :]
+        exists = (row < num)[:, None]
+        a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
+        b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
+    return tl.sum(a, 0), tl.sum(b, 0)
+
+
+@triton.jit
+def _add_groups(sums, d_parameters, block, channels, num_groups, COLS: tl.constexpr):
+    """Gradients of bias and weight: the sums of all groups."""
+    d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, COLS)
+    _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
+
+
+@triton.jit
+def _is_last(counter, num):
+    """Whether this program is the last of `num` to come here. It can then load what they stored before.
+
+    The counter is 0 before the first program and after the last one.
+    """
+    tl.debug_barrier()  # all threads have stored
+    last = tl.atomic_add(counter, 1, sem="acq_rel") == num - 1
+    if last:
+        tl.store(counter, 0)
+    return last
+
+
+# Programs of a launch
+
+
+@triton.jit
+def _place(chunks, channels, num_groups, BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, COLS: tl.constexpr):
+    """Group, chunk of rows and block of channels of this program."""
+    program = tl.program_id(0)
+    if BACK:
+        program = tl.num_programs(0) - 1 - program
+    if GROUPS_FIRST:
+        group, chunk, block = program % num_groups, program // num_groups % chunks, program // num_groups // chunks
+    else:
+        blocks = channels // COLS
+        group, chunk, block = program // chunks // blocks, program % chunks, program // chunks % blocks
+    return group, chunk, block
+
+
+@triton.jit
+def _let_next_start(EARLY: tl.constexpr):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait_for_sums(EARLY: tl.constexpr):
+    """Wait for the end of the first launch, which without EARLY has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+# Forward
+
+
+@triton.jit
+def _moments(a, b, rows):
+    mean = a * (1.0 / rows)
+    return mean, tl.maximum(b * (1.0 / rows) - mean * mean, 0.0)
+
+
+@triton.jit
+def _affine(mean, var, weight, bias, eps, block, COLS: tl.constexpr):
+    """1 / std, and the scale and shift that batch norm amounts to."""
+    channel = _channels(block, COLS)
+    inverse_std = tl.rsqrt(var + eps)
+    scale = inverse_std * tl.load(weight + channel)
+    return inverse_std, scale, tl.load(bias + channel) - mean * scale
+
+
+@triton.jit
+def _store_y(
+    words, residual_words, y, signs, scale, shift, block, start, offset, exists,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = y.dtype.element_ty
+    out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
+    if RESIDUAL:
+        out += _numbers(residual_words, dtype)
+    if RELU:
+        out = tl.maximum(out, 0.0)
+    tl.store(y + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
+    if SIGNS:
+        bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
+        at = (offset // 8)[:, None] + _channels(block, COLS // 8)[None, :]
+        tl.store(signs + start // 8 + at, tl.sum(bits, 2).to(tl.uint8), mask=exists)
+
+
+@_kernel
+def bn_forward_alone_kernel(
+    x, residual, weight, bias, y, stats, signs, eps, groups, per_view, pixels, rows, channels, num_groups,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """y = relu((x - mean) / std * weight + bias + residual), if a cell is one tile."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    blocks = channels // COLS
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, False)
+    residual_words = words
+    if RESIDUAL:
+        residual_words = _load(residual, block, start, offset, exists, COLS, False)
+    value = _numbers(words, dtype)
+    mean, var = _moments(tl.sum(value, 0), tl.sum(value * value, 0), rows)
+    _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    _store_y(
+        _keep(words), residual_words, y, signs, scale, shift, block, start, offset, exists,
+        RESIDUAL, RELU, SIGNS, ROWS, COLS,
+    )  # fmt: skip
 
 
 @_kernel
 def bn_sum_kernel(
-    x,
-    out,
-    tiles,
-    groups,
-    per_view,
-    pixels,
-    rows,
-    channels,
-    num_groups,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Sums of x and of x^2 over this program's tiles."""
-    group, chunk, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first = tl.zeros((ROWS, COLS), tl.float32)
-    second = tl.zeros((ROWS, COLS), tl.float32)
-    for t in tl.range(tiles, num_stages=STAGES):
-        at, mask, _ = _tile(group, chunk * tiles + t, block, groups, per_view, pixels, rows, channels, ROWS, COLS)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        first += value
-        second += value * value
-    channel = block * COLS + tl.arange(0, COLS)
-    _store_sums(out, first, second, group, channel, channels, num_groups)
-
-
-@_kernel
-def bn_total_kernel(
-    sums, out, chunks, count, channels, num_groups, MOMENTS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr
-):
-    """Both sums over all chunks of a group; with MOMENTS, those of x and x^2 become mean and variance."""
-    group = tl.program_id(0)
-    channel = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    first = tl.zeros((CHUNKS, COLS), tl.float32)
-    second = tl.zeros((CHUNKS, COLS), tl.float32)
-    for start in range(0, chunks, CHUNKS):
-        chunk = start + tl.arange(0, CHUNKS)
-        at = (group * chunks + chunk)[:, None] * channels + channel[None, :]
-        first += tl.load(sums + at, mask=(chunk < chunks)[:, None], other=0.0)
-        second += tl.load(sums + num_groups * chunks * channels + at, mask=(chunk < chunks)[:, None], other=0.0)
-    a, b = tl.sum(first, 0), tl.sum(second, 0)
-    if MOMENTS:
-        a /= count
-        b = tl.maximum(b / count - a * a, 0.0)
-    tl.store(out + group * channels + channel, a)
-    tl.store(out + (num_groups + group) * channels + channel, b)
+    x, stats, partial, counters, tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance of every cell, from sums of x and x^2 over chunks of some tiles."""
+    _let_next_start(EARLY)
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.range(tiles, num_stages=STAGES):
+        tile = chunk * tiles + i
+        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        value = _numbers(_load(x, block, start, offset, exists, COLS, False), x.dtype.element_ty)
+        a += value
+        b += value * value
+    row, total = group * chunks, num_groups * chunks
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), block, row + chunk, total, channels, COLS)
+    if _is_last(counters + group * (channels // COLS) + block, chunks):
+        sum_x, sum_x2 = _add_rows(partial, block, row, chunks, total, channels, COLS)
+        mean, var = _moments(sum_x, sum_x2, rows)
+        _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
 
 
 @_kernel
 def bn_forward_kernel(
-    x, residual, weight, bias, stats, y, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, residual, weight, bias, y, stats, signs, eps, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """y = relu((x - mean) / std * weight + bias + residual)."""
-    group = tl.program_id(0)
-    at, mask, channel = _tile(
-        group, tl.program_id(1), tl.program_id(2), groups, per_view, pixels, rows, channels, ROWS, COLS
-    )
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    scale = inverse_std * tl.load(weight + channel)
-    shift = tl.load(bias + channel) - mean * scale
-    out = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    """y = relu((x - mean) / std * weight + bias + residual), with the moments from bn_sum_kernel."""
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, HINTS)
+    residual_words = words
     if RESIDUAL:
-        out += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    if RELU:
-        out = tl.maximum(out, 0.0)
-    tl.store(y + at, out.to(y.dtype.element_ty), mask=mask)
+        residual_words = _load(residual, block, start, offset, exists, COLS, HINTS)
+    _wait_for_sums(EARLY)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    _store_y(
+        words, residual_words, y, signs, scale, shift, block, start, offset, exists,
+        RESIDUAL, RELU, SIGNS, ROWS, COLS,
+    )  # fmt: skip
+
+
+# Backward
 
 
 @triton.jit
-def _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before the ReLU, and the standardized x; without a residual the ReLU's mask is recomputed."""
-    slope = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
-    x_hat = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse_std[None, :]
+def _load_slope(
+    dy, dy2, saved, block, start, offset, exists,
+    TWO: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, COLS: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Words of one or two gradients, and what is saved for the ReLU's mask."""
+    words = _load(dy, block, start, offset, exists, COLS, LAST)
+    words2 = words
+    if TWO:
+        words2 = _load(dy2, block, start, offset, exists, COLS, LAST)
+    mask = words
+    if SIGNS:
+        at = (saved + start // 8).to(tl.pointer_type(tl.int32), bitcast=True)
+        mask = tl.load(at + ((offset // 32)[:, None] + _channels(block, COLS // 32)[None, :]), mask=exists, other=0)
+    elif SAVED:
+        mask = _load(saved, block, start, offset, exists, COLS, LAST)
+    return words, words2, mask
+
+
+@triton.jit
+def _slope(
+    loaded, words, scale, shift, dtype: tl.constexpr,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The gradient before the ReLU, whose mask is saved or recomputed from x.
+
+    Two gradients are added as autograd does it, so their sum is rounded.
+    """
+    slope = _numbers(loaded[0], dtype)
+    if TWO:
+        slope = (slope + _numbers(loaded[1], dtype)).to(dtype).to(tl.float32)
     if RELU:
-        if SAVED:
-            positive = tl.load(y + at, mask=mask, other=0.0) > 0
+        if SIGNS:
+            bits = (loaded[2][:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
+            positive = tl.reshape(bits, (ROWS, COLS)) > 0
+        elif SAVED:
+            positive = _numbers(loaded[2], dtype) > 0
         else:
-            positive = x_hat * tl.load(weight + channel)[None, :] + tl.load(bias + channel)[None, :] > 0
+            positive = _numbers(words, dtype) * scale[None, :] + shift[None, :] > 0
         slope = tl.where(positive, slope, 0.0)
-    return slope, x_hat
+    return slope
+
+
+@triton.jit
+def _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS: tl.constexpr):
+    dtype: tl.constexpr = dx.dtype.element_ty
+    of_x = -scale * inverse_std * b * (1.0 / rows)
+    rest = -scale * a * (1.0 / rows) - mean * of_x
+    out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
+    tl.store(dx + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
+
+
+@_kernel
+def bn_backward_alone_kernel(
+    dy, dy2, x, saved, weight, bias, stats, eps, dx, slopes, sums, d_parameters, counters,
+    groups, per_view, pixels, rows, channels, num_groups,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), if a cell is one tile.
+
+    SAVED: also stores the slopes, which are the residual's gradient.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    blocks = channels // COLS
+    group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, False)
+    loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, False)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
+    a = tl.sum(slope, 0)
+    b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
+    slope_words = _keep(_words(slope, dtype))
+    if SAVED:
+        tl.store(_words_at(slopes, block, start, offset, COLS), slope_words, mask=exists)
+    slope = _numbers(_keep(slope_words), dtype)
+    _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
+    if _is_last(counters + block, num_groups):
+        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
 
 
 @_kernel
 def bn_sum_slope_kernel(
-    dy, x, y, weight, bias, stats, out, slopes, eps, tiles, groups, per_view, pixels, rows, channels, num_groups,
-    SAVED: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    dy, dy2, x, saved, weight, bias, stats, eps, slopes, sums, partial, counters,
+    tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the slope and of slope * x_hat over this program's tiles; with SAVED, stores the residual's gradient."""
-    group, chunk, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    channel = block * COLS + tl.arange(0, COLS)
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    first = tl.zeros((ROWS, COLS), tl.float32)
-    second = tl.zeros((ROWS, COLS), tl.float32)
-    for t in tl.range(tiles, num_stages=STAGES):
-        at, mask, _ = _tile(group, chunk * tiles + t, block, groups, per_view, pixels, rows, channels, ROWS, COLS)
-        slope, x_hat = _slope(dy, x, y, weight, bias, channel, at, mask, mean, inverse_std, SAVED, RELU)
-        first += slope
-        second += slope * x_hat  # the slope is 0 in rows that do not exist
+    """Sums of the slope and of slope * x_hat of every cell.
+
+    SAVED: also stores the slopes, which are the residual's gradient.
+    """
+    dtype: tl.constexpr = x.dtype.element_ty
+    _let_next_start(EARLY)
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    a = tl.zeros((ROWS, COLS), tl.float32)
+    b = tl.zeros((ROWS, COLS), tl.float32)
+    for i in tl.range(tiles, num_stages=STAGES):
+        tile = chunk * tiles + i
+        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        words = _load(x, block, start, offset, exists, COLS, False)
+        loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED)
+        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
         if SAVED:
-            tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=mask)
-    _store_sums(out, first, second, group, channel, channels, num_groups)
+            tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
+        a += slope
+        b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
+    row, total = group * chunks, num_groups * chunks
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, block, row + chunk, total, channels, COLS)
+    if _is_last(counters + group * (channels // COLS) + block, chunks):
+        sum_1, sum_x_hat = _add_rows(partial, block, row, chunks, total, channels, COLS)
+        _store_pair(sums, sum_1, sum_x_hat, block, group, num_groups, channels, COLS)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, x, weight, bias, stats, sums, dx, d_parameters, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, GROUPS: tl.constexpr,
+    dy, dy2, x, weight, bias, stats, eps, dx, slopes, sums, d_parameters,
+    chunks, groups, per_view, pixels, rows, channels, num_groups,
+    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, HINTS: tl.constexpr,
+    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)).
+    """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from bn_sum_slope_kernel.
 
-    The first program of a block of channels also adds up the groups' sums: the gradients of bias and weight.
+    SAVED: the slopes are stored already. One program per block of channels also adds up the sums of all groups.
     """
-    group = tl.program_id(0)
-    at, mask, channel = _tile(
-        group, tl.program_id(1), tl.program_id(2), groups, per_view, pixels, rows, channels, ROWS, COLS
-    )
-    mean, inverse_std = _moments(stats, group, num_groups, channel, channels, eps)
-    slope, x_hat = _slope(dy, x, x, weight, bias, channel, at, mask, mean, inverse_std, False, RELU)
-    a = tl.load(sums + group * channels + channel) / rows
-    b = tl.load(sums + (num_groups + group) * channels + channel) / rows
-    scale = inverse_std * tl.load(weight + channel)
-    out = scale[None, :] * (slope - a[None, :] - x_hat * b[None, :])
-    tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
-    if (group == 0) & (tl.program_id(1) == 0):
-        each = tl.arange(0, GROUPS)
-        of_group = sums + each[:, None] * channels + channel[None, :]
-        exists = (each < num_groups)[:, None]
-        tl.store(d_parameters + channel, tl.sum(tl.load(of_group, mask=exists, other=0.0), 0))
-        second = tl.load(of_group + num_groups * channels, mask=exists, other=0.0)
-        tl.store(d_parameters + channels + channel, tl.sum(second, 0))
+    dtype: tl.constexpr = x.dtype.element_ty
+    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, block, start, offset, exists, COLS, HINTS)
+    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    if SAVED:
+        _wait_for_sums(EARLY)
+        slope = _numbers(_load(slopes, block, start, offset, exists, COLS, False), dtype)
+    else:
+        loaded = _load_slope(dy, dy2, dy, block, start, offset, exists, TWO, False, False, COLS, HINTS)
+        _wait_for_sums(EARLY)
+        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, False, False, ROWS, COLS)
+    a, b = _load_pair(sums, block, group, num_groups, channels, COLS)
+    _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    if (group == 0) & (chunk == 0):
+        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
+
+
+# Launches
+
+COUNTERS, STREAMS = 4096, 64  # counters of a stream, and streams that have their own
+
+
+class _Counters:
+    """Counters of a device, a row per stream, so that kernels that run at the same time share none.
+
+    A kernel leaves counters as it found them, so they are zeroed once, and never freed. A stream that captures a graph
+    gets a row too: it lies outside of the graph's memory. As with cuBLAS's workspaces, two graphs that were captured on
+    one stream must not be replayed at the same time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows = [*torch.zeros((STREAMS, COUNTERS), dtype=torch.int32, device=device)]
+        self.of_stream: dict[int, Tensor] = {}
+        self.zeroed = torch.cuda.Event()
+        self.zeroed.record(torch.cuda.current_stream(device))
+
+    def of(self, stream: torch.cuda.Stream) -> Tensor | None:
+        """The row of a stream, or None if there are too many streams."""
+        if stream.cuda_stream not in self.of_stream and self.rows:
+            if not torch.cuda.is_current_stream_capturing():  # before a capture, torch waits for the whole device
+                stream.wait_event(self.zeroed)
+            self.of_stream[stream.cuda_stream] = self.rows.pop()
+        return self.of_stream.get(stream.cuda_stream)
+
+
+_counters_of: dict[torch.device, _Counters] = {}
+
+
+def _counters(device: torch.device, num: int) -> Tensor:
+    """Zeroed counters: those of the current stream, or else new ones."""
+    found = None
+    if device.type == "cuda" and num <= COUNTERS:
+        if device not in _counters_of and not torch.cuda.is_current_stream_capturing():
+            _counters_of[device] = _Counters(device)
+        if device in _counters_of:
+            found = _counters_of[device].of(torch.cuda.current_stream(device))
+    return torch.zeros(num, dtype=torch.int32, device=device) if found is None else found
 
 
 class _Layout:
-    """How a tensor (images, channels, ...) is divided into groups, tiles and programs."""
+    """How a tensor (images, channels, ...) is divided into cells and tiles, and which programs there are."""
 
-    def __init__(self, x: Tensor, views: int, groups: int) -> None:
-        images, channels = x.shape[:2]
-        pixels = x.numel() // (images * channels)
-        per_view = images // views
-        self.rows = per_view // groups * pixels
-        self.num_groups, self.channels = views * groups, channels
-        self.cols = 64 if channels % 64 == 0 else 32
-        self.blocks = channels // self.cols
-        sum_tiles = triton.cdiv(self.rows, SUM_ROWS)
-        self.per_program = max(1, sum_tiles * self.num_groups * self.blocks // SUM_PROGRAMS)
-        self.chunks = triton.cdiv(sum_tiles, self.per_program)
-        self.numbers = (groups, per_view, pixels, self.rows, channels, self.num_groups)
-        self.sum_grid = (self.num_groups, self.chunks, self.blocks)
-        self.apply_grid = (self.num_groups, triton.cdiv(self.rows, ROWS), self.blocks)
-        self.sizes = {"ROWS": ROWS, "COLS": self.cols, "num_warps": WARPS}
-        self.sum_sizes = {"ROWS": SUM_ROWS, "COLS": self.cols, "STAGES": SUM_STAGES, "num_warps": SUM_WARPS}
+    def __init__(self, x: Tensor, views: int, groups: int, tiles: Tiles) -> None:
+        images, self.channels = x.shape[:2]
+        pixels = x.numel() // (images * self.channels)
+        rows = images // views // groups * pixels
+        self.device, self.num_groups = x.device, views * groups
+        self.numbers = groups, images // views, pixels, rows, self.channels, self.num_groups
+        most_alone, most_rows = (num * 2 // x.element_size() for num in tiles[:2])
+        self.alone = rows <= most_alone
+        cols = math.gcd(ALONE_COLS if self.alone else COLS, self.channels)
+        self.cells = self.num_groups * self.channels // cols
+        padded = max(16, triton.next_power_of_2(rows))
+        size, sum_size = min(padded, most_alone if self.alone else most_rows), min(padded, SUM_ROWS)
+        assert (size + pixels) * groups * self.channels < 2**31, "offsets inside a tile have 32 bits"
+        assert size + pixels < 2**21, "rows are divided by pixels in float32"
+        self.sizes: dict[str, Any] = {"FULL": rows % size == 0, "ROWS": size, "COLS": cols}
+        if self.alone:
+            self.sizes |= {"num_warps": max(1, ALONE_WARPS * size // most_alone), "maxnreg": ALONE_REGISTERS}
+            return
+        self.chunks = triton.cdiv(rows, size)
+        self.sizes |= {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+        sum_tiles = triton.cdiv(rows, sum_size)
+        self.tiles_per_sum = max(1, sum_tiles * self.cells // SUM_PROGRAMS)
+        self.sum_chunks = triton.cdiv(sum_tiles, self.tiles_per_sum)
+        full = rows % (self.tiles_per_sum * sum_size) == 0
+        self.sum_sizes: dict[str, Any] = {"FULL": full, "ROWS": sum_size, "COLS": cols, "STAGES": SUM_STAGES}
+        self.sum_sizes |= {"num_warps": SUM_WARPS}
 
-    def partial(self, x: Tensor) -> Tensor:
-        return x.new_empty((2, self.num_groups, self.chunks, self.channels), dtype=torch.float32)
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
 
-    def total(self, partial: Tensor, moments: bool) -> Tensor:
-        out = partial.new_empty((2, self.num_groups, self.channels))
-        bn_total_kernel[(self.num_groups, self.channels // TOTAL_COLS)](
-            partial, out, self.chunks, self.rows, self.channels, self.num_groups,
-            MOMENTS=moments, CHUNKS=TOTAL_CHUNKS, COLS=TOTAL_COLS,
+    def counters(self) -> Tensor:
+        return _counters(self.device, self.cells)
+
+    def launch_alone(self, kernel: Any, *args: Any, **form: bool) -> None:
+        kernel[(self.cells,)](*args, *self.numbers, **form, **self.sizes)
+
+    def launch_sums(self, kernel: Any, *args: Any, **form: bool) -> None:
+        partial = self.empty(self.num_groups, self.sum_chunks)
+        kernel[(self.cells * self.sum_chunks,)](
+            *args, partial, self.counters(), self.tiles_per_sum, self.sum_chunks, *self.numbers,
+            BACK=BACKWARDS[0], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, **form, **self.sum_sizes,
         )  # fmt: skip
-        return out
+
+    def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
+        early = {"launch_pdl": True} if EARLY else {}
+        kernel[(self.cells * self.chunks,)](
+            *args, self.chunks, *self.numbers,
+            BACK=BACKWARDS[1], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, HINTS=HINTS, **form, **self.sizes, **early,
+        )  # fmt: skip
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -231,37 +592,48 @@ def supports(dtype: torch.dtype, channels: int) -> bool:
 
 def forward(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm.batch_norm` on CUDA."""
-    layout = _Layout(x, views, groups)
-    partial = layout.partial(x)
-    bn_sum_kernel[layout.sum_grid](x, partial, layout.per_program, *layout.numbers, **layout.sum_sizes)
-    stats, y = layout.total(partial, moments=True), torch.empty_like(x)
-    bn_forward_kernel[layout.apply_grid](
-        x, x if residual is None else residual, weight, bias, stats, y, eps, *layout.numbers,
-        RESIDUAL=residual is not None, RELU=relu, **layout.sizes,
-    )  # fmt: skip
-    return y, stats
+    layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
+    y, stats, signs = torch.empty_like(x), layout.empty(layout.num_groups), empty_signs(x, residual, relu)
+    tensors = x, x if residual is None else residual, weight, bias, y, stats, signs
+    form = {"RESIDUAL": residual is not None, "RELU": relu, "SIGNS": signs.numel() > 0}
+    if layout.alone:
+        layout.launch_alone(bn_forward_alone_kernel, *tensors, eps, **form)
+    else:
+        layout.launch_sums(bn_sum_kernel, x, stats)
+        layout.launch(bn_forward_kernel, *tensors, eps, **form)
+    return y, stats, signs
+
+
+def empty_signs(x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    """Memory for the sign bits of y, if backward will need them."""
+    return x.new_empty(x.numel() // 8 if SIGN_BITS and relu and residual is not None else 0, dtype=torch.uint8)
 
 
 def backward(
-    dy: Tensor, x: Tensor, y: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
+    dy: Tensor, dy2: Tensor | None, x: Tensor, saved: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
-    layout, saved = _Layout(x, views, groups), y is not None
-    partial, dx = layout.partial(x), torch.empty_like(x)
-    slopes = torch.empty_like(x) if saved else x.new_empty(0)
-    bn_sum_slope_kernel[layout.sum_grid](
-        dy, x, y if saved else x, weight, bias, stats, partial, slopes, eps, layout.per_program, *layout.numbers,
-        SAVED=saved, RELU=relu, **layout.sum_sizes,
-    )  # fmt: skip
-    sums, d_parameters = layout.total(partial, moments=False), partial.new_empty((2, layout.channels))
-    bn_backward_kernel[layout.apply_grid](
-        slopes if saved else dy, x, weight, bias, stats, sums, dx, d_parameters, eps, *layout.numbers,
-        RELU=relu and not saved, GROUPS=triton.next_power_of_2(layout.num_groups), **layout.sizes,
-    )  # fmt: skip
+    layout = _Layout(x, views, groups, BACKWARD)
+    sums, d_parameters = layout.empty(layout.num_groups), layout.empty()
+    dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
+    second, known = dy if dy2 is None else dy2, x if saved is None else saved
+    given, form = (weight, bias, stats, eps), {"TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None}
+    signs = saved is not None and saved.dtype == torch.uint8
+    if layout.alone:
+        out = dx, slopes, sums, d_parameters, layout.counters()
+        layout.launch_alone(bn_backward_alone_kernel, dy, second, x, known, *given, *out, **form, SIGNS=signs)
+    else:
+        layout.launch_sums(
+            bn_sum_slope_kernel, dy, second, x, known, *given, slopes, sums, **form, SIGNS=signs, HINTS=HINTS
+        )
+        layout.launch(bn_backward_kernel, dy, second, x, *given, dx, slopes, sums, d_parameters, **form)
     return dx, slopes, d_parameters
+
+
+# Running statistics
 
 
 @_kernel

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,13 @@ class FoldedConv(nn.Conv2d):
         self.weight = nn.Parameter(weight.to(conv.weight).detach(), requires_grad=False)
         self.bias = nn.Parameter(bias.to(conv.weight).detach(), requires_grad=False)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False, relu6: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, relu: bool = False, relu6: bool = False, twice: bool = False
+    ) -> Any:
+        y = self._forward(x, residual, relu, relu6)
+        return (y, y) if twice else y
+
+    def _forward(self, x: Tensor, residual: Tensor | None, relu: bool, relu6: bool) -> Tensor:
         x = F.pad(x, self.pad) if self.pad else x
         if relu and x.is_cuda and self.groups == 1 and (dtype := _compute_dtype(x)) in HALF:
             return self._fused(x, residual, dtype)

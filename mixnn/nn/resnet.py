@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mixnn.nn.batch_norm import SplitBatchNorm
 
 IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
+Twice = tuple[Tensor, Tensor]  # the same map for a block's convolutions and for its shortcut: see SplitBatchNorm
 
 
 class BasicBlock(nn.Module):
@@ -29,10 +30,11 @@ class BasicBlock(nn.Module):
         self.bn2 = SplitBatchNorm(width, groups)
         self.downsample = _shortcut(in_channels, width, stride, groups)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, inputs: Twice) -> Twice:
+        x, shortcut = inputs
         y = self.bn1(self.conv1(x), relu=True)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn2(self.conv2(y), residual=shortcut, relu=True)
+        shortcut = shortcut if self.downsample is None else self.downsample(shortcut)
+        return self.bn2(self.conv2(y), residual=shortcut, relu=True, twice=True)
 
 
 class Bottleneck(nn.Module):
@@ -50,11 +52,12 @@ class Bottleneck(nn.Module):
         self.bn3 = SplitBatchNorm(4 * width, groups)
         self.downsample = _shortcut(in_channels, 4 * width, stride, groups)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, inputs: Twice) -> Twice:
+        x, shortcut = inputs
         y = self.bn1(self.conv1(x), relu=True)
         y = self.bn2(self.conv2(y), relu=True)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn3(self.conv3(y), residual=shortcut, relu=True)
+        shortcut = shortcut if self.downsample is None else self.downsample(shortcut)
+        return self.bn3(self.conv3(y), residual=shortcut, relu=True, twice=True)
 
 
 def _shortcut(in_channels: int, channels: int, stride: int, groups: int) -> nn.Sequential | None:
@@ -103,7 +106,9 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.bn1(self.conv1(x), relu=True))
+        x, shortcut = self.bn1(self.conv1(x), relu=True, twice=True)
+        if not isinstance(self.maxpool, nn.Identity):
+            x = shortcut = self.maxpool(x)
         for stage in self.stages:
-            x = getattr(self, stage)(x)
+            x, shortcut = getattr(self, stage)((x, shortcut))
         return x.mean((2, 3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, freeze_statistics, set_views
+from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, batch_norm_backward, freeze_statistics, set_views
 
 C, SIDE = 3, 5
 CASES = [(groups, views) for groups in (1, 2, 4) for views in (1, 2, 3)]  # eight images a view
@@ -244,6 +244,54 @@ def test_the_operator_keeps_its_promises_to_the_compiler(with_residual):
     residual = images(16).roll(1, 0).requires_grad_() if with_residual else None
     weight, bias = (torch.rand(C, dtype=torch.float64).requires_grad_() for _ in range(2))
     torch.library.opcheck(batch_norm, (x, residual, weight, bias, 2, 4, 1e-5, True))
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_the_operator_of_the_gradient_keeps_its_promises_to_the_compiler(two):
+    x, dy, dy2 = images(16), images(16).roll(1, 0), images(16).roll(2, 0)
+    weight, bias = (torch.rand(C, dtype=torch.float64) for _ in range(2))
+    y, stats, _ = batch_norm(x, dy, weight, bias, 2, 4, 1e-5, True)
+    torch.library.opcheck(batch_norm_backward, (dy, dy2 if two else None, x, y, stats, weight, bias, 2, 4, 1e-5, True))
+
+
+@pytest.mark.parametrize("groups, views", [(1, 2), (2, 2)])
+@pytest.mark.parametrize("with_residual, relu", [(False, True), (True, True), (True, False)])
+@pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
+def test_an_output_that_comes_twice_has_the_gradient_of_the_sum(groups, views, with_residual, relu, used):
+    layer, x = split_bn(groups, views), images(8 * views).requires_grad_()
+    residual = images(8 * views).roll(2, 0).sub(2).requires_grad_() if with_residual else None
+    inputs = [x, *([residual] if with_residual else []), layer.weight, layer.bias]
+    upstream = [images(8 * views).roll(1 + i, 0) for i in used]
+    pair = layer(x, residual, relu, twice=True)
+    y = layer(x, residual, relu)
+    assert torch.equal(pair[0], y)
+    assert pair[0].data_ptr() == pair[1].data_ptr()
+    ours = torch.autograd.grad([pair[i] for i in used], inputs, upstream)
+    for a, b in zip(ours, torch.autograd.grad(y, inputs, sum(upstream)), strict=True):
+        close(a, b)
+
+
+def test_an_output_that_comes_twice_compiles():
+    layer, x, residual = split_bn(2, 2), images(16).requires_grad_(), images(16).roll(2, 0).sub(2)
+    upstream = [images(16).roll(1 + i, 0) for i in range(2)]
+
+    def loss():
+        return sum((y * dy).sum() for y, dy in zip(layer(x, residual, True, twice=True), upstream, strict=True))
+
+    inputs = [x, layer.weight, layer.bias]
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for a, b in zip(torch.autograd.grad(compiled(), inputs), torch.autograd.grad(loss(), inputs), strict=True):
+        close(a, b)
+
+
+def test_an_output_that_comes_twice_may_do_so_without_gradients_and_in_eval_mode():
+    layer, x = split_bn(2, 2), images(16)
+    with torch.no_grad():
+        pair = layer(x, relu=True, twice=True)
+        assert all(torch.equal(y, layer(x, relu=True)) for y in pair)
+        layer.eval()
+        pair = layer(x, relu=True, twice=True)
+        assert all(torch.equal(y, layer(x, relu=True)) for y in pair)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mixnn.nn import batch_norm
+from mixnn.nn.batch_norm import SplitBatchNorm, set_views
 
 if not importlib.util.find_spec("triton"):
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -22,24 +23,43 @@ if CUDA or INTERPRETED:
     from mixnn.nn import batch_norm_kernels as kernels
 
 runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
 DEVICE = "cuda" if CUDA else "cpu"
 EPS = 1e-5
-FORMS = [(False, False), (False, True), (True, True)]  # residual, ReLU
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
+FORMS = [  # residual, ReLU, two gradients, signs of y as bits
+    (False, False, False, False),
+    (False, True, True, False),
+    (True, True, False, True),
+    (True, True, True, False),
+]
 LAYOUTS = [  # images, channels, side (0: vectors), views, groups; pixels that do and do not fill tiles
     (8, 32, 3, 1, 1),
     (8, 64, 5, 2, 2),
     (6, 96, 3, 3, 2),
     (12, 128, 0, 2, 1),
     (2, 64, 9, 1, 2),
+    (8, 64, 8, 1, 2),
 ]
 
 
+CASES = [  # every layout with one form in float32 and with another in bf16
+    (layout, FORMS[(i + j) % 4], dtype)
+    for i, layout in enumerate(LAYOUTS)
+    for j, dtype in enumerate((torch.float32, torch.bfloat16))
+]
+
+
+ORDERS = [((False, True), True), ((False, False), False), ((True, False), False)]  # directions, groups first
+
+
 def tensors(images, channels, side, dtype=torch.float32):
-    """x, residual, dy in channels_last, weight and bias."""
+    """x, residual, dy and dy2 in channels_last, weight and bias. Gradients are quarters, so that their sum is exact."""
     rng = torch.Generator().manual_seed(0)
     shape = (images, channels, side, side) if side else (images, channels)
-    maps = [torch.randn(shape, generator=rng) * (1 + i) + i for i in range(3)]
+    maps = [torch.randn(shape, generator=rng) * (1 + i) + i for i in range(4)]
+    maps[2:] = [m.mul(4).round().div(4).clamp(-15, 15) for m in maps[2:]]
     if side:
         maps = [m.contiguous(memory_format=torch.channels_last) for m in maps]
     vectors = [torch.rand(channels, generator=rng) - 0.5 * i for i in range(2)]
@@ -48,17 +68,38 @@ def tensors(images, channels, side, dtype=torch.float32):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Several tiles per program, and several rounds of partial sums, with small tensors."""
-    monkeypatch.setattr(kernels, "ROWS", 32)
+    """Several chunks per cell, of different sizes, and several tiles per chunk, with small tensors."""
     monkeypatch.setattr(kernels, "SUM_ROWS", 16)
-    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 3)
-    monkeypatch.setattr(kernels, "TOTAL_CHUNKS", 2)
-    monkeypatch.setattr(kernels, "TOTAL_COLS", 32)
+    monkeypatch.setattr(kernels, "SUM_PROGRAMS", 4)
+    monkeypatch.setattr(kernels, "FORWARD", kernels.Tiles(alone=0, rows=64, warps=4))
+    monkeypatch.setattr(kernels, "RESIDUAL", kernels.Tiles(alone=0, rows=32, warps=4))
+    monkeypatch.setattr(kernels, "BACKWARD", kernels.Tiles(alone=0, rows=128, warps=4))
 
 
 def close(ours, want, dtype=torch.float32):
-    tolerance = 2e-5 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(ours, want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+def compare(layout, form, dtype, monkeypatch):
+    """Forward and backward against plain PyTorch; returns everything that the kernels computed."""
+    (images, channels, side, views, groups), (residual, relu, two, bits) = layout, form
+    monkeypatch.setattr(kernels, "SIGN_BITS", bits)
+    x, extra, dy, dy2, weight, bias = tensors(images, channels, side, dtype)
+    args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
+    y, stats, signs = kernels.forward(*args)
+    want_y, want_stats = batch_norm.plain_forward(*args)
+    close(y, want_y, dtype)
+    close(stats, want_stats)
+    assert y.stride() == x.stride()
+    assert signs.numel() == (y.numel() // 8 if bits else 0)
+    args = (stats, weight, bias, views, groups, EPS, relu)
+    saved = (signs if bits else y) if residual else None
+    grads = kernels.backward(dy, dy2 if two else None, x, saved, *args)
+    wants = batch_norm.plain_backward(dy, dy2 if two else None, x, y if residual else None, *args)
+    for ours, want in zip(grads[:2], wants[:2], strict=True):
+        close(ours, want, dtype)
+    torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
+    return y, stats, signs, *grads
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
@@ -66,40 +107,123 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{2 * len(FORMS) * len(LAYOUTS) + 2} passed" in done.stdout
+    assert f"{len(CASES) + len(LAYOUTS) + len(ORDERS) + 2} passed" in done.stdout
 
 
 @runs_kernels
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("residual, relu", FORMS)
-@pytest.mark.parametrize("images, channels, side, views, groups", LAYOUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_kernels_equal_plain_torch(images, channels, side, views, groups, residual, relu, dtype):
-    x, extra, dy, weight, bias = tensors(images, channels, side, dtype)
-    args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
-    y, stats = kernels.forward(*args)
-    want_y, want_stats = batch_norm.plain_forward(*args)
-    close(y, want_y, dtype)
-    close(stats, want_stats)
-    assert y.stride() == x.stride()
-    saved = want_y if residual else None
-    grads = kernels.backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    wants = batch_norm.plain_backward(dy, x, saved, want_stats, weight, bias, views, groups, EPS, relu)
-    for ours, want in zip(grads[:2], wants[:2], strict=True):
-        close(ours, want, dtype)
-    torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
+@pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
+def test_kernels_equal_plain_torch(layout, form, dtype, monkeypatch):
+    compare(layout, form, dtype, monkeypatch)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backwards, groups_first", ORDERS)
+def test_the_order_of_programs_changes_no_bit(backwards, groups_first, monkeypatch):
+    case = (4, 96, 4, 1, 2), FORMS[3], torch.float32, monkeypatch
+    wants = compare(*case)
+    monkeypatch.setattr(kernels, "BACKWARDS", backwards)
+    monkeypatch.setattr(kernels, "GROUPS_FIRST", groups_first)
+    assert all(map(torch.equal, compare(*case), wants))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_an_early_start_of_the_second_launch_changes_no_bit(form, monkeypatch):
+    case = (64, 64, 16, 2, 2), form, torch.bfloat16, monkeypatch
+    wants = compare(*case)
+    monkeypatch.setattr(kernels, "EARLY", True)
+    for _ in range(20):
+        assert all(map(torch.equal, compare(*case), wants))
+
+
+@runs_kernels
+@pytest.mark.parametrize("layout, form, dtype", [(a, b, torch.float16) for a, b, _ in CASES[::2]], ids=str)
+def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, monkeypatch):
+    monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
+    monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
+    compare(layout, form, dtype, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("layout", [(64, 64, 8, 2, 2), (16, 512, 16, 1, 8), (64, 32, 16, 1, 1)], ids=str)
+def test_replays_of_a_graph_of_two_streams_give_the_bits_of_the_first_call(layout, monkeypatch):
+    wants = compare(layout, FORMS[-2], torch.bfloat16, monkeypatch)
+    images, channels, side, views, groups = layout
+    x, extra, dy, _, weight, bias = tensors(images, channels, side, torch.bfloat16)
+
+    def run():
+        y, stats, signs = kernels.forward(x, extra, weight, bias, views, groups, EPS, True)
+        rest = x, signs, stats, weight, bias, views, groups, EPS, True
+        return y, stats, signs, *kernels.backward(dy, None, *rest)
+
+    graph, other = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            outputs = run()
+        outputs += run()
+        torch.cuda.current_stream().wait_stream(other)
+    for _ in range(50):
+        for t in outputs:
+            t.zero_()
+        graph.replay()
+        assert all(map(torch.equal, outputs, [*wants, *wants]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_streams_have_their_own_counters_which_are_kept_for_graphs(monkeypatch):
+    monkeypatch.setattr(kernels, "_counters_of", {})
+    device, streams = torch.device("cuda", torch.cuda.current_device()), [torch.cuda.Stream() for _ in range(2)]
+    rows = []
+    for stream in [*streams, *streams]:
+        with torch.cuda.stream(stream):
+            rows.append(kernels._counters(device, 8).data_ptr())
+    assert rows[:2] == rows[2:]
+    assert rows[0] != rows[1]
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        captured = kernels._counters(device, 8)
+    assert captured.data_ptr() not in rows
+    assert captured._base is not None  # a row of the buffer that was made before
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_operator_uses_the_kernels_on_a_gpu(dtype, monkeypatch):
-    x, extra, _, weight, bias = tensors(16, 64, 5, dtype)
+    x, extra, _, _, weight, bias = tensors(16, 64, 5, dtype)
     calls = []
     real = kernels.forward
     monkeypatch.setattr(kernels, "forward", lambda *args: calls.append(1) or real(*args))
     batch_norm.batch_norm(x, extra, weight, bias, 2, 4, EPS, True)
     assert calls == [1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("residual", [False, True])
+def test_two_gradients_equal_their_sum_by_autograd(residual):
+    x, extra = tensors(64, 64, 16, torch.bfloat16)[:2]
+    dy, dy2 = torch.randn_like(x), torch.randn_like(x)  # their sum is rounded
+    layer = SplitBatchNorm(64, groups=4).cuda()
+    set_views(layer, 2)
+    inputs = [x.requires_grad_(), *([extra.requires_grad_()] if residual else [])]
+    pair = layer(*inputs, relu=True, twice=True)
+    ours = torch.autograd.grad(pair, [*inputs, *layer.parameters()], [dy, dy2])
+    y = layer(*inputs, relu=True)
+    wants = torch.autograd.grad([y, y], [*inputs, *layer.parameters()], [dy, dy2])
+    for a, b in zip(ours[:-2], wants[:-2], strict=True):
+        close(a, b, torch.bfloat16)
+    if residual:
+        assert torch.equal(ours[1], wants[1])
+    for a, b in zip(ours[-2:], wants[-2:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 
 
 @runs_kernels

@@ -57,7 +57,7 @@ def sides(backbone, size):
     """Side of the feature map after each stage."""
     seen = []
     for stage in backbone.stages:
-        getattr(backbone, stage).register_forward_hook(lambda _m, _x, y: seen.append(y.shape[-1]))
+        getattr(backbone, stage).register_forward_hook(lambda _m, _x, y: seen.append(y[0].shape[-1]))
     backbone.eval()(torch.zeros(1, 3, size, size))
     return seen
 
@@ -76,7 +76,7 @@ def test_resnet18_has_the_parameters_of_torchvisions_without_fc_and_large_stem()
 @pytest.mark.parametrize("name, num_features", [("resnet18", 512), ("resnet8", 128)])
 def test_features_are_the_mean_over_pixels_of_the_last_stage(name, num_features):
     backbone, kept = ResNet(name, 16, 1).eval(), []
-    getattr(backbone, backbone.stages[-1]).register_forward_hook(lambda _m, _x, y: kept.append(y))
+    getattr(backbone, backbone.stages[-1]).register_forward_hook(lambda _m, _x, y: kept.append(y[0]))
     features = backbone(torch.randn(2, 3, 16, 16))
     assert features.shape == (2, num_features)
     assert backbone.num_features == num_features
@@ -123,9 +123,32 @@ def test_a_block_is_the_residual_formula():
     x = torch.randn(2, 32, 8, 8, dtype=torch.float64)
     inside = block.bn2(block.conv2(block.bn1(block.conv1(x)).clamp(min=0)))
     want = (inside + block.downsample[1](block.downsample[0](x))).clamp(min=0)
-    torch.testing.assert_close(block(x), want)
+    for out in block((x, x)):
+        torch.testing.assert_close(out, want)
     assert block.conv1.stride == block.downsample[0].stride == (2, 2)
     assert block.conv2.stride == (1, 1)
+
+
+@pytest.mark.parametrize("name, size", [("resnet8", 8), ("resnet8", 64), ("resnet50", 8)])
+def test_gradients_are_those_of_blocks_whose_outputs_autograd_adds(name, size, monkeypatch):
+    torch.manual_seed(0)
+    backbone, x = ResNet(name, size, 2).double(), torch.randn(8, 3, size, size, dtype=torch.float64)
+
+    def gradients():
+        return torch.autograd.grad(backbone(x).square().sum(), list(backbone.parameters()))
+
+    ours, forward = gradients(), SplitBatchNorm.forward
+    calls = []
+
+    def once(self, x, residual=None, relu=False, twice=False):
+        calls.append(twice)
+        y = forward(self, x, residual, relu)
+        return (y, y) if twice else y
+
+    monkeypatch.setattr(SplitBatchNorm, "forward", once)
+    for a, b in zip(ours, gradients(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert calls.count(True) == 1 + sum(len(getattr(backbone, stage)) for stage in backbone.stages)
 
 
 @pytest.mark.parametrize("size", [32, 64])
