@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mixnn.augment import View, augment, normalize
+from mixnn.augment import View, make_views
 from mixnn.data.image_set import ImageSet
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.diagnostics import measure
@@ -69,7 +69,7 @@ class Step:
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
-        on_device = resident and images.images.device == device
+        on_device = resident and isinstance(images.images, Tensor) and images.images.device == device
         own = batch_size if group is None else batch_size // group.size()  # images that this process augments
         self.prefetcher = None if on_device else Prefetcher(images.images, own, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
@@ -149,9 +149,13 @@ class Step:
     def loss(self) -> tuple[Tensor, Aux]:
         """The method's loss of the batch in the buffers."""
         group, prefetched = self.group, self.prefetcher
-        images_u8 = self.images.images[scatter_batch(self.index, group)] if prefetched is None else prefetched.buffer
+        if prefetched is None:
+            assert isinstance(self.images.images, Tensor)
+            images_u8, index = self.images.images, scatter_batch(self.index, group)
+        else:
+            images_u8, index = prefetched.buffer, None
         view_draws = [scatter_batch(draws, group) for draws in self.view_draws]
-        views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
+        views = self._make_views(images_u8, index, view_draws, self.views, self.mean, self.std)
         views = tuple(gather_batch(view, group) for view in views)
         return self.method.forward_batch(Batch(views, self.labels[self.index], self.index, self.draws))
 
@@ -213,13 +217,6 @@ def has_grouped_convolutions(module: torch.nn.Module) -> bool:
     For other networks trying pays, since shapes never change.
     """
     return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
-
-
-def make_views(
-    images_u8: Tensor, draws: list[Tensor], views: list[View], mean: Tensor, std: Tensor
-) -> tuple[Tensor, ...]:
-    """The augmented and normalized views of a batch."""
-    return tuple(normalize(augment(images_u8, view, u), mean, std) for u, view in zip(draws, views, strict=True))
 
 
 @torch.no_grad()
