@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from types import ModuleType
 
 import torch
@@ -176,16 +177,18 @@ def _kernels(images: Tensor, view: View) -> ModuleType | None:
 
 
 def _kernel_numbers(view: View, height: int, width: int) -> dict[str, float]:
-    """Arguments of the kernel for a view of images of this height and width; a whole number is made a float."""
+    """Arguments of the kernel for a view of images of this height and width; strengths are floats, not integers."""
     centre_height, centre_width = _centre_crop(height, width, view.ratio)
+    stages = ("flip", "jitter", "gray", "blur")
     names = ("area", "ratio", "brightness", "contrast", "saturation", "hue", "sigma")
     bounds = (view.area, _log_ratio(view), *_jitter_bounds(view), view.sigma)
     return {
         "centre_height": centre_height,
         "centre_width": centre_width,
+        **{f"{name}_column": column for name, column in zip(stages, accumulate(view.draws[:-1]), strict=True)},
+        **{name: 1.0 * getattr(view, name) for name in stages},
         **{f"{name}_low": 1.0 * low for name, (low, _) in zip(names, bounds, strict=True)},
         **{f"{name}_span": 1.0 * (high - low) for name, (low, high) in zip(names, bounds, strict=True)},
-        **{name: 1.0 * getattr(view, name) for name in ("flip", "jitter", "gray", "blur")},
     }
 
 
@@ -311,7 +314,7 @@ def make_views(
         return tuple(normalize(augment(images_BCHW, view, u_BR), mean_C, std_C) for u_BR, view in views_of_all)
     H, W = images_BCHW.shape[2:]
     return tuple(
-        kernels.make_view(images_BCHW, index_B, u_BR, view.size, _kernel_numbers(view, H, W), (mean_C, std_C))
+        kernels.make_view(images_BCHW, index_B, u_BR, view.size, _kernel_numbers(view, H, W), mean_C, std_C)
         for kernels, u_BR, view in zip(chosen, draws, views, strict=True)
         if kernels
     )

@@ -26,7 +26,10 @@ PIXELS_PER_WARP = 128  # with 256 a program uses twice the registers, and more t
 ATTEMPTS = tl.constexpr(10)  # as augment.NUM_ATTEMPTS; the crop takes 2 * ATTEMPTS + 2 uniforms
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 # Integers whose values compile no kernels of their own.
-NOT_SPECIALIZED = ("height", "width", "size", "num_draws", "centre_height", "centre_width")
+NOT_SPECIALIZED = (
+    *("height", "width", "size", "num_draws", "centre_height", "centre_width"),
+    *("flip_column", "jitter_column", "gray_column", "blur_column"),
+)
 
 
 @triton.jit
@@ -221,49 +224,45 @@ def _normalize(plane, mean, std, channel: tl.constexpr):
     return tl.div_rn(plane - tl.load(mean + channel), tl.load(std + channel))
 
 
+@triton.jit
+def _happens(u, column, probability):
+    """Whether a stage is applied. One that is off has no column."""
+    return tl.load(u + column, mask=probability > 0, other=1.0) < probability
+
+
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def view_kernel(
-    images, index, u, mean, std, out, height, width, size, num_draws, centre_height, centre_width,
-    area_low, area_span, ratio_low, ratio_span, flip,
-    jitter, brightness_low, brightness_span, contrast_low, contrast_span,
-    saturation_low, saturation_span, hue_low, hue_span, gray, blur, sigma_low, sigma_span,
-    INDEXED: tl.constexpr, NORMALIZED: tl.constexpr,
-    FLIP: tl.constexpr, JITTER: tl.constexpr, GRAY: tl.constexpr, BLUR: tl.constexpr,
-    SIDE: tl.constexpr,
+    images, index, u, mean, std, out, height, width, size, num_draws,
+    flip_column, jitter_column, gray_column, blur_column, flip, jitter, gray, blur,
+    centre_height, centre_width, area_low, area_span, ratio_low, ratio_span,
+    brightness_low, brightness_span, contrast_low, contrast_span, saturation_low, saturation_span, hue_low, hue_span,
+    sigma_low, sigma_span, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """The view of this program's image; stages that are on take columns of uniforms: crop, flip, jitter, gray, blur."""
+    """The view of this program's image: images[index], or the image of the program's number without an index."""
     number = tl.program_id(0)
     u += number * num_draws
-    source = tl.load(index + number) if INDEXED else number.to(tl.int64)
-    image = images + source * (3 * height * width)
     out += number.to(tl.int64) * (3 * size * size)
+    source = number.to(tl.int64) if index is None else tl.load(index + number)
+    image = images + source * (3 * height * width)
     top, left, box_height, box_width = _crop_box(
         u, height, width, centre_height, centre_width, area_low, area_span, ratio_low, ratio_span
     )
-    u += 2 * ATTEMPTS + 2
-    flipped = False
-    if FLIP:
-        flipped = tl.load(u) < flip
-        u += 1
+    flipped = _happens(u, flip_column, flip)
     r, g, b, inside = _resize(image, top, left, box_height, box_width, flipped, height, width, size, SIDE)
-    if JITTER:
-        if tl.load(u) < jitter:
-            r, g, b = _color_jitter(
-                r, g, b, u + 1, inside, size, brightness_low, brightness_span, contrast_low, contrast_span,
-                saturation_low, saturation_span, hue_low, hue_span,
-            )  # fmt: skip
-        u += 9
-    if GRAY:
-        if tl.load(u) < gray:
-            r = _luma(r, g, b)
-            g = r
-            b = r
-        u += 1
-    if BLUR:  # noqa: SIM102 - known when the kernel is compiled
-        if tl.load(u) < blur:
-            r, g, b = _blur(r, g, b, sigma_low + sigma_span * tl.load(u + 1), out, inside, size, SIDE)
+    if _happens(u, jitter_column, jitter):
+        r, g, b = _color_jitter(
+            r, g, b, u + jitter_column + 1, inside, size, brightness_low, brightness_span,
+            contrast_low, contrast_span, saturation_low, saturation_span, hue_low, hue_span,
+        )  # fmt: skip
+    if _happens(u, gray_column, gray):
+        r = _luma(r, g, b)
+        g = r
+        b = r
+    if _happens(u, blur_column, blur):
+        sigma = sigma_low + sigma_span * tl.load(u + blur_column + 1)
+        r, g, b = _blur(r, g, b, sigma, out, inside, size, SIDE)
     r, g, b = _clamp(r), _clamp(g), _clamp(b)
-    if NORMALIZED:
+    if mean is not None:
         r, g, b = _normalize(r, mean, std, 0), _normalize(g, mean, std, 1), _normalize(b, mean, std, 2)
     _store(r, g, b, out, inside, size, SIDE)
 
@@ -281,22 +280,20 @@ def make_view(
     u: Tensor,
     size: int,
     numbers: dict[str, float],
-    normalization: tuple[Tensor, Tensor] | None = None,
+    mean: Tensor | None = None,
+    std: Tensor | None = None,
 ) -> Tensor:
     """`augment.plain_augment` of images[index] on CUDA, normalized if mean and std are given.
 
-    The numbers are the kernel's arguments of the same names; a stage of probability 0 is left out.
+    The numbers are the kernel's arguments of the same names.
     """
     height, width = images.shape[2:]
     out = torch.empty((len(u), 3, size, size), device=u.device, memory_format=torch.channels_last)
-    mean, std = normalization or (out, out)
     side = max(16, triton.next_power_of_2(size))
-    stages = {name.upper(): numbers[name] > 0 for name in ("flip", "jitter", "gray", "blur")}
     with torch.cuda.device_of(images):
         view_kernel[(len(u),)](
-            images, images if index is None else index.contiguous(), u.contiguous(), mean, std, out,
-            height, width, size, u.shape[1], **numbers,
-            INDEXED=index is not None, NORMALIZED=normalization is not None, **stages, SIDE=side,
+            images, None if index is None else index.contiguous(), u.contiguous(), mean, std, out,
+            height, width, size, u.shape[1], **numbers, SIDE=side,
             num_warps=side * side // PIXELS_PER_WARP, enable_fp_fusion=False,
         )  # fmt: skip
     return out

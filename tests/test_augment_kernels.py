@@ -53,9 +53,9 @@ def uniforms(num, view):
     return torch.rand(num, view.num_draws, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 
-def by_kernel(images, view, u, index=None, normalization=None):
+def by_kernel(images, view, u, index=None, mean=None, std=None):
     numbers = aug._kernel_numbers(view, *images.shape[2:])
-    return kernels.make_view(images, index, u, view.size, numbers, normalization)
+    return kernels.make_view(images, index, u, view.size, numbers, mean, std)
 
 
 def close(ours, want):
@@ -95,7 +95,7 @@ def test_the_kernel_takes_images_by_position_and_normalizes():
     images, u = random_images(6, 8, 8), uniforms(8, view)[::2]  # rows as one of two processes has them
     mean, std = (torch.tensor(values, device=DEVICE) for values in (MEAN, STD))
     want = aug.normalize(aug.plain_augment(images[index], view, u), mean, std)
-    close(by_kernel(images, view, u, index, (mean, std)), want)
+    close(by_kernel(images, view, u, index, mean, std), want)
 
 
 @pytest.mark.parametrize("case", [pytest.param("strong", marks=gpu), pytest.param("large", marks=gpu)])
