@@ -1,6 +1,6 @@
 """A whole view as one CUDA kernel written in Triton, with one program per image.
 
-`augment.py` has the same stages in plain PyTorch, about a hundred small kernels per view, and a test compares the two.
+`augment.py` has the same stages in plain PyTorch, hundreds of small kernels on CUDA, and a test compares the two.
 What is decided per image (crop, flip, order of the color jitter, blur) agrees exactly: it is computed from the same
 uniforms by the same float32 operations, with correctly rounded divisions and roots and without fused multiply-adds.
 
