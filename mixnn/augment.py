@@ -168,12 +168,13 @@ def plain_augment(images_BCHW: Tensor, view: View, u_BR: Tensor) -> Tensor:
 
 def _kernels(images: Tensor, view: View) -> ModuleType | None:
     """The kernels' module if it can make such a view; else None. A compiler fuses the plain version itself."""
-    if images.is_cuda and not torch.compiler.is_compiling():
-        from mixnn import augment_kernels  # needs triton, which torch installs only with CUDA
-
-        if augment_kernels.supports(images, view.size):
-            return augment_kernels
-    return None
+    if not images.is_cuda or torch.compiler.is_compiling():
+        return None
+    try:
+        from mixnn import augment_kernels
+    except ImportError:  # no triton: torch installs it with CUDA, but not on Windows
+        return None
+    return augment_kernels if augment_kernels.supports(images, view.size) else None
 
 
 def _kernel_numbers(view: View, height: int, width: int) -> dict[str, float]:
