@@ -99,22 +99,7 @@ def count_triton_kernels() -> list[tuple[float, bool]]:
 
 
 def timed_step(module: Any) -> type:
-    """The class Step with its warm-up steps, its first views and the recording timed."""
-    compiled = module.compiled
-
-    def first_call_timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        call, called = compiled(function), []
-
-        def timed(*arguments: Any) -> Any:
-            if called:
-                return call(*arguments)
-            called.append(True)
-            with part(f"    compiled {function.__name__}, first call"):
-                return call(*arguments)
-
-        return timed
-
-    module.compiled = first_call_timed
+    """The class Step with its warm-up steps and the recording timed."""
 
     class TimedStep(module.Step):  # type: ignore[misc,name-defined]
         calls = 0

@@ -54,7 +54,7 @@ def bench_config(
         image_size=image_size,
         batch_size=batch_size or (256 if cuda else 64),
         device=device,
-        mode="captured" if mode == "auto" and cuda else mode,  # as in a long run
+        mode=mode,
         knn_every=0,
         **methods.find(method).recipe,
     )
