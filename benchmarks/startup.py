@@ -49,23 +49,24 @@ def startup(options: argparse.Namespace) -> None:
         import torch
     with part("import mixnn"):
         from mixnn.device import pick_device
-        from mixnn.paper import bench
+        from mixnn.paper import measure
         from mixnn.progress import Reporter
         from mixnn.training import step as step_module
         from mixnn.training import trainer as trainer_module
     device = pick_device(options.device)
     with part("first use of the device"):
         torch.zeros(1, device=device)
-    if options.few_plans:
-        step_module.MAX_PIXELS_TO_TRY_ALL = 0
+    if options.algorithms is not None:
+        step_module.ALGORITHMS_TO_TRY = options.algorithms
     compiled = count_triton_kernels()
     with part("images"):
-        images = bench.random_images(options.image_size)
-    config = bench._config(options.method, {}, options.backbone, options.image_size, 0, options.device, options.mode)
+        images = measure.random_images(options.image_size)
+    settings = options.backbone, options.image_size, 0, options.device, options.mode
+    config = measure.bench_config(options.method, {}, *settings)
     trainer_module.Step = timed_step(step_module)  # type: ignore[misc]
     with part("trainer"):
         trainer = trainer_module.Trainer(config, images, Reporter(quiet=True))
-    advance = bench._stepper(trainer)
+    advance = measure.stepper(trainer)
     with part("first step"):
         advance()
     total = time.perf_counter() - BEGIN
@@ -78,7 +79,7 @@ def startup(options: argparse.Namespace) -> None:
         print(f"Triton, in this process: {len(fresh)} kernels compiled in {sum(fresh):.2f} s of the above, ", end="")
         print(f"{len(compiled) - len(fresh)} read from its cache")
     steps = options.steps or (200 if device.type == "cuda" else 1)
-    times = sorted(bench._time(advance, steps, device) for _ in range(3))
+    times = sorted(measure.milliseconds_per_call(advance, steps, device) for _ in range(3))
     print(f"then {times[1]:.3f} ms per step ({times[0]:.3f} to {times[2]:.3f})")
 
 
@@ -98,22 +99,7 @@ def count_triton_kernels() -> list[tuple[float, bool]]:
 
 
 def timed_step(module: Any) -> type:
-    """The class Step with its warm-up steps, its first views and the recording timed."""
-    compiled = module.compiled
-
-    def first_call_timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        call, called = compiled(function), []
-
-        def timed(*arguments: Any) -> Any:
-            if called:
-                return call(*arguments)
-            called.append(True)
-            with part(f"    compiled {function.__name__}, first call"):
-                return call(*arguments)
-
-        return timed
-
-    module.compiled = first_call_timed
+    """The class Step with its warm-up steps and the recording timed."""
 
     class TimedStep(module.Step):  # type: ignore[misc,name-defined]
         calls = 0
@@ -144,7 +130,7 @@ def evaluation(options: argparse.Namespace) -> None:
     from mixnn.evaluation.linear import Classifier, LinearProbe, linear
     from mixnn.nn.backbone import build_backbone
     from mixnn.nn.folding import folded
-    from mixnn.paper.bench import random_images
+    from mixnn.paper.measure import random_images
 
     device = pick_device(options.device)
     size = options.image_size
@@ -203,7 +189,7 @@ def main() -> None:
     parser.add_argument("--evaluation", action="store_true", help="time the evaluation, not the start-up")
     parser.add_argument("--cold", action="store_true", help="begin with empty caches of Inductor and Triton")
     parser.add_argument("--mode", default="auto", help="how a step runs [as in a long run]")
-    parser.add_argument("--few-plans", action="store_true", help="let cuDNN try ten algorithms, not all")
+    parser.add_argument("--algorithms", type=int, help="how many cuDNN tries per convolution, 0 for all [10]")
     parser.add_argument("--method", default="mnn")
     parser.add_argument("--backbone", default="", help="[resnet18; for start-up without CUDA resnet8]")
     parser.add_argument("--image-size", type=int, default=32)

@@ -22,6 +22,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -133,9 +135,16 @@ def augment(
         raise ValueError(
             f"this view takes {view.num_draws} uniforms per image, float32 {(B, view.num_draws)}, not {got}"
         )
-    crop, flip, jitter, gray, blur = u_BR.split(view.draws, dim=1)
+    if (kernels := _kernels(images_BCHW, view)) is not None:
+        return kernels.make_view(images_BCHW, None, u_BR, view.size, _kernel_numbers(view, H, W))
+    return plain_augment(images_BCHW, view, u_BR)
 
-    with full_precision(device):
+
+def plain_augment(images_BCHW: Tensor, view: View, u_BR: Tensor) -> Tensor:
+    """`augment` in plain PyTorch."""
+    H, W = images_BCHW.shape[2:]
+    crop, flip, jitter, gray, blur = u_BR.split(view.draws, dim=1)
+    with full_precision(images_BCHW.device):
         top_B, left_B, height_B, width_B = crop_boxes(crop, H, W, view)
         rows_BOH = resize_matrix(top_B, height_B, None, view.size, H)
         cols_BOW = resize_matrix(left_B, width_B, flip[:, 0] < view.flip if view.flip else None, view.size, W)
@@ -155,6 +164,33 @@ def augment(
             x = resample(x, a_BOO, a_BOO)
         # Weights that sum to one up to rounding may leave [0, 1] by the last bit.
         return x.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+
+
+def _kernels(images: Tensor, view: View) -> ModuleType | None:
+    """The kernels' module if it can make such a view; else None. A compiler fuses the plain version itself."""
+    if not images.is_cuda or torch.compiler.is_compiling():
+        return None
+    try:
+        from mixnn import augment_kernels
+    except ImportError:  # no triton: torch installs it with CUDA, but not on Windows
+        return None
+    return augment_kernels if augment_kernels.supports(images, view.size) else None
+
+
+def _kernel_numbers(view: View, height: int, width: int) -> dict[str, float]:
+    """Arguments of the kernel for a view of images of this height and width; strengths are floats, not integers."""
+    centre_height, centre_width = _centre_crop(height, width, view.ratio)
+    stages = ("flip", "jitter", "gray", "blur")
+    names = ("area", "ratio", "brightness", "contrast", "saturation", "hue", "sigma")
+    bounds = (view.area, _log_ratio(view), *_jitter_bounds(view), view.sigma)
+    return {
+        "centre_height": centre_height,
+        "centre_width": centre_width,
+        **{f"{name}_column": column for name, column in zip(stages, accumulate(view.draws[:-1]), strict=True)},
+        **{name: 1.0 * getattr(view, name) for name in stages},
+        **{f"{name}_low": 1.0 * low for name, (low, _) in zip(names, bounds, strict=True)},
+        **{f"{name}_span": 1.0 * (high - low) for name, (low, high) in zip(names, bounds, strict=True)},
+    }
 
 
 def _check_images(images: Tensor, view: View) -> None:
@@ -263,6 +299,28 @@ def normalize(x_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
     return (x_BCHW - mean_C.view(-1, 1, 1)).div_(std_C.view(-1, 1, 1))
 
 
+def make_views(
+    images_BCHW: Tensor,
+    index_B: Tensor | None,
+    draws: Sequence[Tensor],
+    views: Sequence[View],
+    mean_C: Tensor,
+    std_C: Tensor,
+) -> tuple[Tensor, ...]:
+    """Normalized views of the images at these positions, or of all of them. On CUDA a small view is a single kernel."""
+    chosen = [_kernels(images_BCHW, view) for view in views]
+    if None in chosen:
+        images_BCHW = images_BCHW if index_B is None else images_BCHW[index_B]
+        views_of_all = zip(draws, views, strict=True)
+        return tuple(normalize(augment(images_BCHW, view, u_BR), mean_C, std_C) for u_BR, view in views_of_all)
+    H, W = images_BCHW.shape[2:]
+    return tuple(
+        kernels.make_view(images_BCHW, index_B, u_BR, view.size, _kernel_numbers(view, H, W), mean_C, std_C)
+        for kernels, u_BR, view in zip(chosen, draws, views, strict=True)
+        if kernels
+    )
+
+
 def resample(x_BCHW: Tensor, rows_BOH: Tensor, cols_BOW: Tensor) -> Tensor:
     """A_rows x A_cols^T for every channel.
 
@@ -284,7 +342,7 @@ def crop_boxes(u_BR: Tensor, height: int, width: int, view: View) -> tuple[Tenso
     """
     area_u, ratio_u, offset_u = u_BR.split((NUM_ATTEMPTS, NUM_ATTEMPTS, 2), dim=1)
     target = _between(view.area, area_u) * (height * width)
-    ratio = _between((math.log(view.ratio[0]), math.log(view.ratio[1])), ratio_u).exp()
+    ratio = _between(_log_ratio(view), ratio_u).exp()
     w, h = (target * ratio).sqrt().round(), (target / ratio).sqrt().round()
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     first = fits.int().argmax(1, keepdim=True)  # argmax returns the first of equals
@@ -297,6 +355,10 @@ def crop_boxes(u_BR: Tensor, height: int, width: int, view: View) -> tuple[Tenso
     top_B = (offset_u[:, 0] * (height - h_B + 1)).floor().masked_fill(~found, (height - fallback_h) // 2)
     left_B = (offset_u[:, 1] * (width - w_B + 1)).floor().masked_fill(~found, (width - fallback_w) // 2)
     return top_B, left_B, h_B, w_B
+
+
+def _log_ratio(view: View) -> tuple[float, float]:
+    return math.log(view.ratio[0]), math.log(view.ratio[1])
 
 
 def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
@@ -344,9 +406,13 @@ def blur_matrix(sigma_B: Tensor, n: int) -> Tensor:
 
 def jitter_parameters(u_B8: Tensor, view: View) -> tuple[Tensor, Tensor]:
     """Factors and order for `color_jitter`: four uniforms give the factors, the ranks of four more the order."""
-    ranges = [(max(0.0, 1 - s), 1 + s) for s in (view.brightness, view.contrast, view.saturation)]
-    factors = [_between(r, u_B8[:, i]) for i, r in enumerate([*ranges, (-view.hue, view.hue)])]
+    factors = [_between(bounds, u_B8[:, i]) for i, bounds in enumerate(_jitter_bounds(view))]
     return torch.stack(factors, dim=1), u_B8[:, 4:].argsort(dim=1)
+
+
+def _jitter_bounds(view: View) -> list[tuple[float, float]]:
+    blends = [(max(0.0, 1 - s), 1 + s) for s in (view.brightness, view.contrast, view.saturation)]
+    return [*blends, (-view.hue, view.hue)]
 
 
 def color_jitter(x_BCHW: Tensor, factors_B4: Tensor, order_B4: Tensor) -> Tensor:

@@ -529,8 +529,8 @@ class Config(Checked):
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
-        "how a step runs: eager, recorded in a CUDA graph, captured (also compiled in part, for long runs) or compiled",
-        choices=("auto", "eager", "recorded", "captured", "compiled"),
+        "how a step runs: eager, recorded in a CUDA graph, or compiled",
+        choices=("auto", "eager", "recorded", "compiled"),
     )
     resident: str = option(
         "auto",
@@ -583,3 +583,13 @@ class Config(Checked):
     @property
     def base_lr(self) -> float:
         return self.lr * self.batch_size / 256
+
+
+def saved_config(values: Mapping[str, Any]) -> Config:
+    """The configuration in a run folder or a checkpoint, also of an earlier version.
+
+    There, `captured` was a mode of its own: `recorded` with compiled views.
+    """
+    renamed = {"mode": "recorded"} if values.get("mode") == "captured" else {}
+    config: Config = make(Config, "setting", {**values, **renamed})
+    return config

@@ -128,7 +128,7 @@ def soak() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="A long run in which nothing may grow.")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--mode", default="auto", help="eager, recorded, captured or compiled")
+    parser.add_argument("--mode", default="auto", help="eager, recorded or compiled")
     given = parser.parse_args()
     start = time.perf_counter()
     readings = train(given.steps, given.device, given.mode)

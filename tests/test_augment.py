@@ -559,6 +559,16 @@ def test_the_module_augments_and_normalizes_and_has_no_weights():
         aug.Augment(view, MEAN)
 
 
+@pytest.mark.parametrize("index", [[4, 0, 4], None])
+def test_views_of_a_batch_are_normalized_views_of_the_images_at_its_positions(index):
+    images, views = random_images(3 if index is None else 6, 20, 20), [aug.strong(16), aug.weak(16)]
+    draws, mean, std = [uniforms(3, view) for view in views], torch.tensor(MEAN), torch.tensor(STD)
+    chosen = images if index is None else images[index]
+    expected = [aug.normalize(aug.augment(chosen, v, u), mean, std) for v, u in zip(views, draws, strict=True)]
+    ours = aug.make_views(images, None if index is None else torch.tensor(index), draws, views, mean, std)
+    assert [torch.equal(x, want) for x, want in zip(ours, expected, strict=True)] == [True, True]
+
+
 def test_two_views_are_drawn_one_after_the_other():
     images, g = random_images(6, 20, 20), torch.Generator().manual_seed(0)
     expected = [aug.Augment(view, MEAN, STD)(images, g) for view in (aug.strong(16), aug.weak(16))]

@@ -516,7 +516,7 @@ def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch:
         ("--bn-groups 64", "and it needs two"),
         ("--limit 40", "digits has 40 images, fewer than batch_size=64: use --batch-size 40"),
         ("--set support_size=32", "use --set support_size=64 or more"),
-        ("--mode fast", "valid: auto, eager, recorded, captured, compiled"),
+        ("--mode fast", "valid: auto, eager, recorded, compiled"),
         ("--backbone resnet", "did you mean 'resnet8'?"),
         ("--on-error ignore", "valid: skip, refuse"),
         ("--set views=s", "valid: s/w, s/s, w/w"),
@@ -842,8 +842,8 @@ def test_an_unknown_device(ask: Ask, verb: str):
 
 @pytest.mark.parametrize("verb", ["pretrain digits", "bench"])
 def test_a_mode_that_the_device_has_not(ask: Ask, verb: str):
-    err = refused(ask, f"{verb} --mode captured --device cpu")
-    assert "mode=captured needs CUDA: use --mode eager" in err
+    err = refused(ask, f"{verb} --mode recorded --device cpu")
+    assert "mode=recorded needs CUDA: use --mode eager" in err
 
 
 def test_a_precision_that_the_device_has_not(ask: Ask):

@@ -29,8 +29,8 @@ from mixnn.config import (
     Param,
     UserError,
     calling,
-    make,
     parse_duration,
+    saved_config,
     setting,
     verb,
 )
@@ -506,10 +506,9 @@ class _RunChecks:
 
 def _stored_config(state: dict[str, Any]) -> Config:
     try:
-        config: Config = make(Config, "setting", state.get("settings", {}))
-    except (UserError, TypeError):
+        return saved_config(state.get("settings", {}))
+    except (UserError, TypeError, AttributeError):
         return Config()
-    return config
 
 
 def _without(path: Path, paths: list[Path]) -> str:

@@ -87,7 +87,7 @@ def bench(
         check_writable(save, overwrite)
     steps = steps or (100 if where.type == "cuda" else 1)
     if grow:
-        return _grow(configs[method], mode, where, reporter, save)
+        return _grow(configs[method], where, reporter, save)
     if method == "all":
         result = _all_methods(configs, images, steps, where, reporter)
     else:
@@ -101,11 +101,9 @@ def _save(result: dict[str, Any], path: str | Path) -> None:
         write_atomically(Path(path), (json.dumps(result, indent=1) + "\n").encode())
 
 
-def _grow(base: Config, mode: str, where: torch.device, reporter: Reporter, save: str | Path) -> dict[str, Any]:
+def _grow(base: Config, where: torch.device, reporter: Reporter, save: str | Path) -> dict[str, Any]:
     """Measure how the step's time grows; what is measured is saved after every point."""
-    seconds = 0.1
-    if where.type == "cuda":
-        base, seconds = replace(base, mode="recorded" if mode == "auto" else mode), 2.0
+    seconds = 2.0 if where.type == "cuda" else 0.1
     return measure_growth(base, where, seconds, reporter, lambda result: _save(result, save))
 
 

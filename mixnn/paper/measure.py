@@ -30,6 +30,7 @@ MAX_BYTES = 2**30  # of random images, unless their number is given; 50,000 of 2
 REPEATS = 5
 KERNELS = (  # kinds of kernels and parts of their names; the first match counts
     ("batch norm", ("bn_",)),
+    ("views", ("view_kernel",)),
     ("optimizer and teacher", ("multi_tensor", "foreach")),
     ("selection of neighbors", ("topk", "TopK", "radix", "bitonic")),
     (
@@ -53,7 +54,7 @@ def bench_config(
         image_size=image_size,
         batch_size=batch_size or (256 if cuda else 64),
         device=device,
-        mode="captured" if mode == "auto" and cuda else mode,  # as in a long run
+        mode=mode,
         knn_every=0,
         **methods.find(method).recipe,
     )

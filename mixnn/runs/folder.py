@@ -38,8 +38,8 @@ from mixnn.config import (
     UserError,
     calling,
     in_python,
-    make,
     on_command_line,
+    saved_config,
     setting,
     short_path,
     spelling,
@@ -189,7 +189,7 @@ class Run:
         try:
             values = read_yaml(path / "config.yaml")
             with spelling(in_python):  # the mistake is in the file
-                return Run(path, make(Config, "setting", values), network=backbone)
+                return Run(path, saved_config(values), network=backbone)
         except UserError:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:

@@ -154,7 +154,7 @@ def check_device(config: Config) -> None:
     on_cpu = pick_device(config.device).type == "cpu"
     if on_cpu and config.precision == "bf16":
         raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
-    if on_cpu and config.mode in ("recorded", "captured"):
+    if on_cpu and config.mode == "recorded":
         raise UserError(
             f"mode={config.mode} needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}"
         )

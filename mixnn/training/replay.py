@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mixnn import methods
-from mixnn.config import Config, Interrupted, UserError, make
+from mixnn.config import Config, Interrupted, UserError, saved_config
 from mixnn.files import scratch_folder
 from mixnn.progress import Silence
 from mixnn.runs import Run, checkpoint
@@ -76,7 +76,7 @@ def replay_resume(run: Run, start: Checkpoint, device: str, until: float) -> Com
 
 def _config(run: Run, state: dict[str, Any], device: str) -> Config:
     """The settings that a checkpoint was trained with, without what does not change its tensors."""
-    then = make(Config, "setting", state["settings"]) if "settings" in state else run.config
+    then = saved_config(state["settings"]) if "settings" in state else run.config
     here = {name: getattr(run.config, name) for name in (*RESUMABLE_SETTINGS, "data", "labels")}
     here |= {"device": device, "mode": "eager" if run.config.mode == "auto" else run.config.mode}
     return replace(then, **here, time_budget="", knn_every=0, loggers="")

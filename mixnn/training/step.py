@@ -1,14 +1,12 @@
-"""One training step, defined once and run eager, compiled or captured in a CUDA graph.
+"""One training step, defined once and run eager, recorded in a CUDA graph, or compiled.
 
     images[index] -> views -> method.forward_batch -> backward -> optimizer -> method.update_state
 
 - eager runs it operator by operator.
 - recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
-- captured (CUDA) compiles the views, which are hundreds of small operators, and records the step too. That takes longer
-  to start, and pays in long runs. The networks are not compiled: their time lies in convolutions and in batch norm,
-  which has kernels of its own. Nor is the log, also hundreds of small operators: it runs beside the backward pass.
 - compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
-  hardly faster.
+  hardly faster: the time lies in convolutions and in batch norm. Batch norm and small views have kernels of their own,
+  and the log, hundreds of small operators, runs in parallel with the backward pass.
 
 The step's inputs are fixed buffers, written from outside: the images' indices, the uniforms that decide every random
 choice, and the learning rate. What it logs is summed on the device. It reads nothing back and prints nothing.
@@ -16,16 +14,15 @@ choice, and the learning rate. What it logs is summed on the device. It reads no
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mixnn.augment import View, augment, normalize
+from mixnn.augment import View, make_views
 from mixnn.data.image_set import ImageSet
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.diagnostics import measure
@@ -37,10 +34,10 @@ from mixnn.training.prefetch import Prefetcher
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-MODES = ("eager", "recorded", "compiled", "captured")
-# Up to this many pixels per batch of views, cuDNN tries all its algorithms instead of the ten that look best. That is
-# worth 3% of a step with 256 images of 32 x 32; with larger images each trial takes longer.
-MAX_PIXELS_TO_TRY_ALL = 2**19
+MODES = ("eager", "recorded", "compiled")
+# cuDNN tries this many algorithms per convolution, those that look best. All of them gain 0.02 ms of 8.5 on an H200,
+# and take 7 s longer to start.
+ALGORITHMS_TO_TRY = 10
 WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, handles that are made on first use
 
 
@@ -60,16 +57,15 @@ class Step:
     ) -> None:
         device = next(method.parameters()).device
         assert mode in MODES
-        assert mode not in ("captured", "recorded") or device.type == "cuda"
+        assert mode != "recorded" or device.type == "cuda"
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = not has_grouped_convolutions(method)
-            small = batch_size * views[0].size ** 2 <= MAX_PIXELS_TO_TRY_ALL
-            torch.backends.cudnn.benchmark_limit = 0 if small else 10
+            torch.backends.cudnn.benchmark_limit = ALGORITHMS_TO_TRY
         self.method, self.images, self.views, self.optimizer, self.group = method, images, views, optimizer, group
         self.mean = torch.tensor(images.mean, device=device)
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
-        on_device = resident and images.images.device == device
+        on_device = resident and isinstance(images.images, Tensor) and images.images.device == device
         own = batch_size if group is None else batch_size // group.size()  # images that this process augments
         self.prefetcher = None if on_device else Prefetcher(images.images, own, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
@@ -84,15 +80,12 @@ class Step:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
         self._loss: Callable[[], tuple[Tensor, Aux]] = self.loss
-        self._make_views = make_views
         if mode != "eager":
             # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
             torch._dynamo.config.recompile_limit = 1000  # runs per process; beyond it, dynamo raises an error
         if mode == "compiled":
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
-        if mode == "captured":
-            self._make_views = compiled(make_views)
         self.captures = mode != "eager" and device.type == "cuda"
         self.heads_only = False
         self._runs: dict[bool, Callable[[], None]] = {}  # by heads_only
@@ -149,9 +142,13 @@ class Step:
     def loss(self) -> tuple[Tensor, Aux]:
         """The method's loss of the batch in the buffers."""
         group, prefetched = self.group, self.prefetcher
-        images_u8 = self.images.images[scatter_batch(self.index, group)] if prefetched is None else prefetched.buffer
+        if prefetched is None:
+            assert isinstance(self.images.images, Tensor)
+            images_u8, index = self.images.images, scatter_batch(self.index, group)
+        else:
+            images_u8, index = prefetched.buffer, None
         view_draws = [scatter_batch(draws, group) for draws in self.view_draws]
-        views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
+        views = make_views(images_u8, index, view_draws, self.views, self.mean, self.std)
         views = tuple(gather_batch(view, group) for view in views)
         return self.method.forward_batch(Batch(views, self.labels[self.index], self.index, self.draws))
 
@@ -215,13 +212,6 @@ def has_grouped_convolutions(module: torch.nn.Module) -> bool:
     return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
 
 
-def make_views(
-    images_u8: Tensor, draws: list[Tensor], views: list[View], mean: Tensor, std: Tensor
-) -> tuple[Tensor, ...]:
-    """The augmented and normalized views of a batch."""
-    return tuple(normalize(augment(images_u8, view, u), mean, std) for u, view in zip(draws, views, strict=True))
-
-
 @torch.no_grad()
 def log(
     loss: Tensor, metrics: dict[str, Tensor], record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor
@@ -229,9 +219,3 @@ def log(
     """Names and values of the numbers that a step logs."""
     values = {"loss": loss.detach()} | metrics | measure(record, labels_B, index_B)
     return tuple(values), torch.stack([v.double() for v in values.values()])
-
-
-@functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile, cached so that later runs in this process reuse it."""
-    return torch.compile(function, fullgraph=True, dynamic=False)

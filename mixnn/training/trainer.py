@@ -39,7 +39,6 @@ from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, Ti
 from mixnn.training.step import Step
 from mixnn.training.views import configured_views
 
-LONG_RUN_STEPS, LONG_RUN_SECONDS = 20_000, 1800.0  # from here on, compiling for half a minute pays
 REFRESH = 1.0  # seconds between updates of the progress bar; each makes the host wait for the device
 FIRST_SAVE, SAVE_EVERY = 60.0, 600.0  # seconds to a run's first checkpoint, and between two, even within an epoch
 SAVE = 1  # what processes tell each other if a checkpoint is due; smaller than the numbers of the signals they catch
@@ -114,7 +113,7 @@ class Trainer:
                 f"a step with the optimizer {config.optimizer} cannot be captured, because it has state or a learning "
                 f"rate outside tensors: use {setting('mode', 'eager')}"
             )
-        if self.mode in ("captured", "compiled"):
+        if self.mode == "compiled":
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
         try:
@@ -147,10 +146,7 @@ class Trainer:
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
     def _fastest_mode(self, may_capture: bool) -> str:
-        if not may_capture or dist.size() > 1:
-            return "eager"
-        is_long = self.plan.budget >= LONG_RUN_SECONDS if self.plan else self.total_steps >= LONG_RUN_STEPS
-        return "captured" if is_long else "recorded"
+        return "recorded" if may_capture and dist.size() == 1 else "eager"
 
     def _backbones(self) -> list[torch.nn.Module]:
         parts = (self.method.student, getattr(self.method, "teacher", None))

@@ -164,6 +164,12 @@ def test_the_configuration_comes_back_equal_and_is_plain_yaml(tmp_path: Path):
     assert yaml.safe_load((tmp_path / "x" / "config.yaml").read_text()) == asdict(CONFIG)
 
 
+def test_a_mode_of_earlier_versions_still_opens(tmp_path: Path):
+    path = Run.create(tmp_path / "x", replace(CONFIG, mode="eager"), "").path / "config.yaml"
+    path.write_text(path.read_text().replace("mode: eager", "mode: captured"))
+    assert Run.open(tmp_path / "x").config == replace(CONFIG, mode="recorded")
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
