@@ -39,6 +39,7 @@ NOT_IN_FINGERPRINT = (
     "seed",
     "options",
     "imports",
+    "recipe",  # it is in the other settings
 )
 
 
