@@ -34,12 +34,12 @@ NOT_IN_FINGERPRINT = (
     "knn_every",
     "checkpoint_every",
     "loggers",
+    "recipe",  # its settings count
     "resident",
     "on_error",
     "seed",
     "options",
     "imports",
-    "recipe",  # it is in the other settings
 )
 
 
