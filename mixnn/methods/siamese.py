@@ -129,7 +129,7 @@ class Siamese(Method):
     @classmethod
     def encoded_views(cls, o: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, targets = zip(*cls.directions(o), strict=True)
-        return (students, targets) if cls.has_teacher else ((0, 1), ())
+        return (students, tuple(dict.fromkeys(targets))) if cls.has_teacher else ((0, 1), ())
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _FEWER_PIXELS: Recipe = {
 }
 RECIPES: dict[str, Recipe] = {
     "paper": {},
-    "fast": {"epochs": 240, **_FEWER_PIXELS},
+    "fast": {"epochs": 300, **_FEWER_PIXELS},
     "best": {"epochs": 560, **_FEWER_PIXELS},
 }
 

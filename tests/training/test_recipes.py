@@ -147,6 +147,27 @@ def test_the_default_step_has_one_side():
     assert [side for _, side in trainer.step._runs] == [8]
 
 
+# More views for the student
+
+
+def test_further_views_of_the_student_have_the_same_target_and_the_mean_loss():
+    torch.manual_seed(1)
+    x1, x2, x3 = torch.randn(3, 8, 3, 8, 8)
+    options = {"support_size": 16, "topk": 2, "lam": 0.5, "symmetric": False}
+    two, three = (small("mnn", **options, student_views=count) for count in (1, 2))
+    three.load_state_dict(two.state_dict())
+    losses = [two(x, x2).item() for x in (x1, x3)]
+    assert losses[0] != pytest.approx(losses[1], rel=1e-3)
+    assert three(x1, x2, x3).item() == pytest.approx(sum(losses) / 2, rel=1e-4)
+    assert three.views == ("strong", "weak", "strong")
+
+
+def test_the_teacher_encodes_each_view_once_however_many_the_student_has():
+    assert methods.passes("mnn", {"student_views": 4, "symmetric": False}) == (4, 1)
+    assert methods.passes("mnn", {"student_views": 4}) == (5, 2)
+    assert methods.passes("mnn", {}) == (2, 2)
+
+
 # A momentum that rises
 
 
