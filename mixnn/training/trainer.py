@@ -129,7 +129,7 @@ class Trainer:
         self.stages = parse_resolution(config.resolution, views[0].size)
         parts = self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident
         try:
-            self.step = Step(*parts, self.group, sides=[side for side, _ in self.stages])
+            self.step = Step(*parts, self.group, [side for side, _ in self.stages])
         except RuntimeError as error:
             if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
                 raise
