@@ -416,6 +416,34 @@ def duration_text(seconds: float) -> str:
     return "".join(f"{number:g}{unit}" for number, unit in parts if number)
 
 
+# Sizes
+
+_STAGE = re.compile(r"(\d{1,4})(%?):(\d*\.?\d+)", re.ASCII)
+MIN_SIDE, MAX_SIDE = 4, 1024  # of a training crop
+
+
+def parse_resolution(text: str, image_size: int) -> list[tuple[int, float]]:
+    """Sides of the training crops, each with the share of the run at which it ends; the last side ends at 1.
+
+    >>> mixnn.config.parse_resolution("50%:0.3,24:0.9", 32)
+    [(16, 0.3), (24, 0.9), (32, 1.0)]
+    """
+    found: list[tuple[int, float]] = []
+    for part in text.replace(" ", "").split(",") if text else []:
+        match = _STAGE.fullmatch(part)
+        before = found[-1][1] if found else 0.0
+        if not match or not before < float(match[3]) <= 1:
+            raise UserError(
+                f"{setting('resolution', text)}: write it as SIDE:SHARE, with shares that rise to at most 1, as in "
+                "16:0.3,24:0.6 or 75%:0.9"
+            )
+        side = round(image_size * int(match[1]) / 100) if match[2] else int(match[1])
+        if image_size and not MIN_SIDE <= side <= MAX_SIDE:
+            raise UserError(f"{setting('resolution', text)}: {side} pixels; use {MIN_SIDE} to {MAX_SIDE}")
+        found.append((side, float(match[3])))
+    return found if found and found[-1][1] == 1 else [*found, (image_size, 1.0)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """One pre-training run. Defaults are the paper's CIFAR-10 row.
@@ -428,6 +456,12 @@ class Config(Checked):
 
     data: str = option("cifar10", "data set name, or a folder of images")
     method: str = option("mnn", "which method; `mixnn methods` lists them")
+    recipe: str = option(
+        "auto",
+        "settings to start from, on a named data set: the paper's, fast (the paper's accuracy in the least time) or "
+        "best (the highest accuracy in the paper's time); auto: the paper's there, chosen ones for a folder",
+        choices=("auto", "paper", "fast", "best"),
+    )
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
     time_budget: str = option(
         "",
@@ -443,18 +477,26 @@ class Config(Checked):
         low=0,
         high=1e38,
     )
-    warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
+    warmup_epochs: int = option(
+        5, "epochs of linear warm-up, before the rate falls", "paper, table of parameters", low=0
+    )
+    lr_shape: str = option(
+        "cosine",
+        "how the learning rate falls to 0 after the warm-up",
+        "paper, 4.1",
+        choices=("cosine", "linear"),
+    )
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
     weight_decay: float = option(
         5e-4, "weight decay, of all parameters by default, batch norm included", "paper, table of parameters", low=0
     )
     decayed: str = option(
         "all",
-        "which parameters have weight decay: all, or weights, without biases and norms (always so with lars)",
+        "which parameters have weight decay: all, or weights, without biases and norms (always so with lars and muon)",
         "authors' code",
         choices=("all", "weights"),
     )
-    optimizer: str = option("sgd", "optimizer of the student: sgd, adamw or lars", "paper, 4.1")
+    optimizer: str = option("sgd", "optimizer of the student: sgd, adamw, lars or muon", "paper, 4.1")
     backbone: str = option(
         "resnet18",
         "encoder f: resnet18, resnet34, resnet50, resnet8 or efficientnet_lite0 (for CPUs), timm:NAME, or your own: "
@@ -494,6 +536,12 @@ class Config(Checked):
     )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
+    resolution: str = option(
+        "",
+        "smaller training crops for a part of the run, as in 16:0.3,24:0.6: 16 pixels until 0.3 of it, 24 until 0.6, "
+        "then image_size; 75% is a share of image_size [image_size from the start]",
+        metavar="SIDE:SHARE,...",
+    )
     encode_size: int = option(0, "side at which images are encoded after training; 0: image_size", low=0, high=1024)
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
     weak_flip: float = option(
@@ -558,6 +606,7 @@ class Config(Checked):
             raise UserError("imports is a list of files and modules")
         if self.time_budget:
             parse_duration(self.time_budget)
+        parse_resolution(self.resolution, self.image_size)
         if self.batch_size % self.bn_groups:
             fit = max(2 * self.bn_groups, self.batch_size // self.bn_groups * self.bn_groups)
             raise UserError(

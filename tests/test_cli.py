@@ -41,7 +41,7 @@ FLAGS = {
         "--seed", "--lr", "--warmup-epochs", "--sgd-momentum", "--weight-decay", "--backbone", "--bn-groups",
         "--image-size", "--crop-area", "--weak-flip", "--mirror", "--labels", "--holdout", "--on-error", "--limit",
         "--knn-every", "--checkpoint-every", "--loggers", "--device", "--mode", "--resident", "--precision",
-        "--data-dir",
+        "--data-dir", "--recipe", "--resolution", "--lr-shape",
     },
     "evaluate": {
         "--protocol", "--epochs", "--seed", "--source", "--device", "--data-dir", "--json", "--save", "--overwrite",

@@ -59,6 +59,7 @@ __all__ = [
     "passes",
     "resolve_options",
     "uses_labels",
+    "views_of",
 ]
 
 METHODS: Registry[type[Method]] = Registry(
@@ -99,6 +100,13 @@ def build(name: str, backbone: nn.Module, options: Mapping[str, Any], **facts: i
     cls = find(name)
     known: dict[str, Any] = {fact: facts[fact] for fact in cls.facts}
     return cls(backbone, copy=False, **known, **options)
+
+
+def views_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which augmentation makes each view of a method: ("strong", "weak") for example."""
+    cls = find(name)
+    facts: dict[str, Any] = dict.fromkeys(cls.facts, 1)
+    return cls(None, **facts, **options).views
 
 
 def passes(name: str, options: Mapping[str, Any]) -> tuple[int, int]:

@@ -215,6 +215,9 @@ class Method(nn.Module):
         """The loss. Reads state and writes none, except batch norm's running statistics."""
         raise NotImplementedError
 
+    def begin_step(self, progress: float) -> None:
+        """Called before each step with the share of the run that is done; what changes over a run is set here."""
+
     def update_state(self, aux: Aux) -> None:
         """Called after the optimizer: the teacher moves, the support set is pushed."""
 

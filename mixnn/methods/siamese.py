@@ -9,6 +9,7 @@ Shapes: B images of one direction, D embedding, K neighbors, N = K + 1 targets (
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,9 +39,12 @@ class Common(Checked):
 
 @dataclass(frozen=True)
 class Momentum(Checked):
-    """Option of every method with a teacher."""
+    """Options of every method with a teacher."""
 
     momentum: float = option(0.99, "m of the teacher; 0.996 on STL-10 and Tiny", "paper, parameters", low=0, high=1)
+    momentum_end: float = option(
+        0.0, "m at the end of the run, reached by a cosine; 0: m is constant", "BYOL: 1; paper: constant", low=0, high=1
+    )
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Siamese(Method):
     Options: ClassVar[type[Common]] = Common
     has_teacher: ClassVar[bool] = True
     num_rings: ClassVar[int] = 1
+    teacher_rate: Tensor  # see begin_step
     rings: Any  # nn.ModuleList of SupportSet (ring buffers); checkpoints hold them under this name
 
     def build(self, backbone: nn.Module, num_features: int) -> None:
@@ -100,6 +105,8 @@ class Siamese(Method):
         self.student_views, self.teacher_views = self.encoded_views(o)
         self.student = Student(backbone, *self.heads(num_features), views=len(self.student_views))
         self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
+        if self.momentum_end:  # a tensor, so that a captured step sees its changes; not a part of checkpoints
+            self.register_buffer("teacher_rate", torch.ones(()), persistent=False)
         num_rings = self.num_rings if self.has_support(o) else 0
         self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(num_rings))
 
@@ -122,7 +129,7 @@ class Siamese(Method):
     @classmethod
     def encoded_views(cls, o: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, targets = zip(*cls.directions(o), strict=True)
-        return (students, targets) if cls.has_teacher else ((0, 1), ())
+        return (students, tuple(dict.fromkeys(targets))) if cls.has_teacher else ((0, 1), ())
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -224,9 +231,21 @@ class Siamese(Method):
         """The step's loss from the losses of its directions."""
         return torch.stack(losses).mean()
 
+    @property
+    def momentum_end(self) -> float:
+        """Momentum at the end of a run; 0 if it is constant."""
+        return self.options.momentum_end if isinstance(self.options, Momentum) and self.teacher is not None else 0.0
+
+    def begin_step(self, progress: float) -> None:
+        """Sets what multiplies 1 - m, the part of the way that the teacher moves toward the student."""
+        if self.momentum_end and self.options.momentum < 1:
+            last = (1 - self.momentum_end) / (1 - self.options.momentum)
+            self.teacher_rate.fill_(last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress)))
+
     def update_state(self, aux: Aux) -> None:
         if self.teacher is not None:
-            self.teacher.update(self.student, self.teacher_momentum)
+            m: float | Tensor = self.teacher_momentum
+            self.teacher.update(self.student, 1 - (1 - m) * self.teacher_rate if self.momentum_end else m)
         for ring, rows in zip(self.rings, aux.push, strict=True):
             ring.push(rows)
 

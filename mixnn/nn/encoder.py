@@ -122,11 +122,16 @@ class Teacher(nn.Module):
         return torch.empty_like(shuffled).scatter_(1, order[:, :, None].expand_as(shuffled), shuffled).flatten(0, 1)
 
     @torch.no_grad()
-    def update(self, student: Student, momentum: float) -> None:
+    def update(self, student: Student, momentum: float | Tensor) -> None:
         """Move parameters by 1 - momentum toward the student's; the teacher keeps no batch-norm statistics."""
         teachers: list[Tensor] = [*self.f.parameters(), *self.g.parameters()]
         students: list[Tensor] = [*student.f.parameters(), *student.g.parameters()]
-        torch._foreach_lerp_(teachers, students, 1 - momentum)
+        if isinstance(momentum, Tensor):  # lerp would read it back
+            moves = torch._foreach_sub(students, teachers)
+            torch._foreach_mul_(moves, 1 - momentum)
+            torch._foreach_add_(teachers, moves)
+        else:
+            torch._foreach_lerp_(teachers, students, 1 - momentum)
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:

@@ -36,6 +36,7 @@ NOT_IN_FINGERPRINT = (
     "knn_every",
     "checkpoint_every",
     "loggers",
+    "recipe",  # its settings count
     "resident",
     "on_error",
     "seed",

@@ -26,6 +26,7 @@ from mixnn.runs import Run
 from mixnn.runs.weights import NO_START, STARTS
 from mixnn.training.folder_settings import OPTIONS, Choice, choose, from_start
 from mixnn.training.optimizers import OPTIMIZERS
+from mixnn.training.recipes import AUTO, recipe_choices, refuse_recipe
 
 
 def open_data(data: Any, settings: Mapping[str, Any], labels: Any = "") -> Dataset:
@@ -43,7 +44,9 @@ DATA_SETTINGS = ("data_dir", "labels", "holdout", "on_error", "limit", "mirror")
 
 
 def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0) -> Config:
-    """Defaults, then the recipes of the data set and the method, then what the user gave. Decodes no image.
+    """Defaults, then the recipes of the data set, by name and of the method, then what the user gave.
+
+    Decodes no image.
 
     `num_images`: number of readable images in a folder, once that is known.
     """
@@ -56,8 +59,13 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     dataset = data if isinstance(data, Dataset) else open_data(data, settings)
     recipe = dict(dataset.recipe or {})
     recipe_options = dict(recipe.pop("options", {}))
+    augmentation = {view: dict(parts) for view, parts in settings.get("augmentation", {}).items()}
     for choice in choices(dataset, options, settings, num_images):
-        (recipe_options if choice.name in OPTIONS else recipe)[choice.name] = choice.value
+        view, _, part = choice.name.partition(".")
+        own = recipe if choice.name in fields_of(Config) else recipe_options
+        own = augmentation.setdefault(view, {}) if part else own
+        own[part or choice.name] = choice.value
+    settings = settings | ({"augmentation": augmentation} if augmentation else {})
     config = make(Config, "setting", recipe | methods.find(method).recipe | settings | {"data": dataset.name})
     config = replace(config, options=methods.resolve_options(config.method, recipe_options, options))
     config = replace(config, imports=imports_of(config))
@@ -100,12 +108,15 @@ def imports_of(config: Config) -> list[str]:
 def choices(
     dataset: Dataset, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0
 ) -> list[Choice]:
-    """Settings chosen from the images, with reasons. A data set that has a recipe only follows its start."""
+    """Settings chosen from the images, with reasons; for a data set with a recipe, from its start and by --recipe."""
+    method, recipe = str(settings.get("method", "mnn")), str(settings.get("recipe", AUTO))
     if dataset.recipe is not None:
         followed = {"backbone", "normalization"} - settings.keys()
-        return [choice for choice in from_start(str(settings.get("init_from", ""))) if choice.name in followed]
+        found = [choice for choice in from_start(str(settings.get("init_from", ""))) if choice.name in followed]
+        parts = {f"{view}.{part}" for view, of_view in settings.get("augmentation", {}).items() for part in of_view}
+        return found + recipe_choices(recipe, method, options, {*settings, *options, *parts})
+    refuse_recipe(recipe, dataset.name)
     cuda = pick_device(str(settings.get("device", "auto"))).type == "cuda"
-    method = str(settings.get("method", "mnn"))
     unused = set(OPTIONS) - {f.name for f in fields(methods.find(method).Options)}
     unused |= set() if methods.has_support(method, options) else {"support_size"}
     files = dataset.images("train")

@@ -18,7 +18,7 @@ TRAIN_SIZE, LR, HIDDEN = 128, 2.4e-3, 1024
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing should see: minutes on a GPU or two cores
 FEW_STEPS = 5_000
 STEPS_ON_CUDA, STEPS_ON_CPU = 1_200, 600  # of a run that starts from good weights
-RECIPE = "recipe"  # the reason of settings that belong together; the log has the measurements
+RECIPE = "recipe"  # the reason of settings that belong together, perhaps with a name; the log has the measurements
 OPTIONS = ("support_size", "hidden", "views", "symmetric")
 
 
@@ -34,9 +34,13 @@ class Choice(NamedTuple):
 
 
 def lines(found: Sequence[Choice]) -> list[str]:
-    """What to print about the choices: a line for each reason, and one for the settings of the recipe."""
-    recipe = ", ".join(f"{choice.name} {choice.value}" for choice in found if choice.reason == RECIPE)
-    return [str(choice) for choice in found if choice.reason != RECIPE] + [f"recipe: {recipe}"] * bool(recipe)
+    """What to print about the choices: a line for each reason, and one for the settings of a recipe."""
+    recipes: dict[str, list[str]] = {}
+    for choice in found:
+        if choice.reason.partition(" ")[0] == RECIPE:
+            recipes.setdefault(choice.reason, []).append(f"{choice.name} {choice.value}")
+    other = [str(choice) for choice in found if choice.reason not in recipes]
+    return other + [f"{reason}: {', '.join(settings)}" for reason, settings in recipes.items()]
 
 
 class Chooser:

@@ -1,4 +1,4 @@
-"""Optimizers by name: SGD, AdamW, LARS, and those of your own.
+"""Optimizers by name: SGD, AdamW, LARS, Muon, and those of your own.
 
 One of your own is a function of parameter groups and a `Config`, with the decorator `OPTIMIZERS.register(NAME)`. The
 trainer sets the learning rate of each group before each step, to that of the schedule times the group's lr_scale if it
@@ -40,7 +40,7 @@ def parameter_groups(named: Iterable[tuple[str, Parameter]], config: Config) -> 
 
 
 def _by_decay(named: list[tuple[str, Parameter]], config: Config) -> list[Group]:
-    if config.decayed == "all" and config.optimizer != "lars":
+    if config.decayed == "all" and config.optimizer not in ("lars", "muon"):
         return [_group(named, config.weight_decay)] if named else []
     weights, others = ([one for one in named if (one[1].ndim > 1) == is_weight] for is_weight in (True, False))
     groups = [_group(weights, config.weight_decay), _group(others, 0.0)]
@@ -104,6 +104,62 @@ class LARS(torch.optim.Optimizer):
                 p.sub_(momentum * group["lr"])
 
 
+class Muon(torch.optim.Optimizer):
+    """Momentum whose matrices are made orthogonal (Jordan et al., 2024), with steps in proportion to the weights.
+
+    b <- momentum b + g;  u = orthogonal(g + momentum b);  w <- (1 - lr weight_decay) w - lr |w| / |u| u
+
+    A convolution counts as a matrix with a row per output channel. All directions in which a matrix can change get the
+    same share of the step, so that a learning rate is the angle by which weights turn per step: 0.02 is much. Biases
+    and parameters of norms are updated as by SGD, without weight decay. As with LARS, steps can be captured.
+    """
+
+    def __init__(self, params: Any, lr: float | Tensor = 0.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for p in _parameters(self):
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            gradients = [p.grad for p in params]
+            momenta = [self.state[p]["momentum_buffer"] for p in params]
+            torch._foreach_mul_(momenta, group["momentum"])
+            torch._foreach_add_(momenta, gradients)
+            ahead = torch._foreach_add(gradients, momenta, alpha=group["momentum"])
+            by_shape: dict[tuple[int, ...], list[tuple[Parameter, Tensor]]] = {}
+            for p, momentum, update in zip(params, momenta, ahead, strict=True):
+                if p.ndim > 1:
+                    by_shape.setdefault(tuple(p.flatten(1).shape), []).append((p, update))
+                else:
+                    p.sub_(momentum * group["lr"])
+            for pairs in by_shape.values():
+                updates = orthogonal(torch.stack([update.flatten(1) for _, update in pairs]))
+                for (p, _), update in zip(pairs, updates, strict=True):
+                    ratio = p.norm() / update.norm()
+                    ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(p) * (ratio * group["lr"]))
+
+
+def orthogonal(matrices_NRC: Tensor) -> Tensor:
+    """Each matrix with its singular values changed to about 1 (0.7 to 1.2), by five Newton-Schulz steps.
+
+    The polynomial is that of Jordan et al., made to bring small values up fast. bf16 is exact enough for it.
+    """
+    x = matrices_NRC.to(torch.bfloat16 if matrices_NRC.is_cuda else matrices_NRC.dtype)
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return (x.mT if is_tall else x).to(matrices_NRC.dtype)
+
+
 OPTIMIZERS: Registry[Callable[[list[Group], Config], torch.optim.Optimizer]] = Registry(
     "optimizer",
     "optimizers",
@@ -111,6 +167,7 @@ OPTIMIZERS: Registry[Callable[[list[Group], Config], torch.optim.Optimizer]] = R
         "sgd": lambda groups, config: sgd(groups, config.sgd_momentum),
         "adamw": lambda groups, config: adamw(groups),  # noqa: ARG005
         "lars": lambda groups, config: LARS(_with_tensor_lr(groups), momentum=config.sgd_momentum),
+        "muon": lambda groups, config: Muon(_with_tensor_lr(groups), momentum=config.sgd_momentum),
     },
 )
 """Registry: name -> function of parameter groups and a Config that returns a torch.optim.Optimizer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,12 +22,24 @@ MAX_ENDING_SHARE = 0.02  # of the time, kept for leaving Python
 MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left out
 
 
-def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -> float:
-    """Linear from 0 to base at the last warm-up step, then half a cosine from base toward 0 (authors' code)."""
+def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, shape: str = "cosine") -> float:
+    """Linear from 0 to base at the last warm-up step, then half a cosine from base toward 0 (authors' code).
+
+    With shape="linear" it falls in a straight line.
+    """
     if step < warmup_steps:
         return base * step / max(1, warmup_steps - 1)
-    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return base * 0.5 * (1 + math.cos(math.pi * progress))
+    return base * falling((step - warmup_steps) / max(1, total_steps - warmup_steps), shape)
+
+
+def falling(progress: float, shape: str = "cosine") -> float:
+    """From 1 to 0 while the progress goes from 0 to 1: half a cosine, or a straight line."""
+    return 1 - progress if shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def crop_side(stages: Sequence[tuple[int, float]], progress: float) -> int:
+    """The side of the training crops at this share of the run, from what `parse_resolution` returns."""
+    return next((side for side, until in stages if progress < until), stages[-1][0])
 
 
 def backbone_rate(progress: float, heads_first: float) -> float:
@@ -63,6 +75,7 @@ class TimePlan:
     spent: float = 0.0  # seconds that earlier processes of the run used
     progress: float = 0.0
     warmup: float = 0.0  # share of the progress in which the learning rate rises
+    shape: str = "cosine"  # how it falls afterwards
     over: bool = False
     extended: bool = False  # the budget is not the one that `progress` was made for
     steps_left: int = 0
@@ -160,10 +173,10 @@ class TimePlan:
         self.over = self.steps_left == 0
 
     def learning_rate(self, base: float) -> float:
-        """Linear from 0 to base in the warm-up, then half a cosine from base to 0."""
+        """Linear from 0 to base in the warm-up, then falling from base to 0."""
         if self.progress < self.warmup:
             return base * self.progress / self.warmup
-        return base * 0.5 * (1 + math.cos(math.pi * (self.progress - self.warmup) / max(1e-9, 1 - self.warmup)))
+        return base * falling((self.progress - self.warmup) / max(1e-9, 1 - self.warmup), self.shape)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,7 +55,9 @@ class Step:
         mode: str = "eager",
         resident: bool = True,
         group: ProcessGroup | None = None,
+        sides: Sequence[int] = (),
     ) -> None:
+        """`sides`: those of the views that calls will ask for, if not only the views' own; recorded at once."""
         device = next(method.parameters()).device
         assert mode in MODES
         assert mode != "recorded" or device.type == "cuda"
@@ -88,8 +91,10 @@ class Step:
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         self.captures = mode != "eager" and device.type == "cuda"
         self.heads_only = False
-        self._runs: dict[bool, Callable[[], None]] = {}  # by heads_only
-        self._run()
+        self._runs: dict[tuple[bool, int], Callable[[], None]] = {}  # by heads_only and side of the views
+        for side in [*sides[1:], *sides[:1]] or [views[0].size]:  # ends with the first, which is used first
+            self._resize(side)
+            self._run()
 
     def __call__(
         self,
@@ -98,11 +103,14 @@ class Step:
         generator: torch.Generator,
         next_index: Tensor | None = None,
         backbone: float = 1.0,
+        side: int = 0,
     ) -> None:
         """One step. If the indices of the next call are given, images that are not on the device are read ahead.
 
         `backbone` multiplies the learning rate of the backbone; with 0 it gets no gradients, which halves the work.
+        `side` is that of the views, from now on.
         """
+        self._resize(side or self.views[0].size)
         self._load(index, next_index)
         self.uniforms.uniform_(generator=generator)
         set_learning_rate(self.optimizer, lr, backbone)
@@ -158,11 +166,16 @@ class Step:
             self.prefetcher.load(scatter_batch(index, self.group), ahead)
         self.index.copy_(index)
 
+    def _resize(self, side: int) -> None:
+        if side != self.views[0].size:
+            self.views = [replace(view, size=side) for view in self.views]
+
     def _run(self) -> Callable[[], None]:
         """What runs the step: itself, or the replay of a recording that is made the first time."""
-        if self.heads_only not in self._runs:
-            self._runs[self.heads_only] = self._capture() if self.captures else self._train_step
-        return self._runs[self.heads_only]
+        kind = self.heads_only, self.views[0].size
+        if kind not in self._runs:
+            self._runs[kind] = self._capture() if self.captures else self._train_step
+        return self._runs[kind]
 
     def _train_step(self) -> None:
         loss, aux = self._loss()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
-from mixnn.config import Config, Interrupted, UserError, calling, parse_duration, setting
+from mixnn.config import Config, Interrupted, UserError, calling, parse_duration, parse_resolution, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.diagnostics import shrinkage
@@ -35,7 +35,15 @@ from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import Blend, Judge, heads_first, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
-from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, backbone_rate, learning_rate
+from mixnn.training.schedule import (
+    MAX_EVALUATION_SHARE,
+    WARMUP_SHARE,
+    Cost,
+    TimePlan,
+    backbone_rate,
+    crop_side,
+    learning_rate,
+)
 from mixnn.training.step import Step
 from mixnn.training.views import configured_views
 
@@ -70,6 +78,7 @@ class Trainer:
         if config.time_budget:
             now = clock() if started is None else started
             self.plan = TimePlan(parse_duration(config.time_budget), now, clock, ending, warmup=WARMUP_SHARE)
+            self.plan.shape = config.lr_shape
         loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
@@ -116,10 +125,10 @@ class Trainer:
         if self.mode == "compiled":
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
+        self.stages = parse_resolution(config.resolution, views[0].size)
+        parts = self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident
         try:
-            self.step = Step(
-                self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident, self.group
-            )
+            self.step = Step(*parts, self.group, [side for side, _ in self.stages])
         except RuntimeError as error:
             if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -415,7 +424,9 @@ class Trainer:
         index, next_index = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
         ahead = next_index if position + 1 < self.steps_per_epoch else None
         self.backbone_rate = max(self.backbone_rate, backbone_rate(self.progress, self.heads_first))
-        self.step(index, self.learning_rate(), self.generator, ahead, self.backbone_rate)
+        self.method.begin_step(self.progress)
+        side = crop_side(self.stages, self.progress)
+        self.step(index, self.learning_rate(), self.generator, ahead, self.backbone_rate, side)
         self.done += 1
 
     def learning_rate(self) -> float:
@@ -423,7 +434,7 @@ class Trainer:
         if self.plan:
             return self.plan.learning_rate(self.config.base_lr)
         warmup = self.config.warmup_epochs * self.steps_per_epoch
-        return learning_rate(self.done, self.config.base_lr, warmup, self.total_steps)
+        return learning_rate(self.done, self.config.base_lr, warmup, self.total_steps, self.config.lr_shape)
 
     def _means(self) -> dict[str, float]:
         means = self.reliable_means()

@@ -509,7 +509,7 @@ def test_unmix_on_moco_has_mocos_heads():
 
 
 COMMON = {"views": "s/s", "symmetric": True, "loss_scale": 1.0, "dim": 128, "hidden": 2048}
-TEACHER = COMMON | {"momentum": 0.99}
+TEACHER = COMMON | {"momentum": 0.99, "momentum_end": 0.0}
 SUPPORT = {"support_size": 4096, "leaky_queue": False}
 NEIGHBORS = SUPPORT | {"topk": 5, "select": "topk"}
 MOCO = TEACHER | SUPPORT | {"temperature": 0.2}
@@ -518,7 +518,7 @@ MIXTURE = (
 )
 MIXTURE |= {"lam": "uniform", "lam_scope": "direction"}
 DEFAULTS = {
-    "mnn": MIXTURE | {"views": "s/w", "weights": "wse", "mixer": "raw_renorm"},
+    "mnn": MIXTURE | {"views": "s/w", "weights": "wse", "mixer": "raw_renorm", "student_views": 1},
     "msf": TEACHER | NEIGHBORS | {"views": "s/w"},
     "cmsf": MIXTURE | {"views": "s/w", "weights": "mse", "mixer": "none", "auxiliary": "aux_view", "constraint": 0},
     "byol": TEACHER,

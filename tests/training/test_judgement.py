@@ -653,7 +653,7 @@ def test_heads_do_not_learn_alone_again_in_a_run_with_more_epochs(folder, tmp_pa
     rates, call = [], Step.__call__
 
     def recorded(step, *args):
-        rates.append(args[-1])
+        rates.append(args[4])
         return call(step, *args)
 
     monkeypatch.setattr(Step, "__call__", recorded)

@@ -11,6 +11,7 @@ from mixnn.training.optimizers import (
     can_be_captured,
     make_optimizer,
     optimizer_tensors,
+    orthogonal,
     parameter_groups,
     set_learning_rate,
 )
@@ -249,6 +250,77 @@ def test_lars_leaves_zero_weights_and_zero_gradients_finite():
 def test_a_run_with_parameter_groups_resumes_exactly(tmp_path, optimizer):
     want, got = resumed(tmp_path, optimizer, decayed="weights")
     assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
+
+
+# Muon
+
+
+def test_orthogonal_matrices_have_singular_values_near_one():
+    rng = torch.Generator().manual_seed(0)
+    for rows, columns in ((8, 27), (32, 8), (16, 16)):
+        matrices = torch.randn(3, rows, columns, generator=rng) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
+        found = orthogonal(matrices)
+        assert found.shape == matrices.shape
+        values = torch.linalg.svdvals(found)
+        assert values.max() < 1.3
+        assert values.mean() > 0.7
+        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+        likeness = torch.cosine_similarity(found.flatten(1), (left @ right).flatten(1))
+        assert likeness.min() > 0.9, "the singular vectors stay"
+
+
+def muon_parameters():
+    torch.manual_seed(0)
+    shapes = (6, 3, 3, 3), (6, 27), (4, 8), (6,)  # the first two are matrices of one shape
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.randn(p.shape)
+    return parameters
+
+
+def test_muon_turns_weights_by_the_learning_rate_and_others_as_sgd_does():
+    parameters = muon_parameters()
+    before = [p.detach().clone() for p in parameters]
+    optimizer = make(parameters, optimizer="muon", weight_decay=0.1)
+    set_learning_rate(optimizer, 0.02)
+    optimizer.step()
+    for p, old in zip(parameters[:3], before, strict=False):
+        moved = p.detach() - (1 - 0.02 * 0.1) * old
+        assert (moved.norm() / old.norm()).item() == pytest.approx(0.02, rel=1e-4)
+        want = -orthogonal(p.grad.flatten(1)[None])[0].view_as(p)
+        assert torch.cosine_similarity(moved.flatten(), want.flatten(), dim=0) > 0.999
+    torch.testing.assert_close(parameters[3].detach(), before[3] - 0.02 * parameters[3].grad)
+
+
+def test_muon_has_nesterov_momentum():
+    parameters = muon_parameters()
+    optimizer = make(parameters, optimizer="muon", sgd_momentum=0.5)
+    gradients = [p.grad.clone() for p in parameters]
+    optimizer.step()
+    for p in parameters:
+        p.grad = torch.randn(p.shape)
+    before, newer = parameters[0].detach().clone(), parameters[0].grad.clone()
+    set_learning_rate(optimizer, 0.01)
+    optimizer.step()
+    momentum = newer + 0.5 * gradients[0]
+    moved = (parameters[0].detach() - before).flatten()
+    want = -orthogonal((newer + 0.5 * momentum).flatten(1)[None]).flatten()
+    assert torch.cosine_similarity(moved, want, dim=0) > 0.999
+
+
+def test_muon_leaves_zero_weights_and_zero_gradients_finite_and_skips_what_has_none():
+    parameters = muon_parameters()
+    parameters[0].data.zero_()
+    parameters[1].grad.zero_()
+    parameters[2].grad = None
+    before = [p.detach().clone() for p in parameters]
+    optimizer = make(parameters, optimizer="muon")
+    set_learning_rate(optimizer, 0.1)
+    optimizer.step()
+    assert all(p.isfinite().all() for p in parameters)
+    assert parameters[0].any()
+    assert torch.equal(parameters[2], before[2])
+    assert can_be_captured(optimizer)
 
 
 def test_only_state_in_tensors_that_exists_before_the_first_step_is_captured():

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mixnn.training.schedule import learning_rate
+from mixnn.training.schedule import TimePlan, crop_side, learning_rate
 
 STEPS, WARMUP, BASE = 200 * 195, 5 * 195, 0.06  # the paper's CIFAR run
 
@@ -48,3 +48,15 @@ def test_without_warm_up_the_cosine_starts_at_once():
 @pytest.mark.parametrize("warmup, total", [(1, 1), (1, 4), (4, 4), (10, 4)])
 def test_degenerate_runs_have_rates_between_zero_and_base(warmup, total):
     assert all(0 <= learning_rate(step, 1.0, warmup, total) <= 1 for step in range(total))
+
+
+def test_a_linear_rate_falls_in_a_straight_line_after_the_same_warm_up():
+    rates = [learning_rate(step, 1.0, 3, 7, "linear") for step in range(7)]
+    assert rates == pytest.approx([0, 0.5, 1, 1, 0.75, 0.5, 0.25])
+    plan = TimePlan(10.0, 0.0, lambda: 0.0, progress=0.6, warmup=0.2, shape="linear")
+    assert plan.learning_rate(2.0) == pytest.approx(1.0)
+
+
+def test_each_side_of_the_crops_is_used_up_to_its_share_of_the_run():
+    stages = [(16, 0.25), (24, 0.5), (32, 1.0)]
+    assert [crop_side(stages, i / 8) for i in range(9)] == [16, 16, 24, 24, 32, 32, 32, 32, 32]

@@ -241,6 +241,46 @@ def test_a_recorded_step_of_the_heads_alone_equals_an_eager_one(mode, monkeypatc
     assert adam_counts(other, "f") == {3}
 
 
+def two_sided_step(mode, device):
+    """A step whose views have 4 pixels or SIZE, and whose teacher's momentum changes."""
+    torch.manual_seed(0)
+    options = {"hidden": 32, "dim": 16, "support_size": 20, "topk": 3, "momentum": 0.9, "momentum_end": 1.0}
+    method = METHODS["mnn"](ResNet("resnet8", SIZE, 2), **options).to(device, memory_format=torch.channels_last)
+    optimizer = make_optimizer(method.named_parameters(), Config(optimizer="muon", device=device))
+    return Step(method, images(device), [strong(SIZE), weak(SIZE)], B, optimizer, mode, sides=[4, SIZE])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=gpu) for mode in ("recorded", "compiled")])
+def test_a_recorded_step_of_each_side_equals_an_eager_one(mode, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    eager, other = (two_sided_step(each, "cuda") for each in ("eager", mode))
+    for i, side in enumerate((4, 4, SIZE, 4, SIZE)):
+        for step in (eager, other):
+            step.method.begin_step(i / 4)
+            step(torch.arange(B, device="cuda"), 1e-2, torch.Generator("cuda").manual_seed(i), side=side)
+        for (name, a), b in zip(other.method.state_dict().items(), eager.method.state_dict().values(), strict=True):
+            error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-3)
+            assert error < 1e-2, f"{name} after step {i}: {error:.1e}"  # Muon's bf16 enlarges rounding
+        other.method.load_state_dict(eager.method.state_dict())
+    assert len(other._runs) == 2
+    assert other.means() == pytest.approx(eager.means(), rel=1e-2)
+
+
+def test_views_have_the_side_of_the_last_call(monkeypatch):
+    step, seen = two_sided_step("eager", "cpu"), []
+    forward = step.method.forward_batch
+
+    def remember(batch):
+        seen.append([view.shape[-1] for view in batch.views])
+        return forward(batch)
+
+    monkeypatch.setattr(step.method, "forward_batch", remember)
+    for side in (0, SIZE, 0, 4):
+        step(torch.arange(B), LR, torch.Generator().manual_seed(0), side=side)
+    assert seen == [[4, 4], [SIZE, SIZE], [SIZE, SIZE], [4, 4]]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("mode", [pytest.param("recorded", marks=gpu)])
 def test_warming_up_and_capturing_leave_no_trace(mode):

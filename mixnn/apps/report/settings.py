@@ -89,7 +89,10 @@ def _set_by(name: str, data: RunData) -> str:
         return ""
     if name in given:
         return "you"
-    return "the time budget" if name == "epochs" and data.config.time_budget else "mixnn, for these images"
+    if name == "epochs" and data.config.time_budget:
+        return "the time budget"
+    recipe = data.config.recipe
+    return "mixnn, for these images" if recipe == "auto" else f"the recipe {recipe}"
 
 
 def all_rows(config: Config) -> list[dict[str, str]]:
