@@ -28,7 +28,7 @@ class NNCLROptions(Neighbors, Common):
     temperature: float = option(0.2, "tau of the softmax", "authors' baseline code", low=1e-3)
     sides: str = option(
         "both",
-        "both: predictions among neighbors and neighbors among predictions; keys: the latter alone",
+        "both: predictions pick among neighbors, and neighbors among predictions; keys: only the latter",
         "authors' baseline code; the original's is keys",
         choices=("both", "keys"),
     )

@@ -29,7 +29,7 @@ class SNCLROptions(MixtureOptions):
     weights: str = other_default(MixtureOptions, "weights", "cas", "authors' baseline code and original")
     mixer: str = other_default(MixtureOptions, "mixer", "none", "authors' baseline code and original")
     temperature: float = option(0.2, "tau of the softmax", "authors' baseline code", low=1e-3)
-    threshold: bool = option(False, "drop neighbors whose label is at most 1/K", "in both codes, used by neither")
+    threshold: bool = option(False, "drop neighbors whose weight is at most 1/K", "in both codes, used by neither")
 
 
 class SNCLR(Mixture):

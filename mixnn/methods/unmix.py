@@ -37,7 +37,7 @@ class UnMixOptions(MoCoOptions):
         choices=("both", "student"),
     )
     ema_per_call: bool = option(
-        False, "momentum m^3, as with three updates per step", "authors' baseline code, for the published numbers: true"
+        False, "momentum cubed: three updates per step", "authors' baseline code, for the published numbers: true"
     )
 
 
