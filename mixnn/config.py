@@ -321,7 +321,9 @@ Source = Annotated[
 ]
 Overwrite = Annotated[bool, Param("replace the file if it exists")]
 RUN = Param("run folder")
-RUN_OR_FOLDER = Param("run folder; or a folder of images, for the ImageNet encoder without training", metavar="RUN")
+RUN_OR_FOLDER = Param(
+    "run folder; or a folder of images, for the ImageNet encoder without more training", metavar="RUN"
+)
 SETTING = Param("a setting for all runs; `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")
 
 # Option dataclasses
