@@ -9,6 +9,9 @@ which are whole batch-norm groups, and the features of all processes are gathere
 sets are the same in every process, and random numbers are drawn for the whole batch. So a method does not need to know
 about processes, and losses match a single process up to rounding.
 
+No image is sent: a view is a function of an image and its random numbers, so each process makes the rows of a view that
+its own networks encode (`PartialBatch`). Features and gradients are all that a step exchanges (docs/scaling.md).
+
 Functions of tensors take the process group as an argument, and None means that nothing is communicated. Only the
 trainer asks for `run_group()`: networks in a program that uses torch.distributed for itself do not notice it.
 """
@@ -16,14 +19,17 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from mixnn.config import UserError, duration_text, setting
 from mixnn.processes import join_limit, meeting_point, world_size
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 POLL = 0.05  # seconds between two looks at who has come
+_all_gather = getattr(torch_dist, "all_gather_single", None) or torch_dist.all_gather_into_tensor  # its older name
+BUCKET_BYTES = 2**24  # of gradients in one message: large enough for full speed, small enough to overlap with backward
 
 
 def init(device: torch.device) -> None:
@@ -147,8 +155,45 @@ def all_max(value: int) -> int:
     return int(number)
 
 
-def scatter_batch(x_B: Tensor, group: ProcessGroup | None) -> Tensor:
+class PartialBatch:
+    """A view of a batch of which a process makes only the rows that it needs: `x[rows]` makes them.
+
+    Functions and methods of tensors make all rows. That is correct, but each process then does the work of all.
+    """
+
+    def __init__(self, make_rows: Callable[[Tensor], Tensor], shape: Sequence[int], device: torch.device) -> None:
+        self.make_rows, self.shape, self.device = make_rows, torch.Size(shape), device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.make_rows(rows)
+
+    def whole(self) -> Tensor:
+        return self.make_rows(torch.arange(len(self), device=self.device))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(PartialBatch, PartialBatch.whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def own_rows(batch_size: int, group: ProcessGroup | None, device: torch.device | None = None) -> Tensor:
+    """Numbers of the rows of a batch that belong to this process."""
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    return torch.arange(rank, batch_size, size, device=device)
+
+
+def scatter_batch(x_B: Tensor | PartialBatch, group: ProcessGroup | None) -> Tensor:
     """The rows of a batch that belong to this process."""
+    if isinstance(x_B, PartialBatch):
+        return x_B[own_rows(len(x_B), group, x_B.device)]
     return x_B if group is None else x_B[group.rank() :: group.size()]
 
 
@@ -164,10 +209,10 @@ class _GatherBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, views: int) -> Tensor:
         ctx.group, ctx.views = group, views
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        whole = x.new_empty(group.size(), *x.shape)
         with _collective():
-            torch_dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.stack([part.unflatten(0, (views, -1)) for part in parts], dim=2).flatten(0, 2)
+            _all_gather(whole.flatten(0, 1), x.contiguous(), group=group)
+        return whole.unflatten(1, (views, -1)).movedim(0, 2).flatten(0, 2)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
@@ -213,25 +258,94 @@ def broadcast_tensors(tensors: Iterable[Tensor], group: ProcessGroup) -> None:
             torch_dist.broadcast(tensor, torch_dist.get_global_rank(group, 0), group=group)
 
 
-@torch.no_grad()
-def sum_gradients(module: nn.Module, data_parallel: nn.Module, group: ProcessGroup | None) -> None:
-    """Sum the gradients of the data-parallel part over processes, and average all others.
+class Bucket:
+    """Parameters whose gradients are summed in one message, and the memory for it."""
 
-    The others are equal already; their mean keeps the processes from drifting apart by rounding.
+    def __init__(self, parameters: list[nn.Parameter], divisor: int) -> None:
+        self.parameters, self.divisor = parameters, divisor
+        sizes = [p.numel() for p in parameters]
+        self.flat = parameters[0].detach().new_zeros(sum(sizes))
+        # in the memory order of the parameters, so that copies and the optimizer are plain loops
+        parts = zip(self.flat.split(sizes), parameters, strict=True)
+        self.slices = [part.as_strided(p.shape, p.stride(), part.storage_offset()) for part, p in parts]
+        self.num_ready = 0
+        self.message: Any = None  # torch's handle of the all-reduce, once it was sent
+
+    @torch.no_grad()
+    def send(self, group: ProcessGroup) -> None:
+        found = [(total, p.grad) for total, p in zip(self.slices, self.parameters, strict=True) if p.grad is not None]
+        if len(found) < len(self.slices):  # a part of the networks that this loss does not use
+            self.flat.zero_()
+        if found:
+            torch._foreach_copy_([total for total, _ in found], [gradient for _, gradient in found])
+        if self.divisor > 1:
+            self.flat /= self.divisor
+        with _collective():
+            self.message = torch_dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def finish(self) -> None:
+        with _collective():
+            self.message.wait()
+        for p, total in zip(self.parameters, self.slices, strict=True):
+            p.grad = None if p.grad is None else total
+        self.message, self.num_ready = None, 0
+
+
+class GradientSum:
+    """Sums gradients over processes while the backward pass is still running; call `finish` after it.
+
+    Gradients of the data-parallel part are added up. All others are equal already, and their mean keeps the processes
+    from drifting apart by rounding. Parameters are divided into buckets in the order in which a backward pass reaches
+    them, and each bucket is sent when its last gradient is there. Buckets are sent in this order in every process,
+    whichever is complete first.
     """
-    if group is None:
-        return
-    summed = {id(p) for p in data_parallel.parameters()}
-    owners = [p for p in module.parameters() if p.grad is not None]
-    gradients = [cast(Tensor, p.grad) for p in owners]
-    for p, gradient in zip(owners, gradients, strict=True):
-        if id(p) not in summed:
-            gradient /= group.size()
-    flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message instead of one per tensor
-    with _collective():
-        torch_dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+
+    def __init__(
+        self, module: nn.Module, data_parallel: nn.Module, group: ProcessGroup, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.group = group
+        summed = {id(p) for p in data_parallel.parameters()}
+        parameters = [p for p in reversed([*module.parameters()]) if p.requires_grad]
+        self.buckets: list[Bucket] = []
+        for is_summed, part in groupby(parameters, lambda p: id(p) in summed):
+            for some in _up_to(bucket_bytes, part):
+                self.buckets.append(Bucket(some, 1 if is_summed else group.size()))
+        self.num_sent = 0
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.register_post_accumulate_grad_hook(partial(self._ready, bucket))
+
+    def _ready(self, bucket: Bucket, _: Tensor) -> None:
+        bucket.num_ready += 1
+        while self.num_sent < len(self.buckets):
+            first = self.buckets[self.num_sent]
+            if first.num_ready < len(first.parameters):
+                break
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self.buckets[self.num_sent].send(self.group)
+        self.num_sent += 1
+
+    def finish(self) -> None:
+        """Send what is left, and replace each gradient by its sum."""
+        while self.num_sent < len(self.buckets):  # a bucket with a parameter that got no gradient
+            self._send_next()
+        for bucket in self.buckets:
+            bucket.finish()
+        self.num_sent = 0
+
+
+def _up_to(num_bytes: int, parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The parameters in order, in lists of at most so many bytes and of one type; a larger parameter is alone."""
+    some: list[nn.Parameter] = []
+    for p in parameters:
+        if some and (sum(q.nbytes for q in some) + p.nbytes > num_bytes or p.dtype != some[0].dtype):
+            yield some
+            some = []
+        some.append(p)
+    if some:
+        yield some
 
 
 @torch.no_grad()
@@ -242,11 +356,15 @@ def average_statistics(module: nn.Module, group: ProcessGroup | None) -> None:
     """
     if group is None:
         return
-    for name, buffer in module.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            with _collective():
-                torch_dist.all_reduce(buffer, group=group)
-            buffer /= group.size()
+    tracked = [b for name, b in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    if not tracked:
+        return
+    flat = torch.cat([buffer.flatten() for buffer in tracked])  # one message instead of one per layer
+    with _collective():
+        torch_dist.all_reduce(flat, group=group)
+    flat /= group.size()
+    for buffer, mean in zip(tracked, flat.split([b.numel() for b in tracked]), strict=True):
+        buffer.copy_(mean)
 
 
 def check(bn_groups: int) -> None:

@@ -20,6 +20,8 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +30,7 @@ from torch import Tensor
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
-from mixnn.dist import gather_batch, scatter_batch, sum_gradients
+from mixnn.dist import GradientSum, PartialBatch, own_rows
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
 from mixnn.training.optimizers import optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
@@ -69,16 +71,18 @@ class Step:
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
         on_device = resident and images.images.device == device
-        own = batch_size if group is None else batch_size // group.size()  # images that this process augments
-        self.prefetcher = None if on_device else Prefetcher(images.images, own, device)
+        self.prefetcher = None if on_device else Prefetcher(images.images, batch_size, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
         sizes = [math.prod(shape) for shape in [*shapes, *named.values()]]
         self.uniforms = torch.zeros(sum(sizes), device=device)  # one buffer, one launch to fill it
-        parts = [part.view(s) for part, s in zip(self.uniforms.split(sizes), [*shapes, *named.values()], strict=True)]
-        self.view_draws = parts[: len(views)]
-        self.draws = dict(zip(named, parts[len(views) :], strict=True))
+        self._layout = [*shapes, *named.values()], sizes, [*named]
+        self.view_draws, self.draws = self._draws(self.uniforms)
+        self.own_rows = own_rows(batch_size, group, device)
+        self.is_partial = group is not None and len(method.image_rows(self.draws, self.own_rows)) < batch_size
+        self.position = torch.zeros(batch_size, dtype=torch.long, device=device)  # of a row in the prefetcher's buffer
+        self.gradient_sum = None if group is None else GradientSum(method, method.student.f, group)
         self.names: list[str] = []
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
@@ -98,8 +102,7 @@ class Step:
 
     def __call__(self, index: Tensor, lr: float, generator: torch.Generator, next_index: Tensor | None = None) -> None:
         """One step. If the indices of the next call are given, images that are not on the device are read ahead."""
-        self._load(index, next_index)
-        self.uniforms.uniform_(generator=generator)
+        self._load(index, generator, next_index)
         set_learning_rate(self.optimizer, lr)
         self._run()
         self.count += 1
@@ -107,8 +110,7 @@ class Step:
     @torch.no_grad()
     def observe(self, index: Tensor, generator: torch.Generator) -> None:
         """Log a batch without learning from it; batch norm's running statistics do move."""
-        self._load(index)
-        self.uniforms.uniform_(generator=generator)
+        self._load(index, generator)
         self._accumulate(*self._loss())
         self.count += 1
 
@@ -132,24 +134,68 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """The method's loss of the batch in the buffers."""
-        group, prefetched = self.group, self.prefetcher
-        images_u8 = self.images.images[scatter_batch(self.index, group)] if prefetched is None else prefetched.buffer
-        view_draws = [scatter_batch(draws, group) for draws in self.view_draws]
-        views = self._make_views(images_u8, view_draws, self.views, self.mean, self.std)
-        views = tuple(gather_batch(view, group) for view in views)
-        return self.method.forward_batch(Batch(views, self.labels[self.index], self.index, self.draws))
+        return self.method.forward_batch(Batch(self._batch_views(), self.labels[self.index], self.index, self.draws))
 
-    def _load(self, index: Tensor, next_index: Tensor | None = None) -> None:
-        if self.prefetcher is not None:
-            ahead = None if next_index is None else scatter_batch(next_index, self.group)
-            self.prefetcher.load(scatter_batch(index, self.group), ahead)
+    def _batch_views(self) -> tuple[Tensor | PartialBatch, ...]:
+        """The views of the batch, made here; on many processes only the rows that this one needs, when it needs them.
+
+        A process of a few needs most rows, for its student or for its teacher, and makes each view once.
+        """
+        if not self.is_partial:
+            images_u8 = self.images.images[self.index] if self.prefetcher is None else self.prefetcher.buffer
+            return self._make_views(images_u8, self.view_draws, self.views, self.mean, self.std)
+        batch_size, device = len(self.index), self.index.device
+        return tuple(
+            PartialBatch(partial(self._make_rows, i), (batch_size, 3, view.size, view.size), device)
+            for i, view in enumerate(self.views)
+        )
+
+    def _make_rows(self, i: int, rows: Tensor) -> Tensor:
+        """Rows of view i."""
+        if self.prefetcher is None:
+            images_u8 = self.images.images[self.index[rows]]
+        else:
+            images_u8 = self.prefetcher.buffer[self.position[rows]]
+        return self._make_views(images_u8, [self.view_draws[i][rows]], [self.views[i]], self.mean, self.std)[0]
+
+    def _load(self, index: Tensor, generator: torch.Generator, next_index: Tensor | None = None) -> None:
+        """Fill the step's inputs: indices, images that are not on the device, and uniforms."""
+        if self.prefetcher is not None and self.is_partial:
+            rows = self._rows_to_read(generator)
+            self.uniforms.uniform_(generator=generator)
+            ahead = None if next_index is None else next_index[self._rows_to_read(generator)]
+            self.prefetcher.load(index[rows], ahead)
+            position = torch.full((len(index),), len(index))  # of rows that are not there: using one is an error
+            position[rows] = torch.arange(len(rows))
+            self.position.copy_(position)
+        else:
+            if self.prefetcher is not None:
+                self.prefetcher.load(index, next_index)
+            self.uniforms.uniform_(generator=generator)
         self.index.copy_(index)
+
+    def _rows_to_read(self, generator: torch.Generator) -> Tensor:
+        """Rows of the batch whose images this process needs with the uniforms that come next, on the host.
+
+        The generator stays as it is. On CUDA this waits for a stream of its own, and not for the step before.
+        """
+        device = self.uniforms.device
+        with torch.cuda.stream(_reading_stream(device)) if device.type == "cuda" else nullcontext():
+            draws = torch.empty_like(self.uniforms).uniform_(generator=generator.clone_state())
+            return self.method.image_rows(self._draws(draws)[1], self.own_rows).cpu().unique()
+
+    def _draws(self, uniforms: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The parts of the uniforms: one for each view, and those of the method by name."""
+        shapes, sizes, names = self._layout
+        parts = [part.view(shape) for part, shape in zip(uniforms.split(sizes), shapes, strict=True)]
+        return parts[: len(self.views)], dict(zip(names, parts[len(self.views) :], strict=True))
 
     def _train_step(self) -> None:
         loss, aux = self._loss()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        sum_gradients(self.method, self.method.student.f, self.group)
+        if self.gradient_sum is not None:
+            self.gradient_sum.finish()
         self.optimizer.step()
         self.method.update_state(aux)
         self._accumulate(loss, aux)
@@ -175,10 +221,17 @@ class Step:
             t.copy_(saved)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # NCCL's own thread asks for events while this one records; only what this thread does must be recordable
+        mode = "global" if self.group is None else "thread_local"
+        with torch.cuda.graph(graph, capture_error_mode=mode):
             self._train_step()
         self.reset()
         return graph.replay
+
+
+@functools.cache
+def _reading_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def has_grouped_convolutions(module: torch.nn.Module) -> bool:

@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as torch_dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from mixnn import dist, methods
+from mixnn.augment import View, weak
 from mixnn.config import UserError
 from mixnn.data import ImageSet, to_folder
 from mixnn.data.dataset import NamedDataset
-from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.runs import Run
 from mixnn.training.optimizers import sgd
+from mixnn.training.step import Step
 from tests.clock import Clock, use_clock
 from tests.command import FORKS, Done, command
 from tests.methods.test_contract import CASES as ALL_CASES
@@ -31,6 +34,7 @@ from tests.training.test_resume import last, log, signal_in_step
 
 B, GROUPS, STEPS = 16, 4, 2
 SIZES = (2, 4)
+KINDS = ("whole", "partial", "streamed")
 VARIANTS = ("default", "asymmetric", "negatives=all", "prev_epoch", "mixed=student", "select=random", "lam of a sample")
 CASES = {case: ALL_CASES[case] for case in ALL_CASES if case.endswith(VARIANTS)}  # those that treat a batch otherwise
 DIGITS = shlex.split(
@@ -65,17 +69,18 @@ class Backbone(nn.Module):
         return self.bn(self.conv(x)).relu().mean((2, 3))
 
 
-def batch_of(method: nn.Module, seed: int, device: str) -> Batch:
-    rng = torch.Generator().manual_seed(seed)
-    views = tuple(torch.randn(B, 3, 8, 8, generator=rng, dtype=torch.float64).to(device) for _ in method.views)
-    shapes = method.draws(B).items()
-    draws = {k: torch.rand(shape, generator=rng, dtype=torch.float64).to(device) for k, shape in shapes}
-    index = torch.randperm(NUM_IMAGES, generator=rng)[:B]
-    return Batch(views, (torch.arange(B) % 3).to(device), index.to(device), draws)
+def images_on(device: str) -> ImageSet:
+    rng = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (NUM_IMAGES, 3, 8, 8), dtype=torch.uint8, generator=rng)
+    return ImageSet(pixels, torch.arange(NUM_IMAGES) % 3, None, list("abc"), (0.5,) * 3, (0.25,) * 3, True).to(device)
 
 
-def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Losses of a few steps, and all that the method holds then."""
+def after_steps(case: str, kind: str = "whole", device: str = "cpu") -> dict[str, Tensor]:
+    """What a few steps logged, and all that the method holds then. Mean and std in float64 make the views float64.
+
+    Kinds differ in what a process makes: whole views, the rows it needs (partial), or these of images that are read one
+    step ahead (streamed).
+    """
     name, options = CASES[case]
     torch.manual_seed(0)
     options = known(name, SMALL) | options
@@ -83,18 +88,17 @@ def after_steps(case: str, device: str = "cpu") -> dict[str, Tensor]:
     method.to(device, torch.float64)
     dist.set_data_parallel(method, dist.run_group())
     optimizer = sgd([{"params": [p for p in method.parameters() if p.requires_grad], "weight_decay": 1e-3}], 0.9)
-    optimizer.param_groups[0]["lr"].fill_(0.05)
-    losses = []
-    for seed in range(STEPS):
-        loss, aux = method.forward_batch(batch_of(method, seed, device))
-        optimizer.zero_grad()
-        loss.backward()
-        dist.sum_gradients(method, method.student.f, dist.run_group())
-        optimizer.step()
-        method.update_state(aux)
-        losses.append(loss.detach())
+    views = [View(8, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=flip) for flip in (0.5, 0.9, 0.3)[: len(method.views)]]
+    images, is_streamed = images_on("cpu" if kind == "streamed" else device), kind == "streamed"
+    step = Step(method, images, views, B, optimizer, resident=not is_streamed, group=dist.run_group())
+    step.mean, step.std = step.mean.double(), step.std.double()
+    step.is_partial = kind != "whole" and dist.size() > 1
+    rng = torch.Generator(device).manual_seed(1)
+    batches = [torch.randperm(NUM_IMAGES, generator=torch.Generator().manual_seed(i))[:B] for i in range(STEPS)]
+    for index, next_index in zip(batches, [*batches[1:], None], strict=True):
+        step(index.to(images.images.device), 0.05, rng, next_index)
     dist.average_statistics(method, dist.run_group())
-    return {k: v.cpu().clone() for k, v in ({"losses": torch.stack(losses)} | method.state_dict()).items()}
+    return {k: v.cpu().clone() for k, v in ({"logged": step.sums} | method.state_dict()).items()}
 
 
 def all_cases(rank: int, size: int, port: int, folder: Path, device: str) -> None:
@@ -102,7 +106,12 @@ def all_cases(rank: int, size: int, port: int, folder: Path, device: str) -> Non
     enter(rank, size, port)
     dist.init(torch.device("cpu"))  # gloo carries CUDA's tensors too, and lets processes share a device
     assert (dist.rank(), dist.size()) == (rank, size)
-    held = {f"{case}/{name}": t for case in CASES for name, t in after_steps(case, device).items()}
+    held = {
+        f"{kind}/{case}/{name}": t
+        for kind in KINDS
+        for case in CASES
+        for name, t in after_steps(case, kind, device).items()
+    }
     save_file(held, folder / f"{size}-{rank}.safetensors")
     dist.shutdown()
 
@@ -125,14 +134,15 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     return {size: in_processes(size, folder) for size in SIZES}
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_two_and_four_processes_step_as_one(case: str, together: dict[int, list[dict[str, Tensor]]]):
+def test_two_and_four_processes_step_as_one(case: str, kind: str, together: dict[int, list[dict[str, Tensor]]]):
     for size in SIZES:
-        assert_steps(together[size][0], case, after_steps(case))
+        assert_steps(together[size][0], f"{kind}/{case}", after_steps(case))
 
 
 def assert_steps(found: dict[str, Tensor], case: str, alone: dict[str, Tensor]) -> None:
-    assert alone["losses"].isfinite().all()
+    assert alone["logged"].isfinite().all()
     for name, want in alone.items():
         close = 1e-6 if "running" in name else 1e-9  # the shares of groups in running statistics are float32
         torch.testing.assert_close(found[f"{case}/{name}"], want, rtol=close, atol=close / 10)
@@ -143,7 +153,8 @@ def assert_steps(found: dict[str, Tensor], case: str, alone: dict[str, Tensor]) 
 def test_two_processes_on_a_gpu_step_as_one(tmp_path: Path):
     found = in_processes(2, tmp_path, "cuda")[0]
     for case in CASES:
-        assert_steps(found, case, after_steps(case, "cuda"))
+        for kind in KINDS:
+            assert_steps(found, f"{kind}/{case}", after_steps(case, device="cuda"))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -156,27 +167,31 @@ def test_all_processes_hold_the_same_bits(size: int, together: dict[int, list[di
 # Runs, through the command
 
 
-def run_together(*words: object, fault: Callable[..., None] = enter) -> list[Done]:
-    """The command in two processes; the fault is told their rank, number and port."""
+def run_together(*words: object, fault: Callable[..., None] = enter, size: int = 2) -> list[Done]:
+    """The command in several processes; the fault is told their rank, number and port."""
     port = free_port()
-    with ThreadPoolExecutor(2) as pool:
-        started = [pool.submit(command, *words, fault=fault, args=(rank, 2, port)) for rank in range(2)]
+    with ThreadPoolExecutor(size) as pool:
+        started = [pool.submit(command, *words, fault=fault, args=(rank, size, port)) for rank in range(size)]
         return [each.result() for each in started]
 
 
-def assert_close(run: Path, other: Path) -> None:
-    """The same log and state but for rounding."""
+def assert_close(run: Path, other: Path, close: float = 1e-3) -> None:
+    """The same log and state but for rounding.
+
+    Four processes round differently: other kernels run for batches of four images. One activation that falls on the
+    other side of a ReLU's zero changes a gradient by up to a percent here. The steps above compare in float64.
+    """
     for record, want in zip(log(run), log(other), strict=True):
         assert record.keys() == want.keys()
         for name in ("epoch", "step", "loss", "d_positive", "d_neighbors", "spread", "norm_ratio"):
-            assert record[name] == pytest.approx(want[name], rel=1e-3), name
+            assert record[name] == pytest.approx(want[name], rel=close), name
         assert abs(record["knn"] - want["knn"]) <= 200 / 64  # of 64 images two may lie on the fence
     tensors, expected = last(run)[0], last(other)[0]
     assert torch.equal(tensors["order"], expected["order"])
     assert torch.equal(tensors["generator"], expected["generator"])
     for name, want in expected.items():
         if name.endswith(("weight", "running_mean", "running_var", "z_QD")):
-            assert (tensors[name] - want).norm() <= 1e-3 * want.norm(), name
+            assert (tensors[name] - want).norm() <= close * want.norm(), name
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +202,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("resident", ["yes", "no"])
-def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, alone: Path, resident: str):
+@pytest.mark.parametrize("size", SIZES)
+def test_a_run_on_several_processes_is_the_run_on_one(tmp_path: Path, alone: Path, size: int, resident: str):
     out = tmp_path / "run"
-    first, second = run_together(*DIGITS, "--out", out, "--resident", resident)
+    first, *others = run_together(*DIGITS, "--out", out, "--resident", resident, size=size)
     assert (first.code, first.out) == (0, f"{out}\n"), first.err
-    assert (second.code, second.out, second.err) == (0, "", "")  # one speaks for all
+    assert all(other == (0, "", "") for other in others)  # one speaks for all
     assert first.err.count("ready after") == 1
-    assert '"processes": 2' in (out / "environment.json").read_text()
-    assert_close(out, alone)
+    assert f'"processes": {size}' in (out / "environment.json").read_text()
+    assert_close(out, alone, 1e-3 if size == 2 else 3e-2)
 
 
 def enter_and_stop(rank: int, size: int, port: int) -> None:
@@ -383,6 +399,101 @@ def test_a_number_of_processes_without_the_rest_is_refused(size: str, says: str,
     assert says in done.err
     assert "unset" in done.err
     assert not (tmp_path / "run").exists()
+
+
+# What is sent
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
+    """A process group of one, in which everything is sent as in a larger one."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1)
+    yield torch_dist.group.WORLD
+    torch_dist.destroy_process_group()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]:
+    """What all processes together put into each message, in the order of the messages."""
+    messages: list[tuple[str, Tensor]] = []
+    gather, reduce = dist._all_gather, torch_dist.all_reduce
+    monkeypatch.setattr(
+        dist, "_all_gather", lambda out, x, **kw: messages.append(("gather", out)) or gather(out, x, **kw)
+    )
+    monkeypatch.setattr(torch_dist, "all_reduce", lambda x, **kw: messages.append(("sum", x)) or reduce(x, **kw))
+    return messages
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_a_step_sends_features_and_gradients_and_no_images(
+    name: str, one_process: ProcessGroup, sent: list[tuple[str, Tensor]]
+):
+    method = methods.build(name, Backbone(), known(name, SMALL), num_classes=3, num_images=NUM_IMAGES)
+    dist.set_data_parallel(method, one_process)
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    optimizer = sgd([{"params": parameters, "weight_decay": 0.0}], 0.9)
+    step = Step(method, images_on("cpu"), [weak(8) for _ in method.views], B, optimizer, group=one_process)
+    step.is_partial = True
+    step(torch.arange(B), 0.05, torch.Generator().manual_seed(0))
+    students, teachers = method.encoded_views(method.options)
+    features = [(len(views) * B, Backbone.num_features) for views in (teachers, students) if views]
+    assert [tuple(x.shape) for kind, x in sent if kind == "gather"] == features
+    assert [kind for kind, _ in sent] == ["gather"] * len(features) + ["sum"] * 2  # heads, then backbone
+    assert sum(x.numel() for kind, x in sent if kind == "sum") == sum(p.numel() for p in parameters)
+
+
+def test_gradients_are_sent_in_one_order_whichever_is_ready_first(
+    one_process: ProcessGroup, sent: list[tuple[str, Tensor]]
+):
+    f, g = nn.Linear(4, 4), nn.Linear(4, 2)
+    network, x = nn.Sequential(f, g), torch.randn(3, 4)
+    gradient_sum = dist.GradientSum(network, f, one_process, bucket_bytes=16 * 4)
+    expected = torch.autograd.grad(network(x).sum(), [*network.parameters()])
+    for first, second in ((f, g), (g, f)):
+        sent.clear()
+        for layer in (first, second):
+            for p, gradient in zip(network.parameters(), expected, strict=True):
+                if any(p is q for q in layer.parameters()):
+                    (p * gradient).sum().backward()
+        assert len(sent) == 3  # all of them before the end
+        gradient_sum.finish()
+        assert [x.numel() for _, x in sent] == [2 + 8, 4, 16]  # biases first; a bucket holds 16 numbers
+        for p, gradient in zip(network.parameters(), expected, strict=True):
+            torch.testing.assert_close(p.grad, gradient)
+            p.grad = None
+
+
+def test_a_parameter_without_gradient_stays_without(one_process: ProcessGroup):
+    f, g = nn.Linear(4, 4), nn.Linear(4, 2)
+    gradient_sum = dist.GradientSum(nn.Sequential(f, g), f, one_process)
+    for _ in range(2):
+        g.bias.sum().backward()
+        gradient_sum.finish()
+        assert g.bias.grad is not None
+        assert torch.equal(g.bias.grad, torch.ones(2))
+        assert [p.grad for p in (*f.parameters(), g.weight)] == [None] * 3
+        g.bias.grad = None
+
+
+def test_gradients_keep_the_memory_order_of_their_parameters(one_process: ProcessGroup):
+    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    gradient_sum = dist.GradientSum(conv, conv, one_process)
+    conv(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    before = conv.weight.grad.clone()
+    gradient_sum.finish()
+    assert torch.equal(conv.weight.grad, before)
+    assert conv.weight.grad.stride() == conv.weight.stride()
+
+
+def test_functions_and_methods_of_tensors_take_a_partial_batch():
+    x = torch.randn(6, 3, 2, 2)
+    part: Any = dist.PartialBatch(lambda rows: x[rows], x.shape, x.device)
+    assert torch.equal(part[torch.tensor([4, 1])], x[[4, 1]])
+    assert torch.equal(part.flip(0), x.flip(0))
+    assert torch.equal(x * part, x * x)
+    assert torch.equal(torch.cat([part, part]), torch.cat([x, x]))
+    assert (part.shape, len(part), part.dtype) == (x.shape, 6, x.dtype)
 
 
 def test_alone_nothing_is_dealt_or_gathered():
