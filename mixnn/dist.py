@@ -18,6 +18,7 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,7 @@ def _missing(ranks: list[int], limit: float) -> UserError:
 
 def shutdown() -> None:
     if torch_dist.is_initialized():
+        gc.collect()  # NCCL waits for recorded steps that hold its messages, and they are parts of reference cycles
         torch_dist.destroy_process_group()
 
 
@@ -308,7 +310,7 @@ class GradientSum:
         parameters = [p for p in reversed([*module.parameters()]) if p.requires_grad]
         self.buckets: list[Bucket] = []
         for is_summed, part in groupby(parameters, lambda p: id(p) in summed):
-            for some in _up_to(bucket_bytes, part):
+            for some in split_by_bytes(part, bucket_bytes):
                 self.buckets.append(Bucket(some, 1 if is_summed else group.size()))
         self.num_sent = 0
         for bucket in self.buckets:
@@ -336,8 +338,8 @@ class GradientSum:
         self.num_sent = 0
 
 
-def _up_to(num_bytes: int, parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, in lists of at most so many bytes and of one type; a larger parameter is alone."""
+def split_by_bytes(parameters: Iterable[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """The parameters in order, in lists of at most num_bytes and of one type; a larger parameter is alone."""
     some: list[nn.Parameter] = []
     for p in parameters:
         if some and (sum(q.nbytes for q in some) + p.nbytes > num_bytes or p.dtype != some[0].dtype):

@@ -9,6 +9,7 @@ As they are made, networks run under the caller's autocast and communicate with 
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from itertools import pairwise
 from typing import Self
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.config import UserError
-from mixnn.dist import GatherBatch, PartialBatch, not_features, scatter_batch
+from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import run_parts
@@ -83,8 +84,9 @@ class Student(nn.Module):
 
     def forward(self, *views: Tensor | PartialBatch) -> tuple[Tensor, Tensor]:
         parts = [self.f, self.gather_batch, self.g, *([] if self.h is None else [self.h])]
-        x = torch.cat([scatter_batch(view, self.gather_batch.group) for view in views])
-        outs = run_parts(parts, x, self.compute_dtype)
+        group = self.gather_batch.group
+        x = torch.cat([scatter_batch(view, group) for view in views])
+        outs = run_parts(parts, x, self.compute_dtype, sys.maxsize if group is None else BUCKET_BYTES // 2)
         return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 

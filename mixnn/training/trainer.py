@@ -144,7 +144,7 @@ class Trainer:
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
     def _fastest_mode(self, may_capture: bool) -> str:
-        if not may_capture or dist.size() > 1:
+        if not may_capture:
             return "eager"
         is_long = self.plan.budget >= LONG_RUN_SECONDS if self.plan else self.total_steps >= LONG_RUN_STEPS
         return "captured" if is_long else "recorded"

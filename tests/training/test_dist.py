@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from mixnn import dist, methods
-from mixnn.augment import View, weak
+from mixnn.augment import View, strong, weak
 from mixnn.config import UserError
 from mixnn.data import ImageSet, to_folder
 from mixnn.data.dataset import NamedDataset
 from mixnn.nn.batch_norm import SplitBatchNorm
+from mixnn.nn.encoder import set_compute_dtype
+from mixnn.nn.resnet import ResNet
 from mixnn.runs import Run
 from mixnn.training.optimizers import sgd
 from mixnn.training.step import Step
@@ -155,6 +157,44 @@ def test_two_processes_on_a_gpu_step_as_one(tmp_path: Path):
     for case in CASES:
         for kind in KINDS:
             assert_steps(found, f"{kind}/{case}", after_steps(case, device="cuda"))
+
+
+def nccl_steps(mode: str, dtype: torch.dtype, folder: Path) -> None:
+    """Steps of MNN on a GPU, without a process group and with one NCCL process."""
+    torch_dist.init_process_group("cpu:gloo,cuda:nccl", store=torch_dist.HashStore(), rank=0, world_size=1)
+    for name, group in (("without", None), ("with", torch_dist.group.WORLD)):
+        torch.manual_seed(0)
+        method = methods.build("mnn", ResNet("resnet18", 8, GROUPS), SMALL)
+        method.to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
+        set_compute_dtype(method, dtype)
+        dist.set_data_parallel(method, group)
+        optimizer = sgd([{"params": [p for p in method.parameters() if p.requires_grad], "weight_decay": 1e-3}], 0.9)
+        step = Step(method, images_on("cuda"), [strong(8), weak(8)], B, optimizer, mode, group=group)
+        rng, losses = torch.Generator("cuda").manual_seed(1), []
+        for i in range(6):
+            step.reset()
+            step(torch.arange(i, i + B, device="cuda") % NUM_IMAGES, 0.02, rng)
+            losses.append(step.means()["loss"])
+        save_file({"losses": torch.tensor(losses)} | method.state_dict(), folder / f"{name}.safetensors")
+        del step, method, optimizer
+    dist.shutdown()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["eager", "recorded", "captured"])
+def test_a_step_with_nccl_is_the_step_without(mode: str, dtype: torch.dtype, tmp_path: Path):
+    process = FORKS.Process(target=nccl_steps, args=(mode, dtype, tmp_path))
+    process.start()
+    process.join(300)
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode == 0
+    without, found = (load_file(tmp_path / f"{name}.safetensors") for name in ("without", "with"))
+    close = 1e-3 if dtype == torch.float32 else 2e-2  # two runs choose their convolutions each
+    torch.testing.assert_close(found["losses"], without["losses"], rtol=close, atol=close)
+    assert found["losses"].isfinite().all()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -375,7 +415,10 @@ def test_other_pixels_of_a_named_data_set_are_noticed(tmp_path: Path):
     ("words", "says"),
     [
         (["pretrain", "digits", "--bn-groups", "3", "--batch-size", "48"], "start 1 or 3 of them"),
-        (["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"], "mode=compiled works with one process only"),
+        (
+            ["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"],
+            "mode=compiled works with one process only: use another",
+        ),
         (["methods"], "only pretrain runs on several processes: run mixnn methods without torchrun"),
     ],
 )
