@@ -2,7 +2,9 @@
 
     torchrun --nproc-per-node 4 -m mixnn pretrain cifar10
 
-A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example).
+A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example). If one
+ends, the others end too, with its reason; so they do if one has given no sign of life for a minute, or for
+$MIXNN_PEER_TIMEOUT.
 
 Backbones are data-parallel and everything else is replicated: process r of R encodes images r, r + R, ... of a batch,
 which are whole batch-norm groups, and the features of all processes are gathered. Heads, losses, searches and support
@@ -19,9 +21,12 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
@@ -33,12 +38,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mixnn.config import UserError, duration_text, setting
-from mixnn.processes import join_limit, meeting_point, world_size
+from mixnn.processes import join_limit, meeting_point, peer_limit, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 POLL = 0.05  # seconds between two looks at who has come
+BEAT = 1.0  # seconds between two signs of life
+SILENCE = 4.0  # seconds without one, after which a process is dead if a message to it has failed
+GRACE = 10.0  # seconds in which a process should end by itself, once another has
+ENDED = "ended "  # marks the reason, which may be empty
 _all_gather = getattr(torch_dist, "all_gather_single", None) or torch_dist.all_gather_into_tensor  # its older name
 BUCKET_BYTES = 2**24  # of gradients in one message: large enough for full speed, small enough to overlap with backward
 
@@ -47,8 +56,10 @@ def init(device: torch.device) -> None:
     """Join the process group: gloo for values on the host, NCCL for tensors on CUDA."""
     if world_size() == 1 or torch_dist.is_initialized():
         return
+    global _peers
     try:
-        store, rank = _meet(join_limit())
+        limit, (store, rank) = peer_limit(), _meet(join_limit())
+        _peers = Peers(store, rank, world_size(), limit)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_dist.init_process_group(backend, store=store, rank=rank, world_size=world_size())
     except UserError:
@@ -78,6 +89,8 @@ def _meet(limit: float) -> tuple[Store, int]:
             multi_tenant=True,
         )
         store: Store = torch_dist.PrefixStore(f"mixnn/{attempt}", server)  # type: ignore[attr-defined]
+        for key in (f"beat {rank}", f"end {rank}"):  # before the others look for them, see Peers
+            store.set(key, "")
         store.set(f"rank {rank}", "here")
         while missing := [r for r in range(world_size()) if not store.check([f"rank {r}"])]:
             if time.monotonic() > end:
@@ -99,7 +112,99 @@ def _missing(ranks: list[int], limit: float) -> UserError:
     )
 
 
+class PeerEnded(UserError):
+    """Another process of this run has ended, so this one cannot go on."""
+
+
+class Peers:
+    """Knows which processes of the run are alive, and why others have ended.
+
+    A thread sends a sign of life every second, and looks at those of the others. A process that waits for a dead one,
+    in a message or for a device, cannot notice that itself: this thread then ends it.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, limit: float) -> None:
+        self.store, self.rank, self.size, self.limit = store, rank, size, limit
+        self.heard = dict.fromkeys(range(size), time.monotonic())  # when each process last gave a sign of life
+        self.beats = dict.fromkeys(range(size), b"")
+        self.ends: dict[int, str] = {}  # rank -> why it has ended; "" if it had nothing more to do
+        self.stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        number, late = 0, 0.0
+        while not self.stopped.wait(BEAT):
+            number += 1
+            with suppress(RuntimeError):  # who holds the store has ended, and is silent
+                self.store.set(f"beat {self.rank}", str(number))
+                self._look()
+            reason = self.reason(self.limit)
+            late = late + BEAT if reason else 0.0
+            if late > GRACE and not self.stopped.is_set():  # the main thread should have noticed
+                print(f"mixnn: {reason}", file=sys.stderr, flush=True)
+                os._exit(2)
+
+    def _look(self) -> None:
+        others = [r for r in range(self.size) if r not in self.ends]
+        found = self.store.multi_get([f"{what} {r}" for what in ("beat", "end") for r in others])
+        for r, beat, end in zip(others, found[: len(others)], found[len(others) :], strict=True):
+            if beat != self.beats[r]:
+                self.beats[r], self.heard[r] = beat, time.monotonic()
+            if end:
+                self.ends[r] = end.decode().removeprefix(ENDED)
+
+    def reason(self, limit: float) -> str:
+        """Why the run cannot go on, in a sentence; "" if all is well, as far as is known.
+
+        A process without a sign of life for `limit` seconds counts as dead.
+        """
+        for r, why in self.ends.items():
+            if why and r != self.rank:
+                return f"process {r} of {self.size} has ended: {why}"
+        now = time.monotonic()
+        silent = [r for r, heard in self.heard.items() if r not in self.ends and now - heard > limit]
+        if not silent or self.rank in silent:  # a process that hears nothing of itself was suspended, or has no store
+            holder = "the process that holds the run together (process 0, or torchrun) has ended"
+            return holder if len(silent) == self.size else ""
+        which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
+        return f"no sign of life from {which} of {self.size}: killed perhaps, or its machine was lost"
+
+    def wait_for_reason(self) -> str:
+        """`reason`, when a message has failed: waits a little until it is known."""
+        end = time.monotonic() + 2 * SILENCE
+        while not (reason := self.reason(SILENCE)) and time.monotonic() < end:
+            time.sleep(POLL)
+        return reason or "another process of this run has ended; see its error message"
+
+    def leave(self, why: str) -> None:
+        """Tell the others. If this process holds the store, it waits until they know."""
+        self.stopped.set()
+        with suppress(RuntimeError):
+            self.store.set(f"end {self.rank}", ENDED + why)
+            end = time.monotonic() + SILENCE
+            while why and self.rank == 0 and len(self.ends) < self.size and time.monotonic() < end:
+                time.sleep(POLL)
+                self._look()
+
+
+_peers: Peers | None = None  # of this process's run
+
+
+def leave(why: str) -> None:
+    """Tell the other processes that this one ends, and why. After GRACE seconds it does, even if a device is busy."""
+    if _peers is None:  # it has not joined a run
+        return
+    _peers.leave(why)
+    timer = threading.Timer(GRACE, os._exit, (2,))
+    timer.daemon = True
+    timer.start()
+
+
 def shutdown() -> None:
+    global _peers
+    if _peers is not None:
+        _peers.leave("")
+        _peers = None
     if torch_dist.is_initialized():
         gc.collect()  # NCCL waits for recorded steps that hold its messages, and they are parts of reference cycles
         torch_dist.destroy_process_group()
@@ -126,7 +231,9 @@ def _collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError("another process of this run has ended; see its error message") from error
+        if _peers is None:
+            raise
+        raise PeerEnded(_peers.wait_for_reason()) from error
 
 
 def broadcast(value: Any) -> Any:

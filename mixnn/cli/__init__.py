@@ -22,7 +22,7 @@ from typing import Any
 
 from mixnn.cli.parser import Command
 from mixnn.config import Interrupted, NotSaved, UserError, spelling, unknown
-from mixnn.processes import is_main_process, world_size
+from mixnn.processes import is_main_process, world_size, write_reason
 from mixnn.registry import import_code
 
 atexit.register(gc.freeze)  # without it, Python looks through all objects of torch before it exits: half a second
@@ -166,6 +166,18 @@ def print_paths(result: Any) -> None:
             print(path)
 
 
+def leave_run(error: BaseException) -> None:
+    """Tell torchrun and the other processes of a run why this one ends, unless it is because another has ended."""
+    dist: Any = sys.modules.get("mixnn.dist")
+    if dist is None or isinstance(error, dist.PeerEnded):
+        reason = ""
+    else:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        write_reason(reason)
+    if dist is not None:
+        dist.leave(reason)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
     words = sys.argv[1:] if words is None else words
@@ -177,13 +189,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         from mixnn.progress import shown
 
+        leave_run(error)
         if not is_main_process():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):
+            leave_run(error)
             raise
+        leave_run(error)
         less = ": a smaller --batch-size, --image-size or support_size takes less" * ("pretrain" in words[:1])
         print(f"mixnn: there is not enough memory for this{less}", file=sys.stderr)
         return 2

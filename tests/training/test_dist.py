@@ -28,8 +28,10 @@ from mixnn.nn.resnet import ResNet
 from mixnn.runs import Run
 from mixnn.training.optimizers import sgd
 from mixnn.training.step import Step
+from mixnn.training.trainer import Trainer
 from tests.clock import Clock, use_clock
 from tests.command import FORKS, Done, command
+from tests.command import _run as start
 from tests.methods.test_contract import CASES as ALL_CASES
 from tests.methods.test_contract import NUM_IMAGES, SMALL, known
 from tests.training.test_resume import last, log, signal_in_step
@@ -306,11 +308,45 @@ def full(*_: Any) -> None:
     raise UserError("the disk is full")
 
 
+def enter_and_fail(rank: int, size: int, port: int) -> None:
+    """The second process cannot make its first step."""
+    enter(rank, size, port)
+    if rank:
+        Trainer._one_step = full  # type: ignore[method-assign]
+
+
+def enter_and_stop_moving(rank: int, size: int, port: int) -> None:
+    """The second process is stopped in its sixth step, but keeps its connections."""
+    enter(rank, size, port)
+    os.environ["MIXNN_PEER_TIMEOUT"] = "3s"
+    dist.GRACE = 1.0
+    if rank:
+        signal_in_step(6, signal.SIGSTOP)
+
+
+def test_the_reason_of_any_process_is_what_all_say(tmp_path: Path):
+    done = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_and_fail)
+    assert [each.code for each in done] == [2, 2]
+    assert done[0].err.endswith("mixnn: process 1 of 2 has ended: the disk is full\n")
+    assert done[1].err == "mixnn: the disk is full\n"
+
+
+def test_a_process_that_hangs_ends_the_other(tmp_path: Path):
+    port, words = free_port(), [*DIGITS, "--out", str(tmp_path / "run")]
+    second = FORKS.Process(target=start, args=(words, enter_and_stop_moving, (1, 2, port), tmp_path, os.getcwd()))
+    second.start()
+    first = command(*words, fault=enter_and_stop_moving, args=(0, 2, port))
+    second.kill()
+    second.join()
+    assert first.code == 2
+    assert first.err.endswith("mixnn: no sign of life from process 1 of 2: killed perhaps, or its machine was lost\n")
+
+
 def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path):
     done = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_without_disk)
     assert [each.code for each in done] == [2, 2]
     assert "mixnn: the disk is full" in done[0].err
-    assert done[1].err == "mixnn: another process of this run has ended; see its error message\n"
+    assert done[1].err == "mixnn: process 0 of 2 has ended: the disk is full\n"
 
 
 # Processes that do not come
@@ -362,7 +398,7 @@ def test_a_process_killed_while_it_reads_images_ends_the_other(tmp_path: Path):
     first, second = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_and_die_before_reading)
     assert second.code == -signal.SIGKILL
     assert first.code == 2
-    assert "another process of this run has ended" in first.err
+    assert first.err == "mixnn: no sign of life from process 1 of 2: killed perhaps, or its machine was lost\n"
     assert not (tmp_path / "run").exists()
 
 
