@@ -426,6 +426,10 @@ class Run:
         again = f"train it again with {calling('pretrain', ..., out=self.path, overwrite=True)}"
         raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
 
+    @property
+    def has_checkpoint(self) -> bool:
+        return bool(checkpoint.list_checkpoints(self.path / "checkpoints"))
+
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The same, to train further; UserError if the run holds an encoder but no state of a training."""
         tensors, state = self._newest_checkpoint(warn)

@@ -4,6 +4,8 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -347,6 +349,86 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     assert [each.code for each in done] == [2, 2]
     assert "mixnn: the disk is full" in done[0].err
     assert done[1].err == "mixnn: process 0 of 2 has ended: the disk is full\n"
+
+
+# torchrun
+
+DIES_ONCE = """
+import os, signal
+from mixnn.training.trainer import Trainer
+
+original = Trainer._one_step
+
+def one_step(self):
+    if self.done == 6 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(self)
+
+Trainer._one_step = one_step
+"""
+FAILS = """
+from mixnn.config import UserError
+from mixnn.training.trainer import Trainer
+
+def one_step(self):
+    raise UserError("the coffee is cold")
+
+Trainer._one_step = one_step
+"""
+
+
+def torchrun(size: int, *words: object, restarts: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    agent += [f"--max-restarts={restarts}", "--monitor-interval=0.2", "-m", "mixnn"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | more
+    return subprocess.run([*agent, *map(str, words)], capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_torchrun_starts_a_run_again_and_it_goes_on(tmp_path: Path, alone: Path):
+    out, code = tmp_path / "run", tmp_path / "dies_once.py"
+    code.write_text(DIES_ONCE)
+    done = torchrun(2, "--import", code, *DIGITS, "--out", out, restarts=1)
+    assert done.returncode == 0, done.stderr
+    assert "resuming at step 4 of 12" in done.stderr  # the last checkpoint before the sixth step
+    assert_close(out, alone)
+
+
+def test_torchrun_reports_the_reason(tmp_path: Path):
+    code = tmp_path / "fails.py"
+    code.write_text(FAILS)
+    done = torchrun(2, "--import", code, *DIGITS, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "mixnn: the coffee is cold" in done.stderr
+    root_cause = done.stderr[done.stderr.index("Root Cause") :]
+    assert "the coffee is cold" in root_cause
+
+
+def restarted(number: str) -> None:
+    os.environ["SLURM_RESTART_COUNT"] = number
+
+
+def test_a_command_that_slurm_starts_again_continues_its_own_run_only(tmp_path: Path, alone: Path):
+    out = tmp_path / "run"
+    words = [*DIGITS, "--out", out]
+    assert command(*words, fault=signal_in_step, args=(7, signal.SIGTERM)).code == 128 + signal.SIGTERM
+    other = command(*words, "--seed", 1, fault=restarted, args=("1",))
+    assert (other.code, "exists: use another --out" in other.err) == (2, True)
+    assert "exists: use another --out" in command(*words, fault=restarted, args=("0",)).err
+    assert command(*words, fault=restarted, args=("1",)).code == 0
+    assert_close(out, alone)
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, alone: Path):
+    out = tmp_path / "run"
+    assert command(*DIGITS, "--out", out, fault=signal_in_step, args=(1, signal.SIGKILL)).code == -signal.SIGKILL
+    assert command(*DIGITS, "--out", out, fault=restarted, args=("2",)).code == 0
+    assert_close(out, alone)
+
+
+def test_a_command_that_is_started_again_must_name_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    done = command(*DIGITS, fault=restarted, args=("1",))
+    assert (done.code, "use --out FOLDER" in done.err) == (2, True)
 
 
 # Processes that do not come
