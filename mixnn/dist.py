@@ -256,11 +256,20 @@ def gather_values(value: Any) -> list[Any]:
 
 def all_max(value: int) -> int:
     """The largest value over all processes, returned on every process."""
+    return _all_reduce_int(value, torch_dist.ReduceOp.MAX)
+
+
+def all_sum(value: int) -> int:
+    """The sum over all processes, returned on every process."""
+    return _all_reduce_int(value, torch_dist.ReduceOp.SUM)
+
+
+def _all_reduce_int(value: int, how: Any) -> int:
     if size() == 1:
         return value
     number = torch.tensor(value)
     with _collective():
-        torch_dist.all_reduce(number, torch_dist.ReduceOp.MAX)
+        torch_dist.all_reduce(number, how)
     return int(number)
 
 
@@ -327,6 +336,18 @@ class _GatherBatch(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         own = dy.unflatten(0, (ctx.views, -1, ctx.group.size()))[:, :, ctx.group.rank()].flatten(0, 1)
         return own, None, None
+
+
+@torch.no_grad()
+def gather_chunks(own: list[Tensor], num_rows: int, chunk: int, device: torch.device, group: ProcessGroup) -> Tensor:
+    """All rows (num_rows, F), from the chunks of every process, which took turns with them: r, r + R, ..."""
+    width = all_max(own[0].shape[1] if own else 0)  # a process may have had no chunk
+    whole = torch.zeros(num_rows, width, device=device)
+    for rows, part in zip(whole.split(chunk)[group.rank() :: group.size()], own, strict=True):
+        rows.copy_(part)
+    with _collective():
+        torch_dist.all_reduce(whole, group=group)  # of rows that are zero in all processes but one
+    return whole
 
 
 class GatherBatch(nn.Module):

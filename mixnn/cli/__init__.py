@@ -54,6 +54,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "figures": ("mixnn.paper.figures:figures", "draw the paper's figures and ours from finished runs"),
     "bench": ("mixnn.paper.bench:bench", "time the training step against a plain PyTorch loop"),
 }
+SHARED = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
 HEADINGS = {"embed": "for your images:", "evaluate": "for research:"}  # above the command they begin with
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
@@ -126,9 +127,10 @@ def run(words: Sequence[str]) -> None:
         return
     if words[0].startswith("-"):
         raise unknown("option of mixnn", words[0], OPTIONS)
-    if words[0] in VERBS and words[0] != "pretrain" and world_size() > 1:
+    if words[0] in VERBS and words[0] not in SHARED and world_size() > 1:
         raise UserError(
-            f"only pretrain runs on several processes: run mixnn {words[0]} without torchrun, or unset WORLD_SIZE"
+            f"only {', '.join(SHARED)} run on several processes: run mixnn {words[0]} without torchrun, or unset "
+            "WORLD_SIZE"
         )
     for code in imports:
         import_code(code)
@@ -140,11 +142,13 @@ def run(words: Sequence[str]) -> None:
             result, not_saved = verb(given, quiet, typed, started), None
         except NotSaved as error:
             result, not_saved = error.result, error
-    if as_json:
+    if not is_main_process():
+        pass
+    elif as_json:
         print(json.dumps(result, indent=1, default=lambda one: str(getattr(one, "path", one))))
     elif verb.show:
         verb.show(result)
-    elif is_main_process():
+    else:
         print_paths(result)
     if not_saved:  # printed first, so that a full disk does not cost the numbers
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from mixnn.data.image_set import ImageSet
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FEW_IMAGES = 5_000  # with fewer, the probe at its rate of 30 has too few steps to settle
 
@@ -49,9 +52,13 @@ def linear(
     size: int,
     probe: LinearProbe,
     progress: Callable[[int, float], None] = lambda _epoch, _accuracy: None,
+    group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """Accuracy in percent after each epoch; the last, and the best with its epoch, by name."""
-    test_features = features(backbone, test)
+    """Accuracy in percent after each epoch; the last, and the best with its epoch, by name.
+
+    The processes of a group divide the images that are encoded; each trains the classifier on all features.
+    """
+    test_features = features(backbone, test, group=group)
     device = test_features.device  # the backbone's; images that do not fit there stay on the host
     train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(probe.seed)
@@ -62,7 +69,7 @@ def linear(
     for epoch in range(probe.epochs):
         lr = probe.lr * 0.1 ** sum(epoch >= drop for drop in probe.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
-        x = features(backbone, train, order, view, generator)
+        x = features(backbone, train, order, view, generator, group=group)
         for x_B, y_B in zip(x.split(probe.batch_size), train_labels[order].split(probe.batch_size), strict=True):
             classifier.step(x_B, y_B, lr)
         right = (classifier(test_features).argmax(1) == test_labels).double().mean()
@@ -106,7 +113,7 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
             f"rely on kNN or {calling('classify')} instead"
         )
     with reporter.bar("linear probe", epochs) as advance:
-        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance)
+        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.group)
     flip = probe.flip if train.mirror else 0.0
     precision = "bf16 forward, fp32 features" if subject.device.type == "cuda" else "fp32"
     settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": precision}

@@ -1,7 +1,9 @@
 """A run on two or four processes is the run on one: the same losses, weights, statistics and support sets."""
 
+import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,10 +26,11 @@ from mixnn.augment import View, strong, weak
 from mixnn.config import UserError
 from mixnn.data import ImageSet, to_folder
 from mixnn.data.dataset import NamedDataset
+from mixnn.evaluation import features
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
-from mixnn.runs import Run
+from mixnn.runs import Run, encoder
 from mixnn.training.optimizers import sgd
 from mixnn.training.step import Step
 from mixnn.training.trainer import Trainer
@@ -351,6 +354,57 @@ def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path)
     assert done[1].err == "mixnn: process 0 of 2 has ended: the disk is full\n"
 
 
+# Other commands
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_evaluation_on_several_processes_is_the_one_on_one(tmp_path: Path, alone: Path, size: int):
+    shutil.copytree(alone, tmp_path / "run")
+    words = ["evaluate", tmp_path / "run", "--epochs", 2, "--json"]
+    expected = json.loads(command(*words, fault=small_chunks).out)
+    first, *others = run_together(*words, fault=enter_with_small_chunks, size=size)
+    assert first.code == 0, first.err
+    found = json.loads(first.out)
+    assert all(other == (0, "", "") for other in others)
+    assert found["knn"]["weighted"] == expected["knn"]["weighted"]
+    assert found["knn"]["majority"] == expected["knn"]["majority"]
+    assert found["linear"]["curve"] == expected["linear"]["curve"]
+
+
+def small_chunks() -> None:
+    """Several chunks for each process, and an odd number of them."""
+    features.CHUNK = 13
+
+
+def enter_with_small_chunks(rank: int, size: int, port: int) -> None:
+    enter(rank, size, port)
+    small_chunks()
+
+
+def test_vectors_from_several_processes_are_those_from_one(tmp_path: Path, alone: Path):
+    shutil.copytree(alone, tmp_path / "run")
+    alone_file, file = tmp_path / "alone.npz", tmp_path / "together.npz"
+    assert command("embed", tmp_path / "run", "--out", alone_file, fault=small_batches).code == 0
+    shutil.rmtree(tmp_path / "run" / "embeddings")
+    done = run_together("embed", tmp_path / "run", "--out", file, fault=enter_with_small_batches)
+    assert [each.code for each in done] == [0, 0], done[0].err
+    assert (done[1].out, done[1].err) == ("", "")
+    with np.load(alone_file) as one, np.load(file) as both:
+        assert one["file"].tolist() == both["file"].tolist()
+        assert np.array_equal(one["vectors"], both["vectors"])
+    again = run_together("embed", tmp_path / "run", "--out", tmp_path / "cached.npz")  # nothing is left to encode
+    assert [each.code for each in again] == [0, 0], again[0].err
+
+
+def small_batches() -> None:
+    encoder.BATCH = 100
+
+
+def enter_with_small_batches(rank: int, size: int, port: int) -> None:
+    enter(rank, size, port)
+    small_batches()
+
+
 # torchrun
 
 DIES_ONCE = """
@@ -537,7 +591,7 @@ def test_other_pixels_of_a_named_data_set_are_noticed(tmp_path: Path):
             ["pretrain", "digits", "--bn-groups", "2", "--mode", "compiled"],
             "mode=compiled works with one process only: use another",
         ),
-        (["methods"], "only pretrain runs on several processes: run mixnn methods without torchrun"),
+        (["methods"], "only pretrain, evaluate, embed run on several processes: run mixnn methods without torchrun"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_once(words: list[str], says: str):
