@@ -46,6 +46,7 @@ from mixnn.config import (
 )
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
+from mixnn.data.shards import is_shards, shard_files
 from mixnn.files import (
     LOCK,
     OUTPUTS,
@@ -290,6 +291,9 @@ class Run:
         """UserError if the images the run was trained on are gone or must be given again; `hint` says what to do."""
         data = self.config.data
         if self.data is not None or data in DATASETS or expand(data).is_dir():
+            return
+        if is_shards(data):
+            shard_files(data)
             return
         if is_in_memory(data):
             again = "source=images" if hint else self.how_to_resume
