@@ -141,7 +141,8 @@ class Peers:
             reason = self.reason(self.limit)
             late = late + BEAT if reason else 0.0
             if late > GRACE and not self.stopped.is_set():  # the main thread should have noticed
-                print(f"mixnn: {reason}", file=sys.stderr, flush=True)
+                sys.stderr.write(f"mixnn: {reason}\n")
+                sys.stderr.flush()
                 os._exit(2)
 
     def _look(self) -> None:

@@ -97,14 +97,23 @@ def cached(
     if found is None:
         with contextlib.suppress(OSError):  # the disk is full or read-only
             entry.parent.mkdir(parents=True, exist_ok=True)
+            before = _inode(entry)
             with _building(entry):
-                found = _open(entry, num_images, size)  # another process was faster
+                found = _open(entry, num_images, size) if _inode(entry) != before else None  # another was faster
                 if found is None:
                     _make_room(entry.parent, num_images * 3 * size * size, size_limit(entry.parent))
                     with contextlib.suppress(UserError):
                         _build(entry, num_images, size, decode, progress)
         found = found or _open(entry, num_images, size)
     return found or decode(0, num_images)
+
+
+def _inode(entry: Path) -> int:
+    """Tells an entry from the one that replaces it; 0 if there is none."""
+    try:
+        return entry.stat().st_ino
+    except OSError:
+        return 0
 
 
 @contextlib.contextmanager

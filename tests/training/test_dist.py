@@ -41,7 +41,7 @@ from tests.methods.test_contract import CASES as ALL_CASES
 from tests.methods.test_contract import NUM_IMAGES, SMALL, known
 from tests.training.test_resume import last, log, signal_in_step
 
-B, GROUPS, STEPS = 16, 4, 2
+B, GROUPS, STEPS = 16, 8, 2  # of groups, each of up to eight processes needs one
 SIZES = (2, 4)
 KINDS = ("whole", "partial", "streamed")
 VARIANTS = ("default", "asymmetric", "negatives=all", "prev_epoch", "mixed=student", "select=random", "lam of a sample")
