@@ -4,6 +4,8 @@
     python benchmarks/scaling.py --measure scaling-h200.json       first measure this GPU's part of the model
     python benchmarks/scaling.py --times scaling-h200.json         print the tables with times that were measured before
 
+Times in results/scaling-h200.json are used if that file is there.
+
 The model has three parts. Compute: the backbones' time for the images of one GPU, a line through measured steps of one
 GPU, and the heads' time for the whole batch, from their operations. Gather: the features of all GPUs. All-reduce: the
 gradients, of which what the backward pass does not hide is added. Messages take a latency, and their bytes divided by
@@ -36,6 +38,7 @@ from mixnn.progress import Silence
 from mixnn.runs.folder import device_name
 from mixnn.training.trainer import Trainer
 
+MEASURED = Path(__file__).parents[1] / "results" / "scaling-h200.json"
 MIB = 2**20
 FEATURE_BYTES = 2  # bf16 on a GPU; on a CPU features are fp32
 GRADIENT_BYTES = 4
@@ -255,8 +258,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.measure:
         measure(given.measure, given.steps)
-    times = given.times or given.measure
-    rows = json.loads(times.read_text())["rows"] if times else []
+    print_tables(given.times or given.measure or MEASURED)
+
+
+def print_tables(times: Path) -> None:
+    rows = json.loads(times.read_text())["rows"] if times.is_file() else []
     print_bytes()
     for setup in SETUPS:
         known = with_times(setup, rows)

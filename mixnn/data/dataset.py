@@ -42,7 +42,7 @@ from mixnn.data.folder import (
 from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats, read_normalization
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
 from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
-from mixnn.data.labels import from_values, label_text, read_labels
+from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.shards import absolute_shards, is_shards, open_shards, shard_files
 from mixnn.data.spec import DatasetSpec, default_root
@@ -339,7 +339,8 @@ class FolderDataset(OwnDataset):
     def _read_labels(self) -> dict[str, str]:
         listing = self._all_files
         names = listing.training + listing.testing
-        return read_labels(self.labels, names, bool(listing.test), {name: self.folder / name for name in names})
+        paths = {} if self.labels == FOLDERS else {name: self.folder / name for name in names}
+        return read_labels(self.labels, names, bool(listing.test), paths)
 
     def check(self) -> None:
         if not self.folder.is_dir():
