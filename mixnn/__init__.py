@@ -62,7 +62,7 @@ def _homes() -> dict[str, str]:
     """Name -> module:name of all that the package offers; the commands are those of the command line."""
     from mixnn.cli import VERBS
 
-    return _OTHERS | {name: home for name, (home, _) in VERBS.items() if name not in _MODULES}
+    return _OTHERS | {name: home for name, (home, _) in VERBS.items() if not home.startswith("mixnn.cli.")}
 
 
 def __dir__() -> list[str]:

@@ -484,6 +484,14 @@ class Config(Checked):
         low=0,
         high=1,
     )
+    heads_first: float | str = option(
+        0.0,
+        "share of the run in which the heads learn alone, before the backbone joins them; auto: 0.2 to 0.4, more for a "
+        "better start",
+        choices=("auto",),
+        low=0,
+        high=0.8,
+    )
     bn_groups: int = option(8, "batch-norm groups in the backbone (SplitBN)", "authors' code", low=1)
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     encode_size: int = option(0, "side at which images are encoded after training; 0: image_size", low=0, high=1024)

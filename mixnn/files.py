@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ except ImportError:  # no file locks on this system: run one process at a time
     fcntl = None  # type: ignore[assignment]
 
 PACKAGE = Path(__file__).parent
+SOURCES = (".py", ".yaml")  # endings of the package's source files
 TEMPORARY = re.compile(r"\.mixnn-(\d+)-[0-9a-f]{8}\.tmp")
 ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock counts as left behind, whoever wrote it
 LOCK = ".lock"  # held in a run folder while it is being trained
@@ -263,9 +264,15 @@ def _is_part_of_run(path: Path) -> bool:
 
 def code_digest() -> str:
     """Twelve hex digits that identify the package's source files, committed or not."""
+    paths = [path for path in PACKAGE.rglob("*") if path.suffix in SOURCES]
+    return digest_of_files({path.relative_to(PACKAGE): path.read_bytes() for path in paths})
+
+
+def digest_of_files(files: Mapping[Path, bytes]) -> str:
+    """Twelve hex digits that identify files, given by their paths, and their contents."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".yaml")):
-        digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    for path, content in sorted(files.items()):
+        digest.update(f"{path.as_posix()}\0".encode() + content + b"\0")
     return digest.hexdigest()[:12]
 
 

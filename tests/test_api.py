@@ -26,7 +26,7 @@ from PIL import Image
 import mixnn
 from mixnn.config import fields_of, parameters
 from mixnn.methods import METHODS
-from mixnn.paper import bench
+from mixnn.paper import bench, measure
 from mixnn.progress import Reporter, Silence
 
 ROOT = Path(__file__).parents[1]
@@ -223,9 +223,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     small |= {"warmup_epochs": 0, "init_from": "none", "support_size": 8, "device": "cpu"}
     mixnn.pretrain("photos", out="runs/photos", verbose=Silence(), **small)
     os.symlink(ROOT / "results", place / "results")
-    patch.setattr(bench, "NUM_IMAGES", 256)
-    patch.setattr(bench, "REPEATS", 1)
-    patch.setattr(bench, "_matmul_tflops", lambda _: 0.1)  # seconds of work that this test does not need
+    patch.setattr(measure, "NUM_IMAGES", 256)
+    patch.setattr(measure, "REPEATS", 1)
+    patch.setattr(bench, "matmul_tflops", lambda _: 0.1)  # seconds of work that this test does not need
     yield place
     patch.undo()
 
@@ -321,6 +321,7 @@ EXEMPT = {  # where a flag in a text is right
     "mixnn/data/spec.py": "only on the command line",
     "mixnn/data/npm.py": "npm's own flags",
     "mixnn/runs/folder.py": "git's own flags",
+    "mixnn/paper/provenance.py": "git's own flags",
     "mixnn/apps/report/run_data.py": "reads the stored command",
     "mixnn/apps/report/verdict.py": "on a page",
     "mixnn/apps/explore/explore.py": "on a page",

@@ -47,7 +47,7 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Path("my_package/my_module.py").write_text("")
         code = main((command + FEWER * (" pretrain " in command)).split()[1:])
         assert code == 0, (command, capsys.readouterr().err)
-    assert len(COMMANDS) == 14
+    assert len(COMMANDS) == 15
     assert 0 <= mixnn.Run.open("runs/stripes").results()["centers"]["accuracy"] <= 100
     monkeypatch.delitem(sys.modules, "my_package", raising=False)
 

@@ -47,6 +47,9 @@ def demo(
     >>> found = mixnn.demo(epochs=6, out="runs/demo")
     >>> sorted(found["table"])
     ['MNN', 'raw pixels', 'untrained network']
+
+    Examples:
+        mixnn demo
     """
     reporter = reporter_for(verbose)
     command = Path(out) / "command.txt"

@@ -28,7 +28,6 @@ from mixnn.registry import import_code
 atexit.register(gc.freeze)  # without it, Python looks through all objects of torch before it exits: half a second
 
 VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it does)
-    "embed": ("mixnn.apps.embed:embed", "turn images into vectors, with their file names"),
     "search": ("mixnn.apps.search.search:search", "find similar images, near-duplicates or outliers"),
     "classify": (
         "mixnn.apps.classify.classify:classify",
@@ -39,30 +38,29 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
         "make a web page: a map of all images, with neighbors and groups",
     ),
     "pretrain": ("mixnn.training.pretrain:pretrain", "train an encoder without labels"),
+    "embed": ("mixnn.apps.embed:embed", "turn images into vectors, with their file names"),
     "report": ("mixnn.apps.report.report:report", "make a web page about one run, or compare several"),
-    "export": ("mixnn.apps.export:export", "save the encoder for other programs: safetensors, ONNX, torch.export"),
-    "demo": ("mixnn.apps.demo:demo", "train, evaluate and show MNN on embedded data: about a minute on a CPU"),
+    "export": ("mixnn.apps.export:export", "save the encoder for other programs: safetensors, ONNX, .pt2"),
+    "demo": ("mixnn.apps.demo:demo", "train and show MNN on handwritten digits: minutes on a CPU"),
     "evaluate": ("mixnn.evaluation.evaluate:evaluate", "measure a run, or any encoder, by kNN and linear probe"),
     "diagnose": ("mixnn.training.diagnose:diagnose", "check a run's neighbors, and whether its embeddings collapsed"),
-    "verify": ("mixnn.apps.verify:verify", "check the files of a run, and that it resumes exactly"),
-    "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
-    "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),
-    "reproduce": (
-        "mixnn.paper.reproduce:reproduce",
-        "regenerate a table of the paper, with our numbers next to its own",
-    ),
+    "reproduce": ("mixnn.paper.reproduce:reproduce", "print a table of the paper and our numbers; run what is missing"),
     "figures": ("mixnn.paper.figures:figures", "draw the paper's figures and ours from finished runs"),
     "bench": ("mixnn.paper.bench:bench", "time the training step against a plain PyTorch loop"),
+    "methods": ("mixnn.cli.listings:methods", "list the methods, or the options of one"),
+    "data": ("mixnn.cli.listings:data", "list the data sets, or download one"),
+    "verify": ("mixnn.apps.verify:verify", "check the files of a run, and that it resumes exactly"),
+    "completion": ("mixnn.cli.completion:completion", "print a script that completes commands in your shell"),
 }
 SHARED = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
-HEADINGS = {"embed": "for your images:", "evaluate": "for research:"}  # above the command they begin with
+HEADINGS = {"search": "for your images:", "evaluate": "for research:", "methods": "lists and checks:"}  # above these
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
-  mixnn search ./photos cat.jpg                 the ten images most like this one, without any training
-  mixnn classify ./photos labels.csv            all images labelled from a few
-  mixnn pretrain ./photos --time-budget 10m --out runs/photos     adapt the encoder to these images
-  mixnn search runs/photos cat.jpg              the same with the adapted encoder
-  mixnn demo                                    a first impression, without any data of your own
+  mixnn demo                            a first impression; needs no images
+  mixnn search ./photos cat.jpg         the ten images most like this one
+  mixnn classify ./photos labels.csv    all images labelled from a few
+  mixnn pretrain ./photos --time-budget 10m --out runs/photos
+  mixnn search runs/photos cat.jpg      with the encoder that this run adapted
   mixnn pretrain cifar10 --method msf --set topk=1 --seed 3
 `mixnn help COMMAND` lists a command's options."""
 

@@ -34,6 +34,16 @@ IMPORT = Parameter(
 )
 JSON = Parameter("json", bool, Param("print the results as JSON"), False)
 
+# Titles in the help, and what is below them; the rest is above, as "options".
+OF_A_RUN = {  # for commands that take the settings of a run
+    "options": "out resume time_budget epochs method options seed",
+    "optimization": "batch_size lr warmup_epochs optimizer sgd_momentum weight_decay decayed",
+    "network and start": "backbone init_from normalization batch_norm heads_first trained_share bn_groups",
+    "images and views": "image_size encode_size views crop_area weak_flip mirror labels holdout on_error limit",
+    "log and checkpoints": "loggers knn_every checkpoint_every",
+}
+OF_ALL = {"files and machine": "overwrite data_dir device mode precision resident json quiet import"}
+
 
 class Parser(argparse.ArgumentParser):
     """argparse, with errors in this project's manner: what is wrong, and where to read what is valid."""
@@ -66,9 +76,21 @@ class Command:
             epilog=_examples(self.function),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=False,
         )
-        for parameter in self.parameters:
-            _add(self.parser, parameter)
+        for title, members in self.groups().items():
+            group = self.parser.add_argument_group(title)
+            for parameter in members:
+                _add(group, parameter)
+        group.add_argument("-h", "--help", action="help", help="show this help")
+
+    def groups(self) -> dict[str, list[Parameter]]:
+        """The parameters in the order of the help, by the title above them; the last group is always there."""
+        titles = (OF_A_RUN if fields_of(Config).keys() <= self.known.keys() else {}) | OF_ALL
+        flags = {parameter.name: parameter for parameter in self.parameters if not parameter.positional}
+        found = {title: [flags.pop(name) for name in names.split() if name in flags] for title, names in titles.items()}
+        arguments = [parameter for parameter in self.parameters if parameter.positional]
+        return {"arguments": arguments, "options": [*found.pop("options", []), *flags.values()]} | found
 
     def _usage(self) -> str:
         words = []
@@ -79,7 +101,7 @@ class Command:
         return " ".join(["mixnn", self.name, *words, "[options]"])
 
     def flags(self) -> list[str]:
-        return [flag for parameter in self.parameters for flag in _flags_of(parameter)]
+        return [flag for parameter in self.parameters for flag in flags_of(parameter)]
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Arguments by Python name, as typed: the function checks and converts them. Flags may stand anywhere."""
@@ -137,7 +159,7 @@ class Command:
             flag = "--set" if of_method else "--setting"
             takes = flag in self.flags() and (of_method or name in fields_of(Config))
             return f"{flag} {name}={text}" if takes else in_python(name, value)
-        if not (flags := _flags_of(self.known[name])):
+        if not (flags := flags_of(self.known[name])):
             return name.upper() if value is None else text
         flag = flags[0]
         return flag if value is None or isinstance(value, bool) else f"{flag} {text}"
@@ -147,7 +169,7 @@ def flag_of(parameter: Parameter) -> str:
     return parameter.param.flag or f"--{'no-' * (parameter.default is True)}{parameter.name.replace('_', '-')}"
 
 
-def _flags_of(parameter: Parameter) -> list[str]:
+def flags_of(parameter: Parameter) -> list[str]:
     """All flags of a parameter, its main one first; a positional seldom has any."""
     return [*([] if parameter.positional else [flag_of(parameter)]), *parameter.param.aliases]
 
@@ -176,7 +198,7 @@ def _metavar(parameter: Parameter) -> str:
     return parameter.name if parameter.positional else kinds.get(kinds_of(parameter.hint)[0], parameter.name.upper())
 
 
-def _add(parser: Parser, parameter: Parameter) -> None:
+def _add(parser: argparse._ArgumentGroup, parameter: Parameter) -> None:
     default = parameter.default
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     silent = shown in ("", None, inspect.Parameter.empty) or isinstance(shown, bool) or "[" in parameter.param.help
@@ -191,7 +213,7 @@ def _add(parser: Parser, parameter: Parameter) -> None:
     if _is_repeated(parameter):
         about["action"] = "append"
     if not parameter.positional:
-        parser.add_argument(*_flags_of(parameter), dest=parameter.name, **about)
+        parser.add_argument(*flags_of(parameter), dest=parameter.name, **about)
         return
     required = default is inspect.Parameter.empty
     nargs = ("+" if required else "*") if _is_several(parameter) else None if required else "?"

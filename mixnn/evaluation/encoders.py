@@ -21,6 +21,7 @@ from mixnn.data.image_set import Normalization, read_normalization, triple
 from mixnn.device import pick_device
 from mixnn.files import expand
 from mixnn.nn.backbone import TIMM, timm_inputs
+from mixnn.nn.folding import folded
 from mixnn.nn.resnet import IMAGENET_STEM
 from mixnn.progress import Reporter
 from mixnn.runs import Run
@@ -50,7 +51,8 @@ class Frozen(nn.Module):
 
     def __init__(self, candidate: Candidate, size: int) -> None:
         super().__init__()
-        self.function, self.size = candidate.function, size  # a module becomes a part of this one
+        function = candidate.function  # a module becomes a part of this one
+        self.function, self.size = folded(function) if isinstance(function, nn.Module) else function, size
         self.register_buffer("location", torch.empty(0, device=candidate.device), persistent=False)
         weight = next((p for p in self.parameters() if p.is_floating_point()), None)
         self.dtype = torch.float32 if weight is None else weight.dtype

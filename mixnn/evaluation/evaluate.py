@@ -37,10 +37,12 @@ from mixnn.evaluation.knn import KNN
 from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_writable, expand, why_not_writable, write_atomically
+from mixnn.nn.folding import folded
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
+from mixnn.runs.code import evaluation_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import trained_backbone
 
@@ -82,6 +84,13 @@ def evaluate(
     limit: Annotated[int, Param("use only this many training and test images of DATA; 0: all", low=0)] = 0,
     source: MovedTo = "",
     device: Device = "auto",
+    precision: Annotated[
+        str,
+        Param(
+            "type in which images are encoded; auto: that of the run for the linear probe, fp32 for kNN",
+            choices=("auto", "bf16", "fp32"),
+        ),
+    ] = "auto",
     data_dir: DataDir = "",
     save: Annotated[str | Path, Param("also write the results to a JSON file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
@@ -101,7 +110,7 @@ def evaluate(
 
     >>> found = mixnn.evaluate(backbone, "digits", protocol="knn", limit=100)
     >>> sorted(found["knn"])
-    ['majority', 'protocol', 'seconds', 'weighted']
+    ['code', 'majority', 'protocol', 'seconds', 'weighted']
 
     Examples:
         mixnn evaluate runs/cifar10-mnn
@@ -111,6 +120,8 @@ def evaluate(
     """
     names = protocols_of(protocol)
     reporter, run = reporter_for(verbose) if is_main_process() else Silence(), find_run(encoder)
+    if precision == "bf16" and pick_device(device).type != "cuda":
+        raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     save = expand(save) if str(save) else ""
     dist.init(pick_device(device))
     if str(save) and is_main_process():
@@ -135,6 +146,7 @@ def evaluate(
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
         common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
         common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
+    subject = subject if precision == "auto" else replace(subject, precision=precision)
     subject = replace(subject, group=dist.run_group())
     announce(subject, names)
     results: dict[str, Any] = {}
@@ -142,6 +154,8 @@ def evaluate(
         start = time.perf_counter()
         found, settings = PROTOCOLS[name].run(subject)
         results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
+        if name in (KNN.name, LINEAR.name):
+            results[name]["code"] = evaluation_digest()
     about = {"evaluated_with": environment(subject.device)}
     if not is_main_process():
         return results
@@ -191,8 +205,9 @@ def _run_on_its_data(
         "train_images": len(train),
         "test_images": len(test),
     }
+    metrics, precision = run.metrics(reporter.warn), "fp32" if config.precision == "fp32" else "auto"
     return Subject(
-        backbone, train, test, config.encoding_size, run.metrics(reporter.warn), epochs, seed, reporter, where
+        folded(backbone), train, test, config.encoding_size, metrics, epochs, seed, reporter, where, precision
     ), common
 
 
@@ -245,7 +260,7 @@ def seconds_per_image(subject: Subject) -> float:
     for count in (2, 16, 128, 2048):  # the first call also sets up the libraries; a GPU is fast with many only
         order = torch.arange(min(count, len(subject.train)))
         start = time.perf_counter()
-        features(subject.backbone, subject.train, order, view, generator).sum().item()  # waits for the device
+        features(subject.backbone, subject.train, order, view, generator, subject.bf16).sum().item()  # waits
         seconds = time.perf_counter() - start
         each = seconds / len(order)
         if count > 2 and seconds > 0.05:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,17 +93,17 @@ def knn(train_features: Any, train_labels: Any, test_features: Any, test_labels:
 def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     train, test = subject.train, subject.test
     k = default_k(len(train), train.num_classes)
-    # fp32 is cheap here
-    bank, queries = (features(subject.backbone, images, bf16=False, group=subject.group) for images in (train, test))
-    labels, num_classes, group = test.labels, train.num_classes, subject.group
+    subject = subject if subject.bf16 else replace(subject, precision="fp32")  # by default too: fp32 is cheap here
+    group, bf16 = subject.group, subject.bf16
+    bank, queries = (features(subject.backbone, images, bf16=bf16, group=group) for images in (train, test))
+    labels, num_classes = test.labels, train.num_classes
     found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, labels, num_classes, k, group))
     readings = [record["knn"] for record in subject.metrics if "knn" in record]
     if readings:
         found["best_reading"] = max(readings)  # of those during training
     vote = "weighted by exp(cos / temperature); majority beside it"
     settings = {"k": k, "temperature": TEMPERATURE, "vote": vote, "augmentation": "none", "features": "unit"}
-    precision = "fp32, TF32 convolutions" if bank.is_cuda else "fp32"
-    return found, settings | {"report": "last checkpoint", "precision": precision}
+    return found, settings | {"report": "last checkpoint", "precision": subject.encoding}
 
 
 def _summary(result: Mapping[str, Any]) -> str:
@@ -126,5 +126,6 @@ KNN = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    best="best_reading",
     num_encoded=lambda subject: len(subject.train) + len(subject.test),
 )

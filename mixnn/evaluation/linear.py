@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from mixnn.augment import View
 from mixnn.config import calling, on_command_line
 from mixnn.data.image_set import ImageSet
+from mixnn.device import side_stream, wait_side_stream
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
@@ -52,29 +53,46 @@ def linear(
     size: int,
     probe: LinearProbe,
     progress: Callable[[int, float], None] = lambda _epoch, _accuracy: None,
+    bf16: bool | None = None,
     group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Accuracy in percent after each epoch; the last, and the best with its epoch, by name.
 
-    The processes of a group divide the images that are encoded; each trains the classifier on all features.
+    On CUDA the classifier learns an epoch while the crops of the next one are encoded. So an accuracy is read when the
+    next epoch is under way: waiting for each would leave the device idle. The processes of a group divide the images
+    that are encoded; each trains the classifier on all features.
     """
-    test_features = features(backbone, test, group=group)
+    test_features = features(backbone, test, bf16=bf16, group=group)
     device = test_features.device  # the backbone's; images that do not fit there stay on the host
     train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(probe.seed)
     view = View(size, area=probe.area, flip=probe.flip if train.mirror else 0.0)
     weight = torch.empty(train.num_classes, test_features.shape[1], device=device).normal_(0, 0.01, generator=generator)
     classifier = Classifier(weight, torch.zeros(train.num_classes, device=device), probe)
-    accuracies = []
+    accuracies: list[float] = []
+    right: list[Tensor] = []  # shares of the test images, one for each epoch
+    held: list[Tensor] = []  # what the classifier learns from; the memory must not be reused meanwhile
+
+    def read(epochs: int) -> None:
+        """Report these many epochs, unless that was done before."""
+        for share in right[len(accuracies) : epochs]:
+            accuracies.append(round(100 * share.item(), 4))
+            progress(len(accuracies), accuracies[-1])
+
     for epoch in range(probe.epochs):
         lr = probe.lr * 0.1 ** sum(epoch >= drop for drop in probe.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
-        x = features(backbone, train, order, view, generator, group=group)
-        for x_B, y_B in zip(x.split(probe.batch_size), train_labels[order].split(probe.batch_size), strict=True):
-            classifier.step(x_B, y_B, lr)
-        right = (classifier(test_features).argmax(1) == test_labels).double().mean()
-        accuracies.append(round(100 * right.item(), 4))
-        progress(epoch + 1, accuracies[-1])
+        x, y = features(backbone, train, order, view, generator, bf16, group), train_labels[order]
+        wait_side_stream(device)
+        held = [x, y]
+        with side_stream(device):
+            for x_B, y_B in zip(x.split(probe.batch_size), y.split(probe.batch_size), strict=True):
+                classifier.step(x_B, y_B, lr)
+            right.append((classifier(test_features).argmax(1) == test_labels).double().mean())
+        read(epoch if device.type == "cuda" else epoch + 1)
+    wait_side_stream(device)
+    held.clear()
+    read(probe.epochs)
     best = max(accuracies)
     return {"last": accuracies[-1], "best": best, "best_epoch": accuracies.index(best) + 1, "curve": accuracies}
 
@@ -113,10 +131,11 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
             f"rely on kNN or {calling('classify')} instead"
         )
     with reporter.bar("linear probe", epochs) as advance:
-        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.group)
+        found = linear(
+            subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.bf16, subject.group
+        )
     flip = probe.flip if train.mirror else 0.0
-    precision = "bf16 forward, fp32 features" if subject.device.type == "cuda" else "fp32"
-    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": precision}
+    settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": subject.encoding}
     return found, settings | {"report": "last epoch; best is named"}
 
 
@@ -137,5 +156,6 @@ LINEAR = Protocol(
     run=_run,
     summary=_summary,
     settings=_settings,
+    best="best",
     num_encoded=lambda subject: len(subject.test) + subject.epochs * len(subject.train),
 )

@@ -32,7 +32,21 @@ class Subject:
     seed: int
     reporter: Reporter
     device: torch.device  # of the backbone
+    precision: str = "auto"  # in which images are encoded: bf16, fp32, or auto
     group: ProcessGroup | None = None  # processes that share the work; each needs the result
+
+    @property
+    def bf16(self) -> bool | None:
+        """What `features` takes: whether to encode in bf16, or None for its default."""
+        return None if self.precision == "auto" else self.precision == "bf16"
+
+    @property
+    def encoding(self) -> str:
+        """The precision in words, as `features` encodes by default or as asked for."""
+        on_cuda = self.device.type == "cuda"
+        if on_cuda if self.bf16 is None else self.bf16:
+            return "bf16 forward, fp32 features"
+        return "fp32, TF32 convolutions" if on_cuda else "fp32"
 
 
 def recorded_settings(result: Mapping[str, Any], number: str) -> dict[str, Any]:  # noqa: ARG001
@@ -52,6 +66,7 @@ class Protocol:
     summary: Callable[[Mapping[str, Any]], str]  # a result in a few words, for the terminal
     num_encoded: Callable[[Subject], int] = lambda _: 0  # images that it encodes, to estimate its time
     settings: Callable[[Mapping[str, Any], str], dict[str, Any]] = recorded_settings  # those behind one of the numbers
+    best: str = ""  # key of the best number over epochs, which the test images chose
 
     def accuracy(self, results: Mapping[str, Any]) -> float | None:
         """The headline number out of a results.json; None if it is missing."""

@@ -6,12 +6,10 @@ For a training loop of your own, make one from its class: `MNN(backbone, topk=5)
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -143,11 +141,6 @@ def about_of(cls: type[Method]) -> About:
     if "about" in vars(cls):
         return cls.about
     return About(0, "yours", (cls.__doc__ or "").strip().partition("\n")[0])
-
-
-def digest(name: str) -> str:
-    """First twelve hex digits of the SHA-256 of the file that defines the method."""
-    return hashlib.sha256(Path(inspect.getfile(find(name))).read_bytes()).hexdigest()[:12]
 
 
 def explain(name: str) -> str:

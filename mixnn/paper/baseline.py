@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from mixnn.data import ImageSet
 from mixnn.device import pick_device
 from mixnn.methods import Batch
 from mixnn.runs.weights import make_backbone
+from mixnn.training.views import configured_views
 
 NUM_WARMUP_STEPS = 5
 
@@ -95,26 +97,45 @@ def jitter(image: Image.Image, view: View) -> Image.Image:
     return image
 
 
-def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: float) -> dict[str, Any]:
+class PlainLoop:
+    """The parts of the plain loop: a DataLoader of views, the method with its optimizer, and a step."""
+
+    def __init__(self, images: ImageSet, config: Config, workers: int) -> None:
+        self.device = pick_device(config.device)
+        facts = {"num_classes": images.num_classes, "num_images": len(images)}
+        self.method = methods.build(config.method, make_backbone(config), config.options, **facts).to(self.device)
+        parameters = [p for p in self.method.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(
+            parameters, config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay
+        )
+        self.loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
+            PillowViews(images, configured_views(config, images.mirror, self.method.views)),
+            config.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def step(self, batch: Iterable[Tensor]) -> None:
+        """Forward, backward, update, and a read of the loss."""
+        *views, labels, index = (t.to(self.device, non_blocking=True) for t in batch)
+        draws = {n: torch.rand(s, device=self.device) for n, s in self.method.draws(len(labels)).items()}
+        loss, aux = self.method.forward_batch(Batch(tuple(views), labels, index, draws))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.method.update_state(aux)
+        loss.item()  # for the log, as in most training loops
+
+
+def time_baseline(images: ImageSet, config: Config, seconds: float) -> dict[str, Any]:
     """Milliseconds per step of the plain loop, measured for about `seconds` after warm-up."""
-    device = pick_device(config.device)
     workers = min(16, os.cpu_count() or 1)
-    loader = DataLoader(
-        PillowViews(images, views),
-        config.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-    )
-    facts = {"num_classes": images.num_classes, "num_images": len(images)}
-    method = methods.build(config.method, make_backbone(config), config.options, **facts).to(device)
-    parameters = [p for p in method.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay)
+    loop = PlainLoop(images, config, workers)
     steps, start = 0, time.perf_counter()
-    for batch in loader:
-        *x, labels, index = (t.to(device, non_blocking=True) for t in batch)
-        plain_step(method, optimizer, tuple(x), labels, index)
+    for batch in loop.loader:
+        loop.step(batch)
         steps += 1
         if steps == NUM_WARMUP_STEPS:
             start = time.perf_counter()
@@ -125,18 +146,5 @@ def time_baseline(images: ImageSet, config: Config, views: list[View], seconds: 
         "ms_per_step": round(1e3 * spent / (steps - NUM_WARMUP_STEPS), 2),
         "steps": steps - NUM_WARMUP_STEPS,
         "workers": workers,
-        "precision": "fp32, TF32 convolutions" if device.type == "cuda" else "fp32",
+        "precision": "fp32, TF32 convolutions" if loop.device.type == "cuda" else "fp32",
     }
-
-
-def plain_step(
-    method: Any, optimizer: torch.optim.Optimizer, views: tuple[Tensor, ...], labels: Tensor, index: Tensor
-) -> None:
-    """Forward, backward, update, and a read of the loss."""
-    draws = {n: torch.rand(s, device=labels.device) for n, s in method.draws(len(labels)).items()}
-    loss, aux = method.forward_batch(Batch(views, labels, index, draws))
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    method.update_state(aux)
-    loss.item()  # for the log, as in most training loops

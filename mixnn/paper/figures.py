@@ -6,6 +6,7 @@ Each figure is an SVG and a PNG, with a caption that says what was run. The same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from mixnn.files import check_free, expand, write_atomically
 from mixnn.paper.plan import resolve_data
 from mixnn.paper.plots import accuracies, curves
 from mixnn.paper.plots.drawing import CannotDraw, Drawing, FinishedRuns, encode, figure_style
+from mixnn.paper.plots.examples import examples
 from mixnn.paper.plots.tsne import tsne
 from mixnn.progress import Reporter, reporter_for
 from mixnn.runs import Run
@@ -23,6 +25,7 @@ __all__ = ["FIGURES", "figures"]
 FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
     **curves.PURITY,
     "attention": curves.attention,
+    "attention-datasets": curves.attention_datasets,
     "ranks": curves.ranks,
     "loss": curves.loss,
     "accuracy": curves.accuracy,
@@ -30,7 +33,9 @@ FIGURES: dict[str, Callable[[FinishedRuns], Drawing]] = {
     "share": accuracies.share,
     "main": accuracies.main,
     "tsne": tsne,
+    "examples": examples,
 }
+ACROSS = ("attention-datasets",)  # figures of several data sets
 
 
 @verb
@@ -40,22 +45,27 @@ def figures(
     results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
     out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
     data: Annotated[str | Path, Param("data set")] = "cifar10",
-    runs: Annotated[Sequence[str | Path | Run], Param("a run folder, for t-SNE", flag="--run", metavar="RUN")] = (),
+    runs: Annotated[
+        Sequence[str | Path | Run],
+        Param("a run folder, for t-SNE (of any data set) and examples", flag="--run", metavar="RUN"),
+    ] = (),
     overwrite: Annotated[bool, Param("replace figures that exist")] = False,
     verbose: bool | Reporter = False,
     **settings: Annotated[Any, SETTING],
 ) -> list[Path]:
     """Draw these figures, or all whose runs are finished; returns the files.
 
-    The runs are the summaries in the folder `results` and the run folders `runs`. `settings` are fields of Config, for
-    runs that were not made with the defaults.
+    The runs are the summaries in the folder `results` and the run folders `runs`. `tsne` and `examples` need a run
+    folder, because they encode images. `tsne` alone draws runs on several data sets next to each other. `settings` are
+    fields of Config, for runs that were not made with the defaults.
 
     >>> mixnn.figures("main", results="results", out="figures")[0].name
     'cifar10-main.svg'
 
     Examples:
         mixnn figures
-        mixnn figures purity-methods accuracy --setting epochs=20 --results results/epochs20
+        mixnn figures purity-methods methods --setting epochs=20 --results results/epochs20
+        mixnn figures tsne --run runs/cifar10-mnn
     """
     names = [names] if isinstance(names, str) else names
     for name in names:
@@ -69,13 +79,17 @@ def figures(
             f"no finished runs: there is no folder {results.absolute()}; `{calling('reproduce')}` makes one\n"
             f"use {setting('results', 'FOLDER')} for another folder, {setting('runs', 'RUN')} for run folders"
         )
+    only_tsne = list(names) == ["tsne"]
     for run in folders:
-        if run.config.data != data:
+        if run.config.data != data and not only_tsne:
             raise UserError(
                 f"{run.path} was trained on {run.config.data}, but the figures are for {data}: "
                 f"use {setting('data', run.config.data)}"
             )
     finished = FinishedRuns.load(results, folders, data, settings)
+    if only_tsne and folders:
+        together = "-".join(dict.fromkeys(Path(run.config.data).name for run in folders))
+        finished = replace(finished, data=together, folders=tuple(folders))
     for name in names or FIGURES:
         for path in _files(name, finished, out).values():
             check_free(path, overwrite)
@@ -99,7 +113,8 @@ def figures(
 
 def _files(name: str, finished: FinishedRuns, out: Path) -> dict[str, Path]:
     """The paths of a figure's files, by suffix."""
-    return {suffix: out / f"{finished.data_name}-{name}.{suffix}" for suffix in ("svg", "png", "txt")}
+    stem = name if name in ACROSS else f"{finished.data_name}-{name}"
+    return {suffix: out / f"{stem}.{suffix}" for suffix in ("svg", "png", "txt")}
 
 
 def _draw(name: str, finished: FinishedRuns) -> dict[str, bytes]:

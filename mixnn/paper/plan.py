@@ -1,7 +1,8 @@
 """The runs behind the tables: which runs a row needs, and which of them are finished.
 
 A run is identified by the fingerprint of its configuration. The fingerprint covers every setting that can change
-numbers and differs from its default, so results stay valid when an option is added, and tables share runs.
+numbers and differs from its default, so results stay valid when an option is added, and tables share runs. It also
+covers the precision that was used: a run in bf16 on CUDA and one in fp32 on a CPU are different runs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from mixnn import methods
 from mixnn.config import Config, UserError, setting
 from mixnn.data import DATASETS, open_dataset
+from mixnn.device import pick_device
 from mixnn.files import expand
 from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table
 from mixnn.training.configure import configure
@@ -39,6 +41,7 @@ NOT_IN_FINGERPRINT = (
     "seed",
     "options",
     "imports",
+    "precision",  # the one that was used counts, which "auto" does not say
 )
 
 
@@ -90,9 +93,30 @@ class PlannedRun:
         data = Path(self.config.data).name
         return f"{data}-{self.config.method}-{self.fingerprint}-seed{self.config.seed}"
 
+    def here(self) -> PlannedRun:
+        """This run as the device here would make it."""
+        return self.in_precision(used_precision(self.config.precision, pick_device(self.config.device).type == "cuda"))
 
-def fingerprint(config: Mapping[str, Any]) -> str:
-    """Eight hexadecimal digits that identify a configuration (given as a dict), its seed aside."""
+    def either(self) -> list[PlannedRun]:
+        """The runs that stand for this one: if no precision was asked for, that in bf16 and that in fp32."""
+        return [self.in_precision("bf16"), self.in_precision("fp32")] if self.config.precision == "auto" else [self]
+
+    def in_precision(self, precision: str) -> PlannedRun:
+        """This run as it would be in bf16 or fp32."""
+        return dataclasses.replace(self, fingerprint=fingerprint(dataclasses.asdict(self.config), precision))
+
+
+def used_precision(asked: str, on_cuda: bool) -> str:
+    """The precision of training, bf16 or fp32, for a value of the setting `precision`."""
+    return "bf16" if on_cuda and asked != "fp32" else "fp32"
+
+
+def fingerprint(config: Mapping[str, Any], precision: str = "") -> str:
+    """Eight hexadecimal digits that identify a configuration (given as a dict), its seed aside.
+
+    `precision` is the one that was used, if the configuration leaves it to the device. The default is the recipe's,
+    bf16.
+    """
     known = dataclasses.asdict(Config())
     values = {k: v for k, v in config.items() if k in known and k not in NOT_IN_FINGERPRINT and v != known[k]}
     data = config["data"]
@@ -100,6 +124,8 @@ def fingerprint(config: Mapping[str, Any]) -> str:
         values.pop("image_size")
     defaults = methods.resolve_options(config["method"], {}, {})
     options = {k: v for k, v in config["options"].items() if v != defaults.get(k)}
+    if (precision or config.get("precision")) == "fp32":
+        values["precision"] = "fp32"
     named = {"data": data, "method": config["method"], "options": options}
     return hashlib.sha256(json.dumps(values | named, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -143,6 +169,8 @@ def changed_settings(table: Table, data: str, settings: Mapping[str, Any]) -> di
 def load_finished(folder: Path, probe_epochs: int = PROBE_EPOCHS) -> dict[RunKey, dict[str, Any]]:
     """Summaries of all fully trained runs in a folder of JSON files, with their valid results only.
 
+    What they were evaluated with stands apart from the results.
+
     If several have the same configuration and seed, the one with most results is taken, and the last of equals.
     """
     finished: dict[RunKey, dict[str, Any]] = {}
@@ -151,13 +179,40 @@ def load_finished(folder: Path, probe_epochs: int = PROBE_EPOCHS) -> dict[RunKey
             summary = json.loads(path.read_text())
             if not _is_summary(summary) or not is_trained(summary):
                 continue
-            key = fingerprint(summary["config"]), summary["config"]["seed"]
-            summary = {**summary, "results": valid_results(summary, probe_epochs)}
+            key = key_of(summary)
+            evaluated_with = summary["results"].get("evaluated_with", {})
+            summary = {**summary, "results": valid_results(summary, probe_epochs), "evaluated_with": evaluated_with}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): repair or remove it") from None
         if key not in finished or len(summary["results"]) >= len(finished[key]["results"]):
             finished[key] = summary
     return finished
+
+
+def key_of(summary: Summary) -> RunKey:
+    """What identifies a finished run."""
+    return fingerprint(summary["config"], precision_of(summary)), summary["config"]["seed"]
+
+
+def precision_of(summary: Summary) -> str:
+    """The precision a run was trained in, bf16 or fp32. Runs that do not say what device they used count as bf16."""
+    on_cuda = summary.get("environment", {}).get("cuda", "unknown") is not None
+    return used_precision(summary["config"].get("precision", "auto"), on_cuda)
+
+
+def find(run: PlannedRun, finished: Summaries) -> Summary | None:
+    """The finished run that a planned one stands for; None if there is none."""
+    found = [finished[other.key] for other in run.either() if other.key in finished]
+    return max(found, key=lambda summary: len(summary["results"]), default=None)
+
+
+def runs_of(
+    row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, Any], finished: Summaries
+) -> list[Summary]:
+    """The finished runs of a row, by seed, all in one precision: the one with most runs, and bf16 among equals."""
+    planned = [run.either() for run in plan_row(row, data, seeds, settings)]
+    by_precision = [[finished[r.key] for r in runs if r.key in finished] for runs in zip(*planned, strict=True)]
+    return max(by_precision, key=len, default=[])
 
 
 def _is_summary(content: Any) -> bool:
@@ -194,14 +249,7 @@ def accuracy(summary: Summary, protocol: str) -> float | None:
     return None if result is None else result[PROTOCOLS[protocol].headline]
 
 
-def outdated_runs(needed: Iterable[PlannedRun], finished: Summaries) -> list[str]:
-    """A warning for each method whose source file has changed since its finished runs were made."""
-    outdated: dict[str, list[str]] = {}
-    for run in needed:
-        digest = finished.get(run.key, {}).get("environment", {}).get("method_code")
-        if digest and digest != methods.digest(run.config.method):
-            outdated.setdefault(run.config.method, []).append(run.name)
-    return [
-        f"{name}'s file has changed since these runs: {', '.join(runs)}; remove their JSON to run them again"
-        for name, runs in outdated.items()
-    ]
+def best_accuracy(summary: Summary, protocol: str) -> float | None:
+    """The run's best accuracy over epochs under a protocol, which the test images chose; None if it has none."""
+    best, last = summary["results"].get(protocol, {}).get(PROTOCOLS[protocol].best), accuracy(summary, protocol)
+    return None if best is None or last is None else max(best, last)  # readings during training may be less precise

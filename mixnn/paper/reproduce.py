@@ -35,20 +35,24 @@ from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
 from mixnn.files import expand, try_lock
+from mixnn.paper.claims import judge_claims, print_claims
 from mixnn.paper.plan import (
     PlannedRun,
     Summaries,
+    Summary,
+    find,
     is_trained,
     last_record,
     load_finished,
-    outdated_runs,
     plan,
     plan_row,
+    precision_of,
     resolve_data,
     valid_results,
 )
-from mixnn.paper.render import FORMATS, FilledTable, cells, print_tables, title
-from mixnn.paper.tables import PROBE_EPOCHS, Row, Table, tables_with
+from mixnn.paper.provenance import is_trained_by_other_code, read_commits, stale_protocols, stale_runs
+from mixnn.paper.render import FORMATS, fill, print_tables
+from mixnn.paper.tables import ORDERS, PROBE_EPOCHS, Row, Table, in_leaky_order, tables_with
 from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -74,11 +78,20 @@ def reproduce(
     table: Annotated[str, Param("which table, or all; without it, the tables are listed")] = "",
     *,
     data: Annotated[str | Path, Param("data set, or a folder of images")] = "cifar10",
-    seeds: Annotated[int | Sequence[int], Param("seeds to run every row with", low=0, metavar="0,1,2")] = (0,),
+    seeds: Annotated[
+        int | Sequence[int] | None,
+        Param("seeds to run every row with [runs 0, shows all that are there]", low=0, metavar="0,1,2"),
+    ] = None,
     rows: Annotated[str | Sequence[str], Param("only this row of the table", flag="--row", metavar="NAME")] = (),
     results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
     runs: Annotated[str | Path, Param("where run folders are", metavar="FOLDER")] = "runs",
+    order: Annotated[
+        str,
+        Param("when the second direction searches the support set: fixed, or leaky as in the paper", choices=ORDERS),
+    ] = ORDERS[0],
+    claims: Annotated[bool, Param("print the claims of the paper with a verdict on each, and run nothing")] = False,
     run: Annotated[bool, Param("run what the table lacks")] = True,
+    stale: Annotated[bool, Param("also run again what older code has made")] = False,
     dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
     output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
     protocol: Annotated[str, Param(f"how runs are evaluated: all, {', '.join(PROTOCOLS)}")] = "all",
@@ -89,8 +102,10 @@ def reproduce(
 ) -> Reproduction:
     """Train and evaluate the runs that a table (or "all") lacks; returns the cells by table, and `show()` prints them.
 
-    `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` shows the plan only. `tables` is a file
-    with tables of your own. `settings` are fields of Config. If runs fail, UserError says which.
+    `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` shows the plan only. `stale` replaces
+    results of older code. `order="leaky"` gives the tables the order of the published numbers. `tables` is a file with
+    tables of your own. `settings` are fields of Config. If runs fail, UserError says which. `claims` returns the
+    verdicts on the paper's claims instead, from all finished runs.
 
     >>> mixnn.reproduce().show()  # doctest: +ELLIPSIS
     table ...
@@ -102,14 +117,26 @@ def reproduce(
         mixnn reproduce main --dry-run
         mixnn reproduce main --row MNN --row MSF --seeds 0,1,2
         mixnn reproduce main --results results --no-run --format markdown
+        mixnn reproduce main --order leaky --no-run
+        mixnn reproduce --claims
     """
     reporter, known = reporter_for(verbose), tables_with(tables)
+    if claims:
+        if table or settings:
+            raise UserError(f"{setting('claims', True)} takes all finished runs: leave out the table and the settings")
+        _warn_without_folder(expand(results), reporter)
+        judged = judge_claims(load_finished(expand(results), probe_epochs))
+        return Reproduction(
+            {"claims": [verdict.as_dict() for verdict in judged]}, partial(print_claims, judged, output)
+        )
     if not table:
         listed = [(n, t.title, str(len(t.rows))) for n, t in known.items()]
         return Reproduction({}, lambda: print_table(("table", "what it compares", "rows"), listed))
     protocols = protocols_of(protocol)
     data, settings = resolve_data(data, settings)
-    seeds, selected = check_seeds(seeds), select_tables(table, rows, known)
+    seeds = None if seeds is None else check_seeds(seeds)
+    selected = select_tables(table, rows, known)
+    selected = [in_leaky_order(t) for t in selected] if order == "leaky" else selected
     chosen, dropped = drop_rows_without_labels(selected, data, settings)
     if dropped:
         reason = f"training needs labels that {data}'s images lack: {'; '.join(dropped)}"
@@ -117,26 +144,27 @@ def reproduce(
             raise UserError(f"nothing to run, because {reason}")
         reporter.warn(f"left out, because {reason}")
     folders = expand(results), expand(runs)
-    runner = Runner(*folders, protocols, probe_epochs, reporter)
-    needed, finished = plan(chosen, data, seeds, settings), runner.load_finished()
-    if not runner.results.is_dir() and (dry_run or not run):
-        reporter.warn(
-            f"no finished runs: there is no folder {runner.results.absolute()}; "
-            f"use {setting('results', 'FOLDER')} for another"
-        )
+    runner = Runner(*folders, protocols, probe_epochs, reporter, stale)
+    needed, finished = plan(chosen, data, seeds or [0], settings), runner.load_finished()
+    if dry_run or not run:
+        _warn_without_folder(runner.results, reporter)
     if dry_run:
         return Reproduction({}, runner.plan(needed, finished))
-    missing = [planned for planned in needed if runner.missing_protocols(planned, finished)] if run else []
+    missing = [planned.here() for planned in needed if runner.missing_protocols(planned, finished)] if run else []
     failed: dict[str, str] = {}
     elsewhere: list[str] = []
     no_data = _why_no_data(missing[0].config) if missing else ""  # asked once, not run by run
     if missing and not no_data:
         failed, elsewhere = runner.run_all(missing, finished)
         finished = runner.load_finished()
-    for warning in outdated_runs(needed, finished):
-        reporter.warn(warning)
-    found = {t.name: cells(t, data, seeds, settings, finished) for t in chosen}
-    filled = [FilledTable(t.name, title(t, data, settings, probe_epochs), data, found[t.name]) for t in chosen]
+    if changed := stale_runs(needed, finished):
+        names = ", ".join(changed)
+        reporter.warn(
+            f"the code behind these runs has changed since: {names}; {setting('stale', True)} runs them again"
+        )
+    shown, commits = seeds or sorted({seed for _, seed in finished} | {0}), read_commits(runner.results)
+    filled = [fill(t, data, shown, settings, finished, commits, probe_epochs) for t in chosen]
+    found = {t.name: t.rows for t in filled}
     reproduction = Reproduction(found, partial(print_tables, filled, output, as_list=table == "all"))
     if elsewhere:
         reporter.warn(f"another process is running {', '.join(elsewhere)}: run this again later for their numbers")
@@ -156,6 +184,12 @@ def show_reproduce(reproduction: Reproduction) -> None:
     reproduction.show()
     if reproduction.problem:
         raise UserError(reproduction.problem)
+
+
+def _warn_without_folder(results: Path, reporter: Reporter) -> None:
+    if not results.is_dir():
+        another = f"use {setting('results', 'FOLDER')} for another"
+        reporter.warn(f"no finished runs: there is no folder {results.absolute()}; {another}")
 
 
 # What the user asks for, checked before anything runs
@@ -210,7 +244,7 @@ def _needs_labels(row: Row) -> bool:
 
 def _filter_rows(tables: Iterable[Table], keep: Callable[[Row], bool]) -> list[Table]:
     """The tables with the rows to keep; tables that have none are left out."""
-    filtered = [Table(t.name, t.title, tuple(row for row in t.rows if keep(row))) for t in tables]
+    filtered = [dataclasses.replace(t, rows=tuple(row for row in t.rows if keep(row))) for t in tables]
     return [t for t in filtered if t.rows]
 
 
@@ -235,6 +269,7 @@ class Runner:
     protocols: tuple[str, ...]  # to evaluate each run by
     probe_epochs: int
     reporter: Reporter
+    stale: bool = False  # whether runs that older code made count as missing
 
     def run_all(self, missing: Sequence[PlannedRun], finished: Summaries) -> tuple[dict[str, str], list[str]]:
         """Complete one run after the other.
@@ -283,12 +318,14 @@ class Runner:
 
     def complete(self, run: PlannedRun) -> None:
         """Train a run as far as necessary, and evaluate it by the protocols asked for and those it had before."""
-        had = self.load_finished().get(run.key, {"results": {}})["results"]
+        had = (find(run, self.load_finished()) or {"results": {}})["results"]
         if self.epochs_left(run):
             trained, valid = self._train(run), {}
         else:
             trained = Run.open(self.run_folder(run))
-            valid = valid_results(trained.summary(), self.probe_epochs)
+            summary = trained.summary()
+            valid = valid_results(summary, self.probe_epochs)
+            valid = {k: v for k, v in valid.items() if k not in self._stale_protocols(summary)}
         where: dict[str, Any] = {"device": run.config.device, "data_dir": run.config.data_dir}
         for protocol in dict.fromkeys([*self.protocols, *had]):
             if protocol not in valid:
@@ -298,7 +335,7 @@ class Runner:
     def _train(self, run: PlannedRun) -> Run:
         """Train a run from the start, or resume it."""
         path, config = self.run_folder(run), run.config
-        if Run.is_run_folder(path) and list_checkpoints(path / "checkpoints"):
+        if Run.is_run_folder(path) and list_checkpoints(path / "checkpoints") and not self._is_stale(Run.open(path)):
             defaults = {f.name: f.default for f in dataclasses.fields(Config)}
             given = {k: getattr(config, k) for k in RESUMABLE_SETTINGS if getattr(config, k) != defaults[k]}
             return start_pretrain(resume=path, settings=given, reporter=self.reporter)
@@ -315,14 +352,27 @@ class Runner:
 
     def missing_protocols(self, run: PlannedRun, finished: Summaries) -> list[str]:
         """The protocols that a run has yet to be evaluated by."""
-        results = finished.get(run.key, {"results": {}})["results"]
-        return [protocol for protocol in self.protocols if protocol not in results]
+        summary = find(run, finished)
+        if summary is None:
+            return list(self.protocols)
+        stale = self._stale_protocols(summary)
+        return [p for p in self.protocols if p not in summary["results"] or p in stale]
+
+    def _stale_protocols(self, summary: Summary) -> list[str]:
+        """The protocols whose numbers are to be made again because other code made them."""
+        return stale_protocols(summary) if self.stale else []
+
+    def _is_stale(self, folder: Run) -> bool:
+        """Whether a run folder is to be trained again, because other code trained it."""
+        return self.stale and is_trained_by_other_code(folder.environment(), folder.config.method)
 
     def epochs_left(self, run: PlannedRun) -> float:
         """Epochs still to train; 0 only if the run folder has an intact checkpoint of the last epoch."""
         epochs = max(1, run.config.epochs)  # a run of zero epochs is still to be made
         try:
             folder = Run.open(self.run_folder(run))
+            if self._is_stale(folder):
+                return epochs
             summary = folder.summary()
             step = folder.load_checkpoint(lambda _: None)[1]["step"]
         except (OSError, ValueError):  # UserError too; training repairs or reports what is damaged
@@ -353,19 +403,22 @@ class Runner:
     def plan(self, needed: Sequence[PlannedRun], finished: Summaries) -> Callable[[], None]:
         """What prints each run, what is to be done for it, and about how long that takes."""
         pace, other_device = seconds_per_cost(finished, needed[0].config)
-        missing = [run for run in needed if self.missing_protocols(run, finished)]
+        missing = [run.here() for run in needed if self.missing_protocols(run, finished)]
         left = {run.name: self.epochs_left(run) for run in missing}
         to_train = [run for run in missing if left[run.name]]
         rows = []
-        for run in needed:
-            state = "there"
+        for planned in needed:
+            found = find(planned, finished)
+            here, state = planned.here(), "there"
+            run = here if here in missing or found is None else planned.in_precision(precision_of(found))
             if run in to_train:
                 state = duration(training_cost(run.config, left[run.name]) * pace) if pace else "to run"
                 if left[run.name] < run.config.epochs:
                     state += f", from epoch {run.config.epochs - left[run.name]:.0f} on"
-                elif run.key in finished:
-                    lacking = " nor ".join(self.missing_protocols(run, finished))
-                    state += f", again: there is neither {lacking} nor its run folder"
+                elif found:
+                    lacking = [p for p in self.missing_protocols(run, finished) if p not in found["results"]]
+                    why = f"there is neither {' nor '.join(lacking)} nor its run folder" if lacking else "stale"
+                    state += f", again: {why}"
             elif run in missing:
                 state = f"to evaluate: {' and '.join(self.missing_protocols(run, finished))}"
             rows.append((run.name, " ".join(f"{k}={v}" for k, v in _changed_options(run.config).items()), state))

@@ -18,6 +18,7 @@ from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
 from mixnn.nn.backbone import Network, build_backbone
+from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, reporter_for
 from mixnn.registry import UnknownName
 from mixnn.runs import Run
@@ -71,6 +72,9 @@ class Encoder(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, images_u8: Tensor | np.ndarray) -> Tensor:
+        return self._vectors(images_u8, self.backbone)
+
+    def _vectors(self, images_u8: Tensor | np.ndarray, backbone: nn.Module) -> Tensor:
         if isinstance(images_u8, np.ndarray):
             images_u8 = torch.from_numpy(np.ascontiguousarray(images_u8)).to(self.device)
         if not isinstance(images_u8, Tensor):
@@ -83,7 +87,7 @@ class Encoder(nn.Module):
             raise UserError(f"the encoder takes a uint8 tensor (images, 3, height, width), not {got}")
         if not (torch.onnx.is_in_onnx_export() or torch.compiler.is_compiling()):
             images_u8 = enlarged(images_u8, self.size)
-        features = image_features(self.backbone, images_u8, self.mean, self.std)
+        features = image_features(backbone, images_u8, self.mean, self.std)
         return features if self.layout is None else self.layout(features, images_u8)
 
     def files(self, paths: str | Path | Sequence[str | Path]) -> np.ndarray:
@@ -103,11 +107,12 @@ class Encoder(nn.Module):
 
         `first` and `every` select batches: the first of them, and each that is so many further on.
         """
+        backbone = folded(self.backbone) if len(images) > BATCH else self.backbone  # for fewer the copy does not pay
         if every > 1:
             starts = range(first * BATCH, len(images), every * BATCH)
             images = images.rows([i for start in starts for i in range(start, min(start + BATCH, len(images)))])
         for batch in images.batches(BATCH, self.size):
-            vectors = self(batch.u8).cpu().numpy() if batch.names else self._no_vectors()
+            vectors = self._vectors(batch.u8, backbone).cpu().numpy() if batch.names else self._no_vectors()
             yield batch.names, vectors, batch.skipped
 
     def _no_vectors(self) -> np.ndarray:

@@ -251,6 +251,13 @@ class Run:
         if "given" in about:
             self.write_environment(about | {"given": sorted({*about["given"], *names})})
 
+    def add_training_code(self, digest: str) -> None:
+        """Record the code that continues this run; a run that two versions trained has both digests."""
+        about = self.environment()
+        known = about.get("training_code", "")
+        if known and digest not in known.split("+"):
+            self.write_environment(about | {"training_code": f"{known}+{digest}"})
+
     def environment(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """environment.json; empty if there is none, or if it is damaged."""
         return self._read_json("environment.json", warn)

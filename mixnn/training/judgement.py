@@ -32,7 +32,8 @@ VIEW_SIZE, AREA, JITTER = 128, (0.3, 1.0), 0.8  # of the views
 MIN_RETRIEVAL = 0.7  # of the start's
 MIN_RANK, MIN_RANK_KEPT = 5.0, 1 / 3  # effective dimensions, and their share of the start's
 MAX_FIRST, MAX_COLOR = 0.4, 0.5  # share of the first direction, and of color in it
-ENOUGH_STEPS = 600  # for images that the start knows perfectly
+LEAST_HEADS_FIRST, MOST_HEADS_FIRST = 0.2, 0.4
+ENOUGH_STEPS, MOST_STEPS = 600, 5000  # for images that the start knows perfectly, and for those it does not know
 POINTS = (0.25, 0.5, 0.75, 1.0)  # when to judge, as shares of the run
 
 NUMBERS = {
@@ -143,12 +144,23 @@ def trained_share(config: Config, start: Numbers) -> float:
     return round(min(1.0, 2 * (1 - start["view_retrieval"])), 4)
 
 
+def heads_first(config: Config, share: float | None) -> float:
+    """Share of the run in which the heads learn alone, by the share of the trained weights that will be kept.
+
+    Heads start from random weights, and their first gradients would spoil a good backbone. The better it is, the longer
+    they learn alone. `share` is None for a run that is not averaged with its start.
+    """
+    if isinstance(config.heads_first, float):
+        return config.heads_first
+    return 0.0 if share is None else min(MOST_HEADS_FIRST, LEAST_HEADS_FIRST + 0.4 * (1 - share))
+
+
 def useful_steps(share: float) -> int:
-    """Steps after which training loses accuracy on images that the start knows; 0: none were found to be too many.
+    """Steps beyond which training was not found to help; on images that the start knows, it loses accuracy.
 
     The share of the trained weights says how well the start knows them (docs/folders.md, "Training for longer").
     """
-    return round(ENOUGH_STEPS / (1 - share)) if share < 1 else 0
+    return min(MOST_STEPS, round(ENOUGH_STEPS / (1 - share))) if share < 1 else MOST_STEPS
 
 
 class Blend:

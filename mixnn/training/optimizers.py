@@ -2,7 +2,8 @@
 
 One of your own is a function of parameter groups and a `Config`, with the decorator `OPTIMIZERS.register(NAME)`. The
 trainer sets the learning rate of each group before each step, to that of the schedule times the group's lr_scale if it
-has one. Whatever an optimizer keeps as state is saved and resumed: tensors, numbers, text, lists, tuples and dicts.
+has one. With heads_first, the backbone has groups of its own, marked by "backbone". Whatever an optimizer keeps as
+state is saved and resumed: tensors, numbers, text, lists, tuples and dicts.
 
 A step that is captured in a CUDA graph cannot create tensors between replays. It needs a learning rate in a tensor, and
 state that exists before the first step. Steps of other optimizers are not captured.
@@ -21,15 +22,26 @@ from mixnn.config import Config, UserError
 from mixnn.registry import Registry
 
 Group = dict[str, Any]  # params, names, weight_decay; as torch's optimizers take it
+BACKBONE = "student.f."  # the backbone's parameters in a method
 TRUST = 1e-3  # LARS: length of an update, in lengths of the weights it changes
 CHECKPOINT_NAMES = {"momentum_buffer": "momentum"}  # state of an optimizer -> its name in a checkpoint, if another
 
 
 def parameter_groups(named: Iterable[tuple[str, Parameter]], config: Config) -> list[Group]:
-    """One group with weight decay; with decayed=weights a second, without it, for biases and parameters of norms."""
+    """One group with weight decay; with decayed=weights a second, without it, for biases and parameters of norms.
+
+    With heads_first, those of the backbone come first, and those of the heads are separate.
+    """
     named = list(named)
+    if not config.heads_first:
+        return _by_decay(named, config)
+    backbone, heads = ([one for one in named if one[0].startswith(BACKBONE) == is_f] for is_f in (True, False))
+    return [group | {"backbone": True} for group in _by_decay(backbone, config)] + _by_decay(heads, config)
+
+
+def _by_decay(named: list[tuple[str, Parameter]], config: Config) -> list[Group]:
     if config.decayed == "all" and config.optimizer != "lars":
-        return [_group(named, config.weight_decay)]
+        return [_group(named, config.weight_decay)] if named else []
     weights, others = ([one for one in named if (one[1].ndim > 1) == is_weight] for is_weight in (True, False))
     groups = [_group(weights, config.weight_decay), _group(others, 0.0)]
     return [group for group in groups if group["params"]]
@@ -114,14 +126,19 @@ def make_optimizer(named: Iterable[tuple[str, Parameter]], config: Config) -> to
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups, each times its lr_scale."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, backbone: float = 1.0) -> None:
+    """Set the learning rate of all groups, each times its lr_scale; `backbone` multiplies that of the backbone's."""
     for group in optimizer.param_groups:
-        own = lr * group.get("lr_scale", 1.0)
+        own = lr * group.get("lr_scale", 1.0) * (backbone if group.get("backbone") else 1.0)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(own)
         else:
             group["lr"] = own
+
+
+def backbone_parameters(optimizer: torch.optim.Optimizer) -> list[Parameter]:
+    """Those in groups of the backbone; none without heads_first."""
+    return [p for group in optimizer.param_groups if group.get("backbone") for p in group["params"]]
 
 
 def can_be_captured(optimizer: torch.optim.Optimizer) -> bool:

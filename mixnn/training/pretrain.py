@@ -36,6 +36,7 @@ from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process, is_restart
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.runs import Run
+from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
@@ -221,7 +222,7 @@ def start_pretrain(
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
         startup = round(clock() - start, 1)
-        about = environment(trainer.order.device) | {"method_code": methods.digest(config.method)}
+        about = environment(trainer.order.device) | {"training_code": training_digest(config.method)}
         about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
         run = replace(_write_run(path, config, command, about), network=network)
         if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
@@ -343,8 +344,8 @@ def _epochs_that_fit(trainer: Trainer) -> int:
         epochs = math.ceil((done + plan.steps_left) / trainer.steps_per_epoch)
         if done + plan.steps_left == plan.max_steps:
             reporter.info(
-                f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: the start knows such images, "
-                f"and longer training would lose accuracy; use {setting('trained_share', 1)} to train all the time"
+                f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: longer training would not "
+                f"help, or even lose accuracy; use {setting('trained_share', 1)} to train all the time"
             )
         else:
             reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
@@ -392,6 +393,8 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
         judge_again(trainer, run)
     if is_main_process():
         run.rewind(trainer.done, reporter.warn)
+        if not trainer.over:
+            run.add_training_code(training_digest(config.method))
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
     if run.config.data != Run.open(run.path).config.data:  # its images are the same, as `load` has checked

@@ -13,6 +13,7 @@ from mixnn import dist
 
 MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
 WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
+JOINING = 0.2  # share of the run in which the backbone's learning rate rises after the heads learned alone
 MAX_SLOWDOWN = 2.0
 RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
 MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
@@ -27,6 +28,11 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int) -
         return base * step / max(1, warmup_steps - 1)
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return base * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def backbone_rate(progress: float, heads_first: float) -> float:
+    """What multiplies the backbone's learning rate: 0 while the heads learn alone, then rising to 1."""
+    return min(1.0, max(0.0, (progress - heads_first) / JOINING)) if heads_first else 1.0
 
 
 def short_warmup(epochs: int) -> int:

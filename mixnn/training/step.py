@@ -4,9 +4,9 @@
 
 - eager runs it operator by operator.
 - recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
-- captured (CUDA) compiles the views and the log, which are hundreds of small operators, and records the step too. That
-  takes half a minute or more to start, and pays in long runs. The networks are not compiled: their time lies in
-  convolutions and in batch norm, which has kernels of its own.
+- captured (CUDA) compiles the views, which are hundreds of small operators, and records the step too. That takes longer
+  to start, and pays in long runs. The networks are not compiled: their time lies in convolutions and in batch norm,
+  which has kernels of its own. Nor is the log, also hundreds of small operators: it runs beside the backward pass.
 - compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
   hardly faster.
 
@@ -29,10 +29,11 @@ from torch import Tensor
 
 from mixnn.augment import View, augment, normalize
 from mixnn.data.image_set import ImageSet
+from mixnn.device import side_stream, wait_side_stream
 from mixnn.diagnostics import measure
 from mixnn.dist import GradientSum, PartialBatch, own_rows
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
-from mixnn.training.optimizers import optimizer_tensors, set_learning_rate
+from mixnn.training.optimizers import backbone_parameters, optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Step:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
         self._loss: Callable[[], tuple[Tensor, Aux]] = self.loss
-        self._make_views, self._log = make_views, log
+        self._make_views = make_views
         if mode != "eager":
             # Search and losses are meant to be full fp32; torch's advice to use TF32 there is not wanted.
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -95,16 +96,31 @@ class Step:
         if mode == "compiled":
             self._loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
         if mode == "captured":
-            self._make_views, self._log = compiled(make_views), compiled(log)
-        self._run = self._train_step
-        if mode != "eager" and device.type == "cuda":
-            self._run = self._capture()
-
-    def __call__(self, index: Tensor, lr: float, generator: torch.Generator, next_index: Tensor | None = None) -> None:
-        """One step. If the indices of the next call are given, images that are not on the device are read ahead."""
-        self._load(index, generator, next_index)
-        set_learning_rate(self.optimizer, lr)
+            self._make_views = compiled(make_views)
+        self.captures = mode != "eager" and device.type == "cuda"
+        self.heads_only = False
+        self._runs: dict[bool, Callable[[], None]] = {}  # by heads_only
         self._run()
+
+    def __call__(
+        self,
+        index: Tensor,
+        lr: float,
+        generator: torch.Generator,
+        next_index: Tensor | None = None,
+        backbone: float = 1.0,
+    ) -> None:
+        """One step. If the indices of the next call are given, images that are not on the device are read ahead.
+
+        `backbone` multiplies the learning rate of the backbone; with 0 it gets no gradients, which halves the work.
+        """
+        self._load(index, generator, next_index)
+        set_learning_rate(self.optimizer, lr, backbone)
+        if self.heads_only != (backbone == 0):
+            self.heads_only = backbone == 0
+            for p in backbone_parameters(self.optimizer):
+                p.requires_grad_(not self.heads_only)
+        self._run()()
         self.count += 1
 
     @torch.no_grad()
@@ -190,18 +206,26 @@ class Step:
         parts = [part.view(shape) for part, shape in zip(uniforms.split(sizes), shapes, strict=True)]
         return parts[: len(self.views)], dict(zip(names, parts[len(self.views) :], strict=True))
 
+    def _run(self) -> Callable[[], None]:
+        """What runs the step: itself, or the replay of a recording that is made the first time."""
+        if self.heads_only not in self._runs:
+            self._runs[self.heads_only] = self._capture() if self.captures else self._train_step
+        return self._runs[self.heads_only]
+
     def _train_step(self) -> None:
         loss, aux = self._loss()
+        with side_stream(self.index.device):
+            self._accumulate(loss, aux)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.gradient_sum is not None:
             self.gradient_sum.finish()
+        wait_side_stream(self.index.device)  # the log reads what follows changes
         self.optimizer.step()
         self.method.update_state(aux)
-        self._accumulate(loss, aux)
 
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
-        names, values = self._log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
+        names, values = log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
@@ -211,6 +235,7 @@ class Step:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
         state = [*self.method.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
         before = [t.clone() for t in state]
+        names, sums, count = self.names, self.sums.clone(), self.count
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -226,6 +251,7 @@ class Step:
         with torch.cuda.graph(graph, capture_error_mode=mode):
             self._train_step()
         self.reset()
+        self.restore(names, sums, count)
         return graph.replay
 
 

@@ -23,6 +23,7 @@ from mixnn.evaluation.knn import accuracy_by_vote, default_k
 from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
+from mixnn.nn.folding import folded
 from mixnn.processes import is_main_process
 from mixnn.progress import Reporter, plural
 from mixnn.runs import Run
@@ -32,9 +33,9 @@ from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, trained_share, useful_steps
+from mixnn.training.judgement import Blend, Judge, heads_first, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
-from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, learning_rate
+from mixnn.training.schedule import MAX_EVALUATION_SHARE, WARMUP_SHARE, Cost, TimePlan, backbone_rate, learning_rate
 from mixnn.training.step import Step
 from mixnn.training.views import configured_views
 
@@ -138,6 +139,8 @@ class Trainer:
         self.record: dict[str, Any] = {}  # log line of the last epoch
         self.spreads: list[tuple[int, float]] = []  # (epoch, spread of the embeddings)
         self.warned_of_collapse = False
+        self.heads_first = heads_first(config, None)
+        self.backbone_rate = 0.0  # of the last step, times the learning rate
         self.judge: Judge | None = None  # see judge_from
         self.layout: Layout | None = None  # of a folder of aligned images
         self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
@@ -190,6 +193,7 @@ class Trainer:
         state = {"step": self.done, "seconds": self.seconds, "names": self.step.names, "count": self.step.count}
         state |= {"device": self.order.device.type, "data": self.images.identity(), "batch": self.config.batch_size}
         state |= {"optimizer": optimizer_values, "settings": asdict(self.config)}
+        state |= {"backbone_rate": self.backbone_rate} if self.heads_first else {}
         return tensors, state | ({"time": self.plan.state()} if self.plan else {})
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -233,6 +237,7 @@ class Trainer:
         self.step.restore(state["names"], tensors["sums"], state["count"])
         self.done = state["step"]
         self.seconds = state["seconds"]
+        self.backbone_rate = state.get("backbone_rate", 0.0)
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
         """Starts student and teacher with the weights of a given backbone."""
@@ -256,6 +261,7 @@ class Trainer:
         if from_weights:
             self.blend = Blend(start, trained_share(self.config, self.judge.start))
             self.last_good = self.blend.weights(start), 0.0
+            self.heads_first = heads_first(self.config, self.blend.share)
 
     def encoder_weights(self) -> dict[str, Tensor]:
         """Weights of the encoder to keep, if they are not those of the student."""
@@ -288,13 +294,14 @@ class Trainer:
         tensors, state = self.state()
         tensors = {name: t.clone() for name, t in tensors.items()}
         times: list[float] = []
+        self.backbone_rate = 1.0  # measures whole steps; those of the heads alone are faster
         while not dist.broadcast(self.plan.pace_known(times)):
             start = self.clock()
             self._one_step()
             self.step.means()  # waits for the device
             times.append(self.clock() - start)
         self._restore(tensors, state)
-        if self.blend and not self.plan.extended:  # a user who adds time wants more steps
+        if self.blend and self.config.trained_share == "auto" and not self.plan.extended:  # more time: more steps
             self.plan.max_steps = useful_steps(self.blend.share)
         self.plan.begin(times, self.done)
 
@@ -335,6 +342,8 @@ class Trainer:
                 ended = self.done % self.steps_per_epoch == 0
                 if plan:
                     plan.end_step(self._means, look=ended)
+                if self.judge and self.backbone_rate == 0:  # there is nothing to judge yet
+                    self.judge.last = self.progress
                 if self.judge and self.judge.due(self.progress) and self._has_time("judgement"):
                     epoch_start += self._judge(run)
                 now = self.clock()
@@ -409,7 +418,8 @@ class Trainer:
         size = self.config.batch_size
         index, next_index = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
         ahead = next_index if position + 1 < self.steps_per_epoch else None
-        self.step(index, self.learning_rate(), self.generator, ahead)
+        self.backbone_rate = max(self.backbone_rate, backbone_rate(self.progress, self.heads_first))
+        self.step(index, self.learning_rate(), self.generator, ahead, self.backbone_rate)
         self.done += 1
 
     def learning_rate(self) -> float:
@@ -501,7 +511,8 @@ class Trainer:
     def _knn(self) -> dict[str, float]:
         assert self.knn_sets is not None
         train, test = self.knn_sets
-        bank, queries = (features(self._encoder(), images, bf16=self.bf16) for images in (train, test))
+        encoder = folded(self._encoder())
+        bank, queries = (features(encoder, images, bf16=self.bf16) for images in (train, test))
         k = default_k(len(train), train.num_classes)
         return {
             "knn": accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k)["weighted"],

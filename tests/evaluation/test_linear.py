@@ -227,6 +227,26 @@ def test_what_is_evaluated_is_the_students_backbone_of_the_last_checkpoint(run: 
     assert any(not torch.equal(t, tensors["method.teacher.f." + name]) for name, t in backbone.state_dict().items())
 
 
+@pytest.mark.parametrize(("precision", "bf16"), [("auto", None), ("fp32", False)])
+def test_the_encoder_has_no_batch_norm_left_and_runs_in_fp32_if_the_run_did(
+    run: Run, monkeypatch: pytest.MonkeyPatch, precision: str, bf16: bool | None
+):
+    seen: list[bool | None] = []
+
+    def encode(
+        backbone: nn.Module, images: ImageSet, order=None, view=None, generator=None, bf16=None, group=None
+    ) -> Tensor:
+        assert not any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.modules())
+        seen.append(bf16)
+        return features(backbone, images, order, view, generator, bf16, group)
+
+    monkeypatch.setattr(MODULE, "features", encode)
+    mixnn.evaluate(
+        replace(run, config=replace(run.config, precision=precision)), protocol="linear", epochs=1, verbose=QUIET
+    )
+    assert seen == [bf16, bf16], "test images, then one epoch of crops"
+
+
 def test_results_are_written_with_the_protocols_that_made_them(run: Run):
     results = mixnn.evaluate(run, epochs=5, seed=7, verbose=QUIET)
     assert json.loads((run.path / "results.json").read_text()).items() >= json.loads(json.dumps(results)).items()

@@ -15,23 +15,28 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from PIL import Image
 
 import mixnn
 from mixnn import paper
 from mixnn.cli import main
 from mixnn.config import UserError
+from mixnn.evaluation.features import features
+from mixnn.functional import unit
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper.figures import FIGURES, figures
-from mixnn.paper.plan import plan_row
+from mixnn.paper.pages import data_sets
+from mixnn.paper.plan import load_finished, plan_row
 from mixnn.paper.plots import accuracies, curves, drawing
 from mixnn.paper.plots.drawing import CannotDraw, Curve, Drawing, FinishedRuns, Line
 from mixnn.paper.tables import TABLES, Row, published
 from mixnn.progress import Reporter
 from mixnn.runs import Run
+from mixnn.runs.weights import load_backbone
 
 EPOCHS = {"epochs": 12, "warmup_epochs": 2}  # of the runs made up here: others than the defaults
-FROM_RESULTS = [name for name in FIGURES if name != "tsne"]
+FROM_RESULTS = [name for name in FIGURES if name not in ("tsne", "examples", "attention-datasets")]
 NO_RUN_FOLDER = "it needs a run folder on cifar10 with a checkpoint: use runs='RUN'"
 COLUMNS = ["loss", "d_positive", "d_neighbors", "purity", "inconsistency", "spread", "cas_entropy", "cas_entropy_0.1"]
 
@@ -186,6 +191,24 @@ def test_attention_shows_inconsistency_entropy_purity_and_spread(finished: Finis
         np.testing.assert_allclose(found[label], logged("weights", "CAS", column, (0, 1)), rtol=1e-12)
     levels = [line.get_ydata()[0] for line in entropies.get_lines() if len(line.get_ydata()) == 2]
     assert levels == pytest.approx([math.log(5), curves.least_entropy(5)])
+
+
+def test_attention_of_several_data_sets_is_drawn_once(results: Path, tmp_path: Path):
+    folder = shutil.copytree(results, tmp_path / "results")
+    save(folder, summary(row_of("weights", "CAS"), "cifar100"))
+    finished = FinishedRuns.load(folder, (), "cifar10", EPOCHS)
+    figure, caption = draw("attention-datasets", finished)
+    for ax, column in zip(figure.axes, ("inconsistency", "cas_entropy", "purity"), strict=True):
+        shown = lines(ax)
+        assert list(shown) == ["cifar10", "cifar100"]
+        np.testing.assert_allclose(shown["cifar10"], logged("weights", "CAS", column, (0, 1)), rtol=1e-12)
+        log = summary(row_of("weights", "CAS"), "cifar100")[1]["metrics"]
+        assert shown["cifar100"][-1, 1] == pytest.approx(log[-1][column])
+    assert "Data: cifar10, cifar100." in caption
+    files = figures("attention-datasets", results=folder, out=tmp_path / "out", **EPOCHS)
+    assert [path.name for path in files] == [f"attention-datasets.{suffix}" for suffix in ("svg", "png", "txt")]
+    with pytest.raises(CannotDraw, match="all data sets at once: use data='cifar10'"):
+        draw("attention-datasets", FinishedRuns.load(folder, (), "cifar100", EPOCHS))
 
 
 def test_no_attention_over_cosines_has_less_entropy_than_the_least():
@@ -387,7 +410,7 @@ def test_what_is_said_to_be_missing_can_be_made_by_the_command_named(
 
 def test_a_run_on_other_data_is_refused_with_the_flag_to_use(trained: Run, tmp_path: Path):
     with pytest.raises(UserError, match=r"digits-run was trained on digits, .*: use data='digits'"):
-        figures(["tsne"], results=tmp_path, runs=[trained])
+        figures(["examples"], results=tmp_path, runs=[trained])
 
 
 def test_a_figure_that_is_there_is_refused_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -434,7 +457,9 @@ def test_files_are_the_same_at_every_call_whatever_the_users_settings(
     assert written == [
         Path("a") / f"cifar10-{name}.{ending}" for name in FROM_RESULTS for ending in ("svg", "png", "txt")
     ]
-    assert heard.said == [f"skipped tsne: {NO_RUN_FOLDER}"]
+    several, *of_folders = heard.said
+    assert several.startswith("skipped attention-datasets: it needs runs of CAS on two data sets")
+    assert of_folders == [f"skipped {name}: {NO_RUN_FOLDER}" for name in ("tsne", "examples")]
     before = dict(matplotlib.rcParams)
     again = ["purity-support", "share", "main"]  # one of each way to draw
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.hashsalt": None}):
@@ -543,6 +568,28 @@ def test_tsne_shows_every_test_image_in_its_class(trained: Run, tmp_path: Path):
     assert str(trained.path.parent) not in caption
 
 
+def test_examples_frame_neighbors_by_class(trained: Run, tmp_path: Path):
+    figure, caption = draw("examples", FinishedRuns.load(tmp_path, [trained], "digits", {}))
+    train, test = (mixnn.data.load("digits", split).limit(128) for split in ("train", "test"))
+    rows = [figure.axes[i : i + 6] for i in range(0, len(figure.axes), 6)]
+    assert [row[0].get_title(loc="center") for row in rows] == list("01234")
+    backbone = load_backbone(trained)[0]
+    same = 0
+    for row in rows:
+        name = row[0].get_title(loc="center")
+        anchor = test.subset((test.labels == int(name)).nonzero()[:1, 0])
+        x, bank = (unit(features(backbone, images)) for images in (anchor, train))
+        nearest = (x @ bank.T)[0].topk(5).indices
+        assert [ax.get_title(loc="center") for ax in row[1:]] == [str(int(train.labels[i])) for i in nearest]
+        for ax in row[1:]:
+            is_same = ax.get_title(loc="center") == name
+            same += is_same
+            color = drawing.GREEN if is_same else drawing.RED
+            assert to_hex(ax.spines["top"].get_edgecolor()).lower() == color.lower()
+    assert f"{same / 25:.0%} are the same" in caption
+    assert "128 training images" in caption
+
+
 def test_tsne_of_two_runs_with_one_title_names_their_folders(trained: Run, tmp_path: Path):
     other = Run.open(shutil.copytree(trained.path, tmp_path / "other"))
     figure, _ = draw("tsne", FinishedRuns.load(tmp_path, [trained, other], "digits", {}))
@@ -574,7 +621,8 @@ def test_the_committed_figures_are_those_of_the_committed_results(
     tmp_path: Path, folder: str, settings: dict[str, Any]
 ):
     committed = Path(__file__).parents[2] / folder
-    figures(results=committed, out=tmp_path, verbose=Reporter(quiet=True), **settings)
+    for data in data_sets(load_finished(committed)):
+        figures(results=committed, out=tmp_path, data=data, verbose=Reporter(quiet=True), **settings)
     captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
     assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()
     assert {path.stem for path in committed.glob("*.png")} == {path.stem for path in committed.glob("*.txt")}

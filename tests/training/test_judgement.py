@@ -18,7 +18,8 @@ from mixnn.progress import Reporter
 from mixnn.runs import checkpoint
 from mixnn.runs.weights import KEPT, STUDENT
 from mixnn.training import judgement
-from mixnn.training.judgement import Blend, Judge, problems, trained_share
+from mixnn.training.judgement import Blend, Judge, heads_first, problems, trained_share
+from mixnn.training.step import Step
 from mixnn.training.trainer import Trainer
 from tests.clock import Clock, use_clock
 
@@ -373,7 +374,15 @@ def quiet():
     return Reporter(quiet=True)  # a new one each time, because it gives a warning only once
 
 
-SETTINGS = {"image_size": 8, "encode_size": 8, "batch_size": 8, "epochs": 4, "checkpoint_every": 1, "device": "cpu"}
+SETTINGS = {
+    "heads_first": 0.0,
+    "image_size": 8,
+    "encode_size": 8,
+    "batch_size": 8,
+    "epochs": 4,
+    "checkpoint_every": 1,
+    "device": "cpu",
+}
 OPTIONS = {"hidden": 16, "dim": 8, "support_size": 16}
 LAST = 8  # step; looks are at 2, 4, 6 and 8
 
@@ -612,3 +621,43 @@ def test_frozen_batch_norm_keeps_the_statistics_of_the_start_in_student_and_teac
     assert all(torch.equal(teacher[name], start[name]) for name in statistics)
     assert all(torch.equal(student[name], start[name]) == (kind == "frozen") for name in statistics)
     assert not torch.equal(student["bn1.weight"], start["bn1.weight"])  # these still learn
+
+
+# Heads first
+
+
+@pytest.mark.parametrize(("share", "first"), [(1.0, 0.2), (0.75, 0.3), (0.5, 0.4), (0.1, 0.4), (None, 0.0)])
+def test_the_better_the_start_the_longer_the_heads_learn_alone(share, first):
+    assert heads_first(Config(heads_first="auto"), share) == pytest.approx(first)
+    assert heads_first(Config(heads_first=0.15), share) == 0.15
+    assert heads_first(Config(), share) == 0
+
+
+def test_the_backbone_joins_the_heads_and_a_resumed_run_goes_on_alike(folder, tmp_path):
+    """Of 8 steps, 4 are of the heads alone. The run is looked at when the backbone has changed, not before."""
+    whole, broken = (train(folder, tmp_path / name, heads_first=0.5) for name in ("whole", "broken"))
+    assert [point["step"] for point in whole.judgement()["points"]] == [6, LAST]
+    kept, start = tensors_of(whole, STUDENT), start_weights()
+    assert not torch.equal(kept["conv1.weight"], start["conv1.weight"])
+    go_back(broken)
+    mixnn.pretrain(resume=broken.path, verbose=quiet())
+    assert_equal(tensors_of(broken), tensors_of(whole))
+
+
+def test_a_run_of_the_heads_alone_keeps_its_start(folder, tmp_path):
+    run = train(folder, tmp_path / "run", heads_first=0.8, epochs=1)  # two steps, at 0 and 50%
+    assert_equal(tensors_of(run, STUDENT), start_weights())
+
+
+def test_heads_do_not_learn_alone_again_in_a_run_with_more_epochs(folder, tmp_path, monkeypatch):
+    rates, call = [], Step.__call__
+
+    def recorded(step, *args):
+        rates.append(args[-1])
+        return call(step, *args)
+
+    monkeypatch.setattr(Step, "__call__", recorded)
+    run = train(folder, tmp_path / "run", heads_first=0.25)
+    assert rates == pytest.approx([0, 0, 0, 0.625, 1, 1, 1, 1])
+    mixnn.pretrain(resume=run.path, epochs=10, verbose=quiet())
+    assert rates[LAST:] == [1] * 12

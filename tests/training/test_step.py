@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from mixnn.augment import augment, normalize, strong, weak
+from mixnn.config import Config
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.encoder import set_compute_dtype
 from mixnn.nn.resnet import ResNet
-from mixnn.training.optimizers import sgd
+from mixnn.training.optimizers import make_optimizer, sgd
 from mixnn.training.prefetch import Prefetcher
 from mixnn.training.step import Step
 
@@ -188,6 +189,56 @@ def test_modes_equal_eager_for_five_steps_on_cuda(mode, monkeypatch):
         assert_same_state(other, eager, 1e-4)
         other.method.load_state_dict(eager.method.state_dict())
     assert other.means() == pytest.approx(eager.means(), rel=1e-4)
+
+
+def heads_first_step(mode, device):
+    method = small_method(device)
+    config = Config(heads_first=0.5, optimizer="adamw", device=device)
+    optimizer = make_optimizer(method.named_parameters(), config)
+    return Step(method, images(device), [strong(SIZE), weak(SIZE)], B, optimizer, mode)
+
+
+def adam_counts(step, part):
+    named = dict(step.method.named_parameters())
+    return {step.optimizer.state[p]["step"].item() for name, p in named.items() if name.startswith(f"student.{part}.")}
+
+
+def test_heads_learn_alone_and_then_with_the_backbone():
+    step = heads_first_step("eager", "cpu")
+    before = copy.deepcopy(step.method.state_dict())
+
+    def changed(part):
+        now = step.method.state_dict()
+        return {name for name, p in step.method.named_parameters() if not torch.equal(now[name], before[name])} & {
+            name for name, _ in step.method.named_parameters() if name.startswith(f"student.{part}.")
+        }
+
+    for i, backbone in enumerate((0.0, 0.0, 0.25, 1.0)):
+        step(torch.arange(B), LR, torch.Generator().manual_seed(i), backbone=backbone)
+        assert bool(changed("g")) == bool(changed("h")) == True  # noqa: E712
+        assert bool(changed("f")) == (backbone > 0)
+        rates = {bool(group.get("backbone")): group["lr"].item() for group in step.optimizer.param_groups}
+        assert rates == pytest.approx({True: LR * backbone, False: LR})
+    assert adam_counts(step, "g") == {4}
+    assert adam_counts(step, "f") == {2}, "the backbone's moments begin when it joins"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=gpu) for mode in ("recorded", "captured")])
+def test_a_recorded_step_of_the_heads_alone_equals_an_eager_one(mode, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    eager, other = (heads_first_step(each, "cuda") for each in ("eager", mode))
+    for i, backbone in enumerate((1.0, 0.0, 0.0, 0.5, 1.0)):  # 1 first: a time budget measures whole steps
+        for step in (eager, other):
+            rng = torch.Generator("cuda").manual_seed(i)
+            step(torch.arange(B, device="cuda"), 1e-3, rng, backbone=backbone)
+        for (name, a), b in zip(other.method.state_dict().items(), eager.method.state_dict().values(), strict=True):
+            error = (a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-3)
+            assert error < 1e-3, f"{name}: {error:.1e}"  # Adam enlarges the rounding of single small gradients
+        other.method.load_state_dict(eager.method.state_dict())
+    assert other.count == 5
+    assert other.means() == pytest.approx(eager.means(), rel=1e-2)
+    assert adam_counts(other, "f") == {3}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -204,7 +204,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 def main(finished: FinishedRuns) -> Drawing:
     """The main table as dots: the numbers of the paper, of the authors' fixed code, and ours."""
     table = TABLES["main"]
-    rows = cells(table, finished.data, finished.seeds, finished.settings, finished.summaries)
+    rows = cells(table, finished.data, finished.seeds, finished.settings, finished.summaries, {})
     protocols = [p for p in PROTOCOLS if any(row[p]["ours"] is not None for row in rows)]
     if not protocols:
         raise CannotDraw(f"there is no evaluated run: run {finished.command('main')}")

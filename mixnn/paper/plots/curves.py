@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from mixnn.config import setting
 from mixnn.paper.plan import Summary
 from mixnn.paper.plots.drawing import (
     BLACK,
@@ -43,6 +44,7 @@ from mixnn.paper.plots.drawing import (
     make_figure,
     shared_legend,
 )
+from mixnn.paper.tables import PAPER_DATASETS
 
 FIRST, SECOND, THIRD, FOURTH = Look(BLUE), Look(RED, DASHED, "s"), Look(GREEN, DASHDOT, "^"), Look(PURPLE, DOTTED, "D")
 TOP = 1.03  # upper limit of axes for shares, so that markers at 1 are not cut off
@@ -182,6 +184,34 @@ def attention(finished: FinishedRuns) -> Drawing:
         "are the same. Gradients flow through the attention only where the label says so."
     )
     return Drawing(figure, caption(text, finished.data_name, by_label(runs)))
+
+
+DATASET_LOOKS = dict(zip(PAPER_DATASETS, (FIRST, SECOND, FOURTH, THIRD), strict=True))
+
+
+def attention_datasets(finished: FinishedRuns) -> Drawing:
+    """Inconsistency and entropy of the attention, and purity, on every data set that has a run of CAS."""
+    columns = {"inconsistency": "inconsistency", "cas_entropy": "entropy of CAS (nats)", "purity": "purity"}
+    on = {data: replace(finished, data=data).optional([CAS], list(columns)) for data in DATASET_LOOKS}
+    runs = {data: found[CAS] for data, found in on.items() if found}
+    if len(runs) < 2:
+        raise CannotDraw(f"it needs runs of CAS on two data sets: run {finished.command('weights')}")
+    if finished.data != next(iter(runs)):
+        raise CannotDraw(f"it shows all data sets at once: use {setting('data', next(iter(runs)))}")
+    figure, axes = make_figure(PAGE_WIDTH, 2.3, 3)
+    for ax, (column, label) in zip(axes, columns.items(), strict=True):
+        for i, (data, found) in enumerate(runs.items()):
+            draw_over_epochs(ax, Curve.logged(found, column), DATASET_LOOKS[data], data, i)
+        ax.set(xlabel="epoch", ylabel=label, ylim=(0, TOP))
+    topk = next(iter(runs.values()))[0]["config"]["options"]["topk"]
+    axes[1].set_ylim(0, 1.15 * math.log(topk))
+    draw_reference(axes[1], math.log(topk), f"ln {topk}")
+    shared_legend(figure, axes[0])
+    text = (
+        "Attention (CAS, no mixture) by data set. (a) Share of ranks at which the orders by attention and by nearness "
+        "to z name different neighbors. (b) Entropy of the attention over the neighbors. (c) Purity of the neighbors."
+    )
+    return Drawing(figure, caption(text, ", ".join(runs), runs))
 
 
 def least_entropy(topk: int) -> float:

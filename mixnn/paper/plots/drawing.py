@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mixnn.config import calling, on_command_line
-from mixnn.paper.plan import RunKey, Summaries, Summary, fingerprint, load_finished, plan_row
+from mixnn.paper.plan import RunKey, Summaries, Summary, key_of, load_finished, runs_of
 from mixnn.paper.tables import PROTOCOLS, TABLES, Row
 from mixnn.progress import plural
 from mixnn.runs import Run
@@ -119,7 +119,7 @@ class FinishedRuns:
         summaries: dict[RunKey, Summary] = dict(load_finished(results))
         for run in folders:
             summary = run.summary()
-            summaries[fingerprint(summary["config"]), run.config.seed] = summary
+            summaries[key_of(summary)] = summary
         return FinishedRuns(data, settings, results, summaries, folders)
 
     @property
@@ -133,8 +133,7 @@ class FinishedRuns:
 
     def of_row(self, row: Row) -> list[Summary]:
         """The finished runs of a row, by seed."""
-        planned = plan_row(row, self.data, self.seeds, self.settings)
-        return [self.summaries[run.key] for run in planned if run.key in self.summaries]
+        return runs_of(row, self.data, self.seeds, self.settings, self.summaries)
 
     def required(self, lines: Sequence[Line], columns: Sequence[str]) -> dict[Line, list[Summary]]:
         """The runs of each line that logged all columns; CannotDraw if a line has none."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from torch import nn
 
 from mixnn.apps import projection
 from mixnn.config import UserError, setting
@@ -30,7 +33,7 @@ MARKERS = "os^DvP<X>p"
 
 
 def tsne(finished: FinishedRuns) -> Drawing:
-    """One panel per run folder that was given."""
+    """One panel per run folder that was given. They may be runs on several data sets."""
     runs = [run for run in finished.folders if list_checkpoints(run.path / "checkpoints")]
     if not runs:
         raise CannotDraw(
@@ -52,19 +55,28 @@ def tsne(finished: FinishedRuns) -> Drawing:
         ax.set_axis_off()
     for ax in axes[len(runs) :]:
         ax.set_title("")
-    titles = [title(run) for run in runs]
+    datasets = [Path(run.config.data).name for run in runs]
+    prefixes = [f"{data}: " if len(set(datasets)) > 1 else "" for data in datasets]
+    titles = [prefix + title(run) for prefix, run in zip(prefixes, runs, strict=True)]
     titles = [f"{t}, {run.path.name}" if titles.count(t) > 1 else t for t, run in zip(titles, runs, strict=True)]
     for ax, name, shown, points in zip(axes, titles, images, maps, strict=False):
         _draw_map(ax, points, shown)
         ax.set_title(f"{ax.get_title(loc='left')} {name}".strip())
-    count, classes = len(images[0]), images[0].num_classes
-    some = f" of the first {len(COLORS)} classes" if classes > len(COLORS) else ""
+    about = dict(zip((run.config.data for run in runs), map(_description, images), strict=True))
+    several = len(about) > 1
+    shown_images = "; ".join(f"{text} ({Path(data).name})" if several else text for data, text in about.items())
     text = (
-        f"t-SNE of {count:,} test images{some}: the first {projection.COMPONENTS} principal components of unit "
-        f"features of the student's backbone, perplexity {projection.perplexity(count):g}. The axes have no units."
+        f"t-SNE of {shown_images}: the first {projection.COMPONENTS} principal components of unit "
+        f"features of the student's backbone. The axes have no units."
     )
     summaries = {f"{title(run)} ({run.path.name})": [run.summary()] for run in runs}
     return Drawing(figure, caption(text, finished.data_name, summaries))
+
+
+def _description(images: ImageSet) -> str:
+    """How many images a panel shows, of which classes, and the perplexity."""
+    some = f" of the first {len(COLORS)} classes" if images.num_classes > len(COLORS) else ""
+    return f"{len(images):,} test images{some}, perplexity {projection.perplexity(len(images)):g}"
 
 
 def title(run: Run) -> str:
@@ -83,11 +95,15 @@ def _test_images(run: Run, data_dir: str) -> ImageSet:
     return images.subset((images.labels < len(COLORS)).nonzero()[:, 0]).limit(MAX_IMAGES)
 
 
+def backbone_of(run: Run) -> nn.Module:
+    """A run's backbone, on the device here."""
+    device = pick_device("auto")
+    return load_backbone(run)[0].to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def _map(run: Run, images: ImageSet) -> np.ndarray:
     """Coordinates (N, 2) of the images."""
-    device = pick_device("auto")
-    backbone = load_backbone(run)[0].to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return projection.tsne(unit(features(backbone, images, bf16=False)).cpu().numpy(), seed=0)
+    return projection.tsne(unit(features(backbone_of(run), images, bf16=False)).cpu().numpy(), seed=0)
 
 
 def _draw_map(ax: Axes, points: np.ndarray, images: ImageSet) -> None:

@@ -1,0 +1,363 @@
+"""pages: write again what code can write in the pages about the paper, from the files in results/.
+
+    python -m mixnn.paper.pages        (make pages)
+
+It replaces the blocks of PAGES that stand between `<!-- begin NAME -->` and `<!-- end NAME -->`, the pages of tables in
+results/, the commits of the results, and figures whose runs have changed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mixnn.files import write_atomically
+from mixnn.paper import claims
+from mixnn.paper.claims import Evidence, Verdict, judge_claims, markdown_claims, not_run, row_of
+from mixnn.paper.figures import figures
+from mixnn.paper.plan import Summaries, load_finished, runs_of
+from mixnn.paper.provenance import find_commits, read_commits
+from mixnn.paper.render import as_markdown, fill
+from mixnn.paper.statistics import CONFIDENCE, t_quantile
+from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, published
+from mixnn.progress import Reporter
+
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
+PAGES = (Path("docs") / "reproduction.md", Path("docs") / "reweighting.md")
+RESULTS = Path("results")
+BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
+LEAKY = "controls: MNN, leaky queue"
+# The paper's figures and ours: where it is in the paper, what it shows, our figures by name.
+FIGURES = (
+    ("1", "an image and its neighbors", ("examples",)),
+    ("2", "overview of MNN", ()),
+    ("3 (a)", "purity by augmentation", ("purity-augmentation",)),
+    ("3 (b)", "purity by number of neighbors", ("purity-neighbors",)),
+    ("3 (c)", "purity by size of the support set", ("purity-support",)),
+    ("3 (d)", "purity by selection", ("purity-selection",)),
+    ("4", "attention: inconsistency, entropy, purity", ("attention-datasets", "attention")),
+    ("5", "t-SNE", ("tsne",)),
+    ("6", "loss and accuracy without mixture", ("loss", "accuracy")),
+    ("7", "purity by rank", ("ranks",)),
+    ("ours", "all methods over epochs; their purity; the main table", ("methods", "purity-methods", "main")),
+    ("ours", "accuracy against the neighbors' share of the loss", ("share",)),
+)
+NEEDS_RUN = ("examples", "tsne")  # these are drawn from a run folder, not from results
+
+
+class Sources(NamedTuple):
+    """What the blocks are made of."""
+
+    evidence: Evidence
+    verdicts: Sequence[Verdict]
+    results: Path
+
+
+Block = Callable[[Sources], str]
+
+
+def main(root: Path = Path()) -> None:
+    """Write the pages, the commits and the figures of a checkout."""
+    results = root / RESULTS
+    finished = load_finished(results)
+    find_commits(results, finished.values())
+    for data in data_sets(finished):
+        _draw_figures(results, data)
+    for path, text in pages(root).items():
+        write_atomically(path, text.encode())
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The pages of a checkout, by path, as they should be."""
+    results, finished = root / RESULTS, load_finished(root / RESULTS)
+    commits, seeds = read_commits(results), sorted({seed for _, seed in finished})
+    sources = Sources(Evidence(finished), judge_claims(finished), results)
+    found = {root / page: with_blocks((root / page).read_text(), sources) for page in PAGES}
+    for data in data_sets(finished):
+        filled = [fill(table, data, seeds, {}, finished, commits) for table in TABLES.values()]
+        found[results / tables_page(data)] = as_markdown(filled) + "\n"
+    return found
+
+
+def tables_page(data: str) -> str:
+    """The file in results/ that has the tables of a data set."""
+    return "tables.md" if data == "cifar10" else f"tables-{data}.md"
+
+
+def data_sets(finished: Summaries) -> list[str]:
+    """The paper's data sets on which anything was run."""
+    present = {summary["config"]["data"] for summary in finished.values()}
+    return [data for data in PAPER_DATASETS if data in present]
+
+
+def with_blocks(page: str, sources: Sources) -> str:
+    """A page with its blocks written again."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]](sources)}\n\n{match[3]}", page)
+
+
+def _draw_figures(results: Path, data: str) -> None:
+    """Draw what can be drawn, and replace figures whose captions, which name the runs, have changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures(results=results, out=folder, data=data, verbose=Reporter(quiet=True))
+        for caption in Path(folder).glob("*.txt"):
+            old = results / caption.name
+            if not old.is_file() or old.read_text() != caption.read_text():
+                for path in Path(folder).glob(f"{caption.stem}.*"):
+                    shutil.copyfile(path, results / path.name)
+
+
+# Blocks of the page
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [" | ".join(head), "|".join(["---"] * len(head)), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+
+
+def number(evidence: Evidence, name: str, data: str, measure: str, form: str = ".2f", scale: float = 1.0) -> str:
+    """The mean of a row's runs as text, with deviation and number if there are several; empty if there are none."""
+    values = [scale * value for value in evidence.sample(name, data, measure).values.values()]
+    if not values:
+        return ""
+    mean = format(statistics.fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):{form}} (n={len(values)})"
+
+
+def coverage(sources: Sources) -> str:
+    """How many rows of each table have a run of 200 epochs, by data set."""
+    evidence = sources.evidence
+    present = data_sets(evidence.finished)
+    rows = []
+    for table in TABLES.values():
+        counts = []
+        for data in present:
+            runs = [runs_of(row, data, evidence.seeds, {}, evidence.finished) for row in table.rows]
+            seeds = max(len(found) for found in runs)
+            several = f", {sum(len(found) > 1 for found in runs)} with several seeds" if seeds > 1 else ""
+            counts.append(f"{sum(map(bool, runs))} of {len(runs)} rows{several}")
+        rows.append([table.name, *counts])
+    return markdown_table(["table", *(NAMES[data] for data in present)], rows)
+
+
+def noise(sources: Sources) -> str:
+    """The deviation between runs by data set, and by how much two single runs must differ."""
+    evidence = sources.evidence
+    rows = []
+    for data in data_sets(evidence.finished):
+        for protocol in PROTOCOLS:
+            spread, source = evidence.spread(data, protocol)
+            if spread is None:
+                continue
+            needed = t_quantile(0.5 + CONFIDENCE / 2, spread.df) * spread.std * 2**0.5
+            rows.append([NAMES[data], PROTOCOLS[protocol].label, f"{spread.std:.2f}", f"{needed:.2f}", source])
+    return markdown_table(["data", "", "deviation", "two single runs differ from", "source"], rows)
+
+
+def distances(sources: Sources) -> str:
+    """How far our numbers are from the authors', by data set and protocol."""
+    evidence = sources.evidence
+    rows = []
+    for data in data_sets(evidence.finished):
+        filled = fill(TABLES["main"], data, evidence.seeds, {}, evidence.finished, {})
+        for protocol in PROTOCOLS:
+            cells = {row["name"]: row[protocol]["difference"] for row in filled.rows if row[protocol]["fixed"]}
+            found = {name: difference for name, difference in cells.items() if difference is not None}
+            if not found:
+                continue
+            far = [f"{name} {d:+.2f}" for name, d in found.items() if abs(d) > 1]
+            middle = f"{statistics.median(map(abs, found.values())):.2f}"
+            bounds = f"{min(found.values()):+.2f} to {max(found.values()):+.2f}"
+            label = PROTOCOLS[protocol].label
+            rows.append([NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
+    return markdown_table(["data", "", "methods", "ours minus theirs", "median distance", "over a point"], rows)
+
+
+def leads(sources: Sources) -> str:
+    """MNN's lead over every other method without labels, the paper's and ours."""
+    evidence = sources.evidence
+    rows = []
+    for data in data_sets(evidence.finished):
+        for row in TABLES["main"].rows:
+            if row.name in ("MNN", "Supervised"):
+                continue
+            texts = []
+            for protocol in PROTOCOLS:
+                paper = [published(r, "paper", protocol, data) for r in (row_of("main: MNN"), row)]
+                ours = [evidence.sample(f"main: {name}", data, protocol) for name in ("MNN", row.name)]
+                texts.append("" if paper[0] is None or paper[1] is None else f"{paper[0] - paper[1]:+.2f}")
+                texts.append(f"{ours[0].mean - ours[1].mean:+.2f}" if all(s.values for s in ours) else "")
+            if texts[1] or texts[3]:
+                rows.append([NAMES[data], row.name, *texts])
+    return markdown_table(["data", "MNN's lead over", "linear: paper", "ours", "kNN: paper", "ours"], rows)
+
+
+class Column(NamedTuple):
+    """A column of numbers at the last epoch."""
+
+    head: str
+    measure: str
+    form: str = ".2f"
+    scale: float = 1.0
+
+
+def _table_of_measures(names: Mapping[str, str], *columns: Column) -> Block:
+    """A block with numbers of the rows that `names` maps to labels; rows without a run are left out."""
+
+    def block(sources: Sources) -> str:
+        rows = []
+        for data in data_sets(sources.evidence.finished):
+            for name, label in names.items():
+                texts = [number(sources.evidence, name, data, c.measure, c.form, c.scale) for c in columns]
+                if any(texts):
+                    rows.append([NAMES[data], label, *texts])
+        return markdown_table(["data", "", *(column.head for column in columns)], rows)
+
+    return block
+
+
+ACCURACIES = Column("linear", "linear"), Column("kNN", "knn")
+RANK = Column("effective rank", "rank", ".1f")
+PURITY = Column("purity (%)", "purity", ".1f", 100)
+
+
+def whole_runs(sources: Sources) -> str:
+    """The largest differences over training between pairs of runs with the same seed."""
+    evidence = sources.evidence
+    pairs = (
+        ("MNN and weights (1.5, 0.5 / K), no mixture", "main: MNN", CONTROL),
+        ("MNN and weights (1, 1 / K), no mixture: WSE", "main: MNN", "weights: WSE"),
+        ("for scale: MNN and CAS with mixture", "main: MNN", "weights: CAS, mixture"),
+        ("for scale: WSE and CAS without mixture", "weights: WSE", "weights: CAS"),
+    )
+    rows = []
+    for data in data_sets(evidence.finished):
+        for label, *names in pairs:
+            logs = [
+                {run["config"]["seed"]: run["metrics"] for run in runs}
+                for runs in (runs_of(row_of(n), data, evidence.seeds, {}, evidence.finished) for n in names)
+            ]
+            if common := sorted(logs[0].keys() & logs[1].keys()):
+                rows.append([NAMES[data], label, *_farthest(*(log[common[0]] for log in logs))])
+    return markdown_table(["data", "", "kNN (points)", "purity (points)", "effective rank"], rows)
+
+
+def _farthest(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> list[str]:
+    """The largest differences of kNN over all readings, and of purity and rank after the tenth epoch."""
+    found = []
+    for column, after, scale, form in (("knn", 0, 1, ".2f"), ("purity", 10, 100, ".1f"), ("rank", 10, 1, ".1f")):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if column in a and a["epoch"] > after]
+        found.append(format(scale * max(abs(a[column] - b[column]) for a, b in pairs), form))
+    return found
+
+
+def _verdict_table(whose: str, row: str = "") -> Block:
+    """A block with the verdicts on the paper's claims or ours, or only with those that begin with this row."""
+
+    def block(sources: Sources) -> str:
+        chosen = [claim for claim in claims.CLAIMS[whose] if not row or row in claim.better]
+        own = [verdict for verdict in sources.verdicts if verdict.claim in chosen]
+        missing = not_run(own)
+        rest = ["", "Not run on any data set:", "", *(f"- {label}" for label in missing)] if missing else []
+        return "\n".join([markdown_claims(own), *rest])
+
+    return block
+
+
+def summary(sources: Sources) -> str:
+    """How many claims have which verdict, by data set."""
+    kinds = [claims.HOLDS, f"probably {claims.HOLDS}", claims.UNDECIDED, f"probably {claims.FAILS}", claims.FAILS]
+    kinds.append(claims.NOT_RUN)
+    rows = []
+    for data in data_sets(sources.evidence.finished):
+        found = [verdict.verdict for verdict in sources.verdicts if verdict.data.split(" minus ")[0] == data]
+        rows.append([NAMES[data], *(str(found.count(kind)) for kind in kinds)])
+    return markdown_table(["data", *kinds], rows)
+
+
+def drawn_figures(sources: Sources) -> str:
+    """The paper's figures and ours, with links to those that are in results/."""
+    rows = []
+    for where, shows, names in FIGURES:
+        drawn = []
+        for name in names:
+            found = sorted(path.name for path in sources.results.glob(f"*{name}.png") if _is_figure(path.stem, name))
+            drawn += [f"[{file.removesuffix('.png')}](../results/{file})" for file in found]
+            if not found:
+                drawn.append(f"`{name}`: " + ("needs a run folder" if name in NEEDS_RUN else "runs are missing"))
+        rows.append([where, shows, ", ".join(drawn) or "none: a drawing"])
+    return markdown_table(["figure", "what it shows", "ours"], rows)
+
+
+def _is_figure(stem: str, name: str) -> bool:
+    """Whether a file, without its ending, is this figure of one data set or of several."""
+    data = "|".join(PAPER_DATASETS)
+    return re.fullmatch(rf"(?:(?:{data})-)*{re.escape(name)}", stem) is not None
+
+
+BLOCKS: dict[str, Block] = {
+    "summary": summary,
+    "figures": drawn_figures,
+    "claims": _verdict_table("paper"),
+    "own-claims": _verdict_table("ours"),
+    "reweighting": _verdict_table("ours", CONTROL),
+    "coverage": coverage,
+    "noise": noise,
+    "distances": distances,
+    "leads": leads,
+    "embeddings": _table_of_measures({f"main: {n}": n for n in ("MNN", "CMSF", "SNCLR", "MSF")}, PURITY, RANK),
+    "weights": _table_of_measures(
+        {
+            "weights: MSE (MSF)": "MSE, no mixture: MSF",
+            "weights: MSE, mixture": "MSE, mixture",
+            "weights: WSE": "WSE, no mixture",
+            "weights: WSE, mixture (MNN)": "WSE, mixture: MNN",
+            CONTROL: "weights (1.5, 0.5 / K), no mixture",
+        },
+        *ACCURACIES,
+    ),
+    "whole-runs": whole_runs,
+    "losses": _table_of_measures(
+        {
+            "main: MNN": "MNN: WSE, mixture",
+            "weights: WSE": "WSE, no mixture",
+            CONTROL: "weights (1.5, 0.5 / K), no mixture",
+        },
+        Column("loss", "loss", ".3f"),
+        Column("d(p, z)", "d_positive", ".3f"),
+        Column("d(p, z_i)", "d_neighbors", ".3f"),
+    ),
+    "attention": _table_of_measures(
+        {
+            "weights: CAS, mixture": "CAS, mixture",
+            "controls: CAS, mixture, gradient through it": "CAS, mixture, gradient through it",
+            "weights: CAS": "CAS",
+            "controls: CAS, gradient through it": "CAS, gradient through it",
+            "controls: CAS, gradient through it, leaky queue": "CAS, gradient through it, leaky queue",
+        },
+        *ACCURACIES,
+        *(Column("spread", "spread"), Column("d(p, z)", "d_positive"), RANK),
+    ),
+    "leak": _table_of_measures(
+        {
+            "main: MNN": "MNN",
+            LEAKY: "MNN, leaky",
+            "main: MSF": "MSF",
+            "controls: MSF, leaky queue": "MSF, leaky",
+            "neighbors: MSF K=1": "MSF K=1",
+            "controls: MSF K=1, leaky queue": "MSF K=1, leaky",
+        },
+        *ACCURACIES,
+        *(Column("own image found (%)", "own_image", ".1f", 100), PURITY),
+        Column("purity, rank 1 (%)", "purity_1", ".1f", 100),
+    ),
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Which code made a number: digests of the source files behind training and behind an evaluation.
+
+A result stores both digests. If one differs from today's, the number may differ too, and `reproduce` says so.
+
+A digest covers what the code does and not how it is written. Comments, docstrings, formatting, the texts of errors and
+what is said to the user are left out, so that rewording them does not make results look outdated. Renaming a variable
+or moving a function does: a digest cannot know that the numbers stay the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mixnn import methods
+from mixnn.files import PACKAGE
+
+# Relative to the package; a folder stands for all its files. The method's own file and its bases' are added.
+TRAINING = (
+    *("functional.py", "augment.py", "diagnostics.py", "dist.py", "nn", "methods/mixture.py"),
+    *("training/step.py", "training/trainer.py", "training/schedule.py"),
+    *("training/optimizers.py", "training/prefetch.py", "training/views.py"),
+)
+EVALUATION = (
+    *("functional.py", "augment.py", "nn", "runs/encoder.py"),
+    *("evaluation/features.py", "evaluation/knn.py", "evaluation/linear.py", "evaluation/neighbors.py"),
+)
+FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of a method's bases that are not ours
+REPORTS = ("info", "warn")  # methods of a Reporter
+
+
+def training_digest(method: str) -> str:
+    """Twelve hex digits that identify the code that trains a method; empty for a class that was typed into a shell."""
+    classes = [cls for cls in methods.find(method).__mro__ if cls.__module__ not in FOREIGN]
+    try:
+        return digest([*_files(TRAINING), *(Path(inspect.getfile(cls)) for cls in classes)])
+    except (OSError, TypeError, SyntaxError):  # the class has no file, or no file of Python alone
+        return ""
+
+
+def evaluation_digest() -> str:
+    """Twelve hex digits that identify the code of the paper's evaluations, kNN and linear probe."""
+    return digest(_files(EVALUATION))
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Twelve hex digits that identify what these Python files do."""
+    total = hashlib.sha256()
+    for path in sorted(set(files)):
+        name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
+        total.update(f"{name}\0{_digest_of_source(path.read_text(encoding='utf-8'))}\0".encode())
+    return total.hexdigest()[:12]
+
+
+def _files(parts: Iterable[str]) -> list[Path]:
+    found = []
+    for part in parts:
+        path = PACKAGE / part
+        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of_source(source: str) -> str:
+    return hashlib.sha256("\n".join(_words(ast.parse(source))).encode()).hexdigest()
+
+
+def _words(node: object) -> Iterator[str]:
+    """A syntax tree as words, the same in every version of Python.
+
+    Empty fields are left out, because newer versions add some.
+    """
+    if isinstance(node, list):
+        for item in node:
+            yield from _words(item)
+    elif not isinstance(node, ast.AST):
+        yield f"{type(node).__name__} {node!r}"
+    elif isinstance(node, ast.Raise):
+        yield "Raise"
+    elif not _is_text(node):
+        yield type(node).__name__
+        for name, value in ast.iter_fields(node):
+            if value not in (None, []) and name not in ("ctx", "kind", "type_comment"):
+                yield name
+                yield from _words(value)
+        yield "end"
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is a docstring, or only tells the user something."""
+    if not isinstance(node, ast.Expr):
+        return False
+    call = node.value
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return call.func.attr in REPORTS
+    return isinstance(call, ast.Constant)

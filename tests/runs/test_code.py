@@ -1,0 +1,112 @@
+"""The digest of the code behind a number: what changes it, and what does not."""
+
+from pathlib import Path
+
+import pytest
+
+import mixnn
+from mixnn import files, methods
+from mixnn.progress import Reporter
+from mixnn.runs import Run, code
+
+SOURCE = '''"""What it is."""
+import math
+
+def scale(x, reporter):
+    """Twice x."""  # a comment
+    if x < 0:
+        raise ValueError("negative")
+    reporter.info("scaling")
+    return 2 * x
+'''
+
+
+def digest(folder: Path, text: str) -> str:
+    (folder / "part.py").write_text(text)
+    return code.digest([folder / "part.py"])
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ('"""Twice x."""  # a comment', '"""Two times x."""'),
+        ('    """Twice x."""  # a comment\n', ""),
+        ("What it is", "Something else"),
+        ('ValueError("negative")', 'ValueError("x is negative: use another")'),
+        ("scaling", "now scaling"),
+        ("2 * x", "(2 * x)  # why"),
+        ("(x, reporter)", "(\n    x,\n    reporter,\n)"),
+    ],
+)
+def test_words_and_formatting_do_not_change_the_digest(tmp_path: Path, old: str, new: str):
+    assert old in SOURCE
+    assert digest(tmp_path, SOURCE.replace(old, new)) == digest(tmp_path, SOURCE)
+
+
+@pytest.mark.parametrize(
+    "old, new", [("2 * x", "3 * x"), ("2 * x", "2.0 * x"), ("x < 0", "x <= 0"), ("2 * x", "x * 2"), ("math", "cmath")]
+)
+def test_what_the_code_does_changes_the_digest(tmp_path: Path, old: str, new: str):
+    assert digest(tmp_path, SOURCE.replace(old, new)) != digest(tmp_path, SOURCE)
+
+
+def change(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Let one file of the package have another statement."""
+    read = Path.read_text
+
+    def changed(self: Path, *args: str, **named: str) -> str:
+        text = read(self, *args, **named)
+        return f"{text}\nADDED = 1\n" if self == files.PACKAGE / part else text
+
+    monkeypatch.setattr(Path, "read_text", changed)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "functional.py", "augment.py", "nn/encoder.py", "methods/siamese.py", "methods/mixture.py", "methods/mnn.py",
+        "training/step.py", "training/trainer.py", "training/schedule.py",
+    ],
+)  # fmt: skip
+def test_all_that_trains_a_method_is_in_its_digest(monkeypatch: pytest.MonkeyPatch, part: str):
+    before = code.training_digest("mnn"), code.training_digest("byol"), code.evaluation_digest()
+    change(monkeypatch, part)
+    after = code.training_digest("mnn"), code.training_digest("byol"), code.evaluation_digest()
+    assert before[0] != after[0]
+    assert (before[1] == after[1]) == (part == "methods/mnn.py"), "another method's file"
+    assert (before[2] != after[2]) == (part in ("functional.py", "augment.py", "nn/encoder.py"))
+
+
+@pytest.mark.parametrize("part", ["evaluation/knn.py", "evaluation/linear.py", "evaluation/features.py"])
+def test_the_code_of_an_evaluation_is_in_its_digest_only(monkeypatch: pytest.MonkeyPatch, part: str):
+    before = code.evaluation_digest(), code.training_digest("mnn")
+    change(monkeypatch, part)
+    assert code.evaluation_digest() != before[0]
+    assert code.training_digest("mnn") == before[1]
+
+
+def test_methods_have_different_digests():
+    assert len({code.training_digest(name) for name in methods.METHODS}) == len(methods.METHODS)
+
+
+def test_a_method_without_a_file_has_no_digest(monkeypatch: pytest.MonkeyPatch):
+    space: dict[str, object] = {"__name__": "__shell__"}
+    exec("from mixnn.methods.mnn import MNN\nclass Mine(MNN):\n    'typed into a shell'", space)
+    monkeypatch.setitem(methods.METHODS, "mine", space["Mine"])
+    assert code.training_digest("mine") == ""
+    assert code.training_digest("mnn") != ""
+
+
+def test_a_run_records_its_code_and_that_of_whatever_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = {"limit": 64, "epochs": 1, "backbone": "resnet8", "batch_size": 32, "knn_every": 0}
+    run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=Reporter(quiet=True), **settings)
+    own = code.training_digest("mnn")
+    assert run.environment()["training_code"] == own
+    found = mixnn.evaluate(run, protocol="knn", verbose=Reporter(quiet=True))
+    assert found["knn"]["code"] == code.evaluation_digest()
+    mixnn.pretrain(resume=run, epochs=2, verbose=Reporter(quiet=True))
+    assert Run.open(run.path).environment()["training_code"] == own, "the same code"
+    change(monkeypatch, "training/step.py")
+    other = code.training_digest("mnn")
+    mixnn.pretrain(resume=run, epochs=3, verbose=Reporter(quiet=True))
+    assert Run.open(run.path).environment()["training_code"] == f"{own}+{other}"
