@@ -402,8 +402,14 @@ class Bucket:
         self.num_ready = 0
         self.message: Any = None  # torch's handle of the all-reduce, once it was sent
 
+    @property
+    def num_learning(self) -> int:
+        return sum(p.requires_grad for p in self.parameters)
+
     @torch.no_grad()
     def send(self, group: ProcessGroup) -> None:
+        if self.num_learning == 0:
+            return
         found = [(total, p.grad) for total, p in zip(self.slices, self.parameters, strict=True) if p.grad is not None]
         if len(found) < len(self.slices):  # a part of the networks that this loss does not use
             self.flat.zero_()
@@ -415,6 +421,8 @@ class Bucket:
             self.message = torch_dist.all_reduce(self.flat, group=group, async_op=True)
 
     def finish(self) -> None:
+        if self.message is None:
+            return
         with _collective():
             self.message.wait()
         for p, total in zip(self.parameters, self.slices, strict=True):
@@ -428,7 +436,8 @@ class GradientSum:
     Gradients of the data-parallel part are added up. All others are equal already, and their mean keeps the processes
     from drifting apart by rounding. Parameters are divided into buckets in the order in which a backward pass reaches
     them, and each bucket is sent when its last gradient is there. Buckets are sent in this order in every process,
-    whichever is complete first.
+    whichever is complete first. A bucket whose parameters do not learn at the time is not sent: all processes must
+    freeze the same parameters in the same step.
     """
 
     def __init__(
@@ -450,7 +459,7 @@ class GradientSum:
         bucket.num_ready += 1
         while self.num_sent < len(self.buckets):
             first = self.buckets[self.num_sent]
-            if first.num_ready < len(first.parameters):
+            if first.num_ready < first.num_learning:
                 break
             self._send_next()
 
@@ -468,14 +477,17 @@ class GradientSum:
 
 
 def split_by_bytes(parameters: Iterable[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, in lists of at most num_bytes and of one type; a larger parameter is alone."""
-    some: list[nn.Parameter] = []
-    for p in parameters:
-        if some and (sum(q.nbytes for q in some) + p.nbytes > num_bytes or p.dtype != some[0].dtype):
-            yield some
-            some = []
-        some.append(p)
-    if some:
+    """The parameters in order, in lists of at most num_bytes; a larger parameter is alone.
+
+    Those in a list have the same type, and all of them learn or none does.
+    """
+    for _, alike in groupby(parameters, lambda p: (p.dtype, p.requires_grad)):
+        some: list[nn.Parameter] = []
+        for p in alike:
+            if some and sum(q.nbytes for q in some) + p.nbytes > num_bytes:
+                yield some
+                some = []
+            some.append(p)
         yield some
 
 

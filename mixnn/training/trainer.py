@@ -259,7 +259,8 @@ class Trainer:
             self.layout = Layout(mean, self.judge.start["spread"])
             self.reporter.info("the images are aligned, so vectors will also hold their layout")
         if from_weights:
-            self.blend = Blend(start, trained_share(self.config, self.judge.start))
+            # one share for all processes, so that the backbone joins the heads at the same step
+            self.blend = Blend(start, dist.broadcast(trained_share(self.config, self.judge.start)))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 
