@@ -28,7 +28,7 @@ if __name__ == "__main__":
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-            if accelerator.sync_gradients:  # the optimizer did make a step
+            if accelerator.sync_gradients:  # the optimizer has made a step
                 method.after_step()
         accelerator.print(f"epoch {epoch + 1}, loss {loss.item():.3f}")
     encoder = method.student.f  # maps images to features

@@ -4,7 +4,7 @@
     python examples/lightning_module.py
 
 Data and network are those of own_loop.py. On several devices, pass `process_group=torch.distributed.group.WORLD` to the
-method in `configure_model`, when Lightning has started the processes.
+method in `configure_model`, after Lightning has started the processes.
 """
 
 import lightning

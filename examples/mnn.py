@@ -1,7 +1,7 @@
 """MNN, mixed nearest neighbors (arXiv 2311.00562), on CIFAR-10: the whole method in one file of plain PyTorch.
 
-A student network learns to predict what a teacher, its own moving average, makes of another view of the same image,
-and of the images most like it. No labels are used for training; a kNN classifier shows what was learned. The loss is
+A student network learns to predict the embedding that a teacher, its own moving average, has of another view of the
+same image, and of the most similar images. No labels are used for training; a kNN classifier shows the result. Loss:
 
     d(p, z) + mean over i of d(p, lam z_i + (1 - lam) z),    d(a, b) = 2 - 2 cos(a, b),
 
@@ -137,7 +137,7 @@ class MNN(nn.Module):
         self.student = nn.Sequential(backbone, mlp(features, hidden, dim))  # backbone and projector
         self.predictor = mlp(dim, hidden, dim)
         self.teacher = copy.deepcopy(self.student).requires_grad_(False)
-        # The teacher's embeddings of the last Q images. Until there are as many, random vectors stand in.
+        # The teacher's embeddings of the last Q images. Until there are Q, the others are random vectors.
         self.register_buffer("support", F.normalize(torch.randn(support_size, dim)))
 
     def forward(self, x1, x2, lam):
@@ -145,7 +145,7 @@ class MNN(nn.Module):
         p1, p2 = self.predictor(self.student(x1)), self.predictor(self.student(x2))  # (B, D)
         with torch.no_grad():
             z1, z2 = self.teacher(x1), self.teacher(x2)  # (B, D)
-        # Both searches come before the push. A support set that held z2 already would show each image to itself.
+        # Both searches come before the push. With z2 in the support set, an image would be its own neighbor.
         return (self.loss(p1, z2, lam[0]) + self.loss(p2, z1, lam[1])) / 2, z2
 
     def loss(self, p, z, lam):

@@ -54,4 +54,4 @@ if __name__ == "__main__":
             optimizer.step()
             method.after_step()  # the teacher follows the student, the support set gets new rows
         print(f"epoch {epoch + 1}, loss {loss.item():.3f}")
-    backbone.load_state_dict(method.student.f.state_dict())  # from here on, yours again
+    backbone.load_state_dict(method.student.f.state_dict())  # the trained weights, in your module

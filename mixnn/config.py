@@ -39,7 +39,7 @@ class UserError(ValueError):
 
 
 class MixnnWarning(UserWarning):
-    """What a function of mixnn, called from Python, warns of: files it skipped, settings that do not fit.
+    """Category of the warnings of functions called from Python: files they skipped, settings that do not fit.
 
     >>> import warnings
     >>> warnings.filterwarnings("ignore", category=mixnn.MixnnWarning)
@@ -105,7 +105,7 @@ def spelling(how: Spelling) -> Iterator[None]:
 
 
 def on_command_line() -> bool:
-    """Whether a command is being carried out, not a function that Python called."""
+    """Whether a command is running, rather than a function called from Python."""
     return _spelling.get() is not in_python
 
 
@@ -270,7 +270,7 @@ R = TypeVar("R")
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of the package that is a command as well: its arguments are checked, whoever calls it."""
+    """Makes a function a command too, and checks its arguments, also when Python calls it."""
 
     @functools.wraps(function)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -309,20 +309,22 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
-DataDir = Annotated[str | Path, Param("where data sets are kept [where they were for the run]", metavar="FOLDER")]
+DataDir = Annotated[str | Path, Param("where data sets are kept [the folder that the run used]", metavar="FOLDER")]
 MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
 Source = Annotated[
     str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be
     Param(
-        "other images, or the run's own if their folder was moved: a folder, image files or a data set "
+        "other images: a folder, image files or a data set; or where the run's own images are now, if they were moved "
         "[the run's data]",
         aliases=("--source",),
     ),
 ]
 Overwrite = Annotated[bool, Param("replace the file if it exists")]
 RUN = Param("run folder")
-RUN_OR_FOLDER = Param("run folder; or a folder of images, for the ImageNet encoder as it comes", metavar="RUN")
-SETTING = Param("a setting of every run, as `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")
+RUN_OR_FOLDER = Param(
+    "run folder; or a folder of images, for the ImageNet encoder without more training", metavar="RUN"
+)
+SETTING = Param("a setting for all runs; `mixnn pretrain --help` lists them", flag="--setting", metavar="NAME=VALUE")
 
 # Option dataclasses
 
@@ -343,7 +345,7 @@ def option(
 
 
 def other_default(cls: type, name: str, default: Any, source: str) -> Any:
-    """A parent's option once more, with another default and where that comes from."""
+    """The option of a parent class, with another default and its source."""
     meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
     return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
 
@@ -435,7 +437,7 @@ class Config(Checked):
         metavar="TIME",
     )
     batch_size: int = option(256, "images per step", "paper, table of parameters", low=2)
-    seed: int = option(0, "seed of all that is random: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
+    seed: int = option(0, "seed of all random numbers: weights, order, crops, lambda, shuffle", low=0, high=2**63 - 1)
     lr: float = option(
         0.06,
         "learning rate for a batch of 256; multiplied by batch_size / 256",
@@ -446,11 +448,11 @@ class Config(Checked):
     warmup_epochs: int = option(5, "epochs of linear warm-up before the cosine", "paper, table of parameters", low=0)
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
     weight_decay: float = option(
-        5e-4, "weight decay, of all parameters by default, batch norm included", "paper, table of parameters", low=0
+        5e-4, "weight decay; by default of all parameters, batch norm included", "paper, table of parameters", low=0
     )
     decayed: str = option(
         "all",
-        "which parameters have weight decay: all, or weights, without biases and norms (always so with lars)",
+        "parameters with weight decay: all, or weights (not biases and norms; lars never decays those)",
         "authors' code",
         choices=("all", "weights"),
     )
@@ -468,26 +470,26 @@ class Config(Checked):
     normalization: str = option(
         "data",
         "mean and std of the pixels: data (of these images), torchvision (ImageNet's), tensorflow, none (pixels from 0 "
-        "to 1) or MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2 [what the start was trained with, else data]",
+        "to 1) or MEAN/STD, as in 0.5,0.5,0.5/0.2,0.2,0.2 [that of the starting weights, else data]",
     )
     batch_norm: str = option(
         "batch",
-        "statistics of the backbone's batch norm in training: of the batch, or frozen as they were at the start",
+        "statistics of the backbone's batch norm in training: of the batch, or frozen at those of the starting weights",
         "authors' code",
         choices=("batch", "frozen"),
     )
     trained_share: float | str = option(
         "auto",
-        "share of the trained weights in the encoder that is kept, the rest being the start's; auto: by how well the "
-        "start tells the images apart",
+        "share of the trained weights in the encoder, a mean of starting and trained weights; auto: by how well "
+        "the starting weights tell the images apart",
         choices=("auto",),
         low=0,
         high=1,
     )
     heads_first: float | str = option(
         0.0,
-        "share of the run in which the heads learn alone, before the backbone joins them; auto: 0.2 to 0.4, more for a "
-        "better start",
+        "share of the run that trains only the heads, before the backbone is trained too; auto: 0.2 to 0.4, more for "
+        "better starting weights",
         choices=("auto",),
         low=0,
         high=0.8,
@@ -498,7 +500,7 @@ class Config(Checked):
     crop_area: float = option(0.2, "smallest share of the image a crop may cover", "authors' code", low=0.01, high=1)
     weak_flip: float = option(
         0.9,
-        "how often the weak view is mirrored (with mirror=yes)",
+        "probability that the weak view is mirrored (with mirror=yes)",
         "authors' code; the paper gives none",
         low=0,
         high=1,
@@ -513,7 +515,7 @@ class Config(Checked):
     )
     holdout: float = option(
         0.0,
-        "share of a folder's labelled images, in every class, to keep out of training as test images",
+        "share of a folder's labeled images, per class, to keep out of training as test images",
         low=0,
         high=0.5,
     )

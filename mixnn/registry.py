@@ -37,9 +37,9 @@ class UnknownName(UserError):
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """Things by name. `kind` is what messages call one; `group` is the last part of its group of entry points.
+    """A mapping from names to parts. `kind` is what messages call a part; `group` ends the name of its entry points.
 
-    `make(name, thing, **about)`, if there is one, turns what the decorator is applied to into what is kept.
+    `make(name, thing, **about)`, if given, turns the decorated function or class into the part that is stored.
     """
 
     def __init__(self, kind: str, group: str, things: Mapping[str, T], make: Callable[..., T] | None = None) -> None:
@@ -64,7 +64,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return add
 
     def add(self, name: str, thing: T, origin: str) -> None:
-        """Add or replace a thing that the user handed in. `origin` is what to import to get it elsewhere."""
+        """Add or replace a part that the user passed. `origin` is what to import to get it in another process."""
         self._things[name], self._origins[name] = thing, origin
 
     def find(self, name: str) -> T:

@@ -315,7 +315,6 @@ def test_a_warning_is_pythons_and_points_at_the_caller(place, monkeypatch, capsy
 # Messages
 
 EXEMPT = {  # where a flag in a text is right
-    "mixnn/methods/nnclr.py": "its digest is stored with the committed runs",
     "mixnn/paper/plan.py": "the command of a run, stored in its folder",
     "mixnn/paper/plots/drawing.py": "only on the command line",
     "mixnn/data/spec.py": "only on the command line",

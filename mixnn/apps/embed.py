@@ -61,13 +61,13 @@ def embed(
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,
 ) -> Embeddings:
-    """The vectors of all images of a source, with their names: found.vectors, (M, F), and found.names.
+    """Turn images into vectors. The result has `vectors`, (M, F), and `names`.
 
     A source is a folder, one image file or several, a data set's name, or images in memory (docs/data.md). The default
     is all data the run was trained on; its `limit` is for training only. With `out`, the vectors are also written to a
     .npz, .parquet or .csv file; on the command line, the default is embeddings.npz in the run folder. Commands share
-    the vectors they compute. Above 20,000 images, vectors stay on the disk and are mapped into memory. Files that
-    cannot be read are reported and left out.
+    the vectors they compute. Above 20,000 images, vectors stay on the disk and are memory-mapped. Files that cannot be
+    read are reported and left out.
 
     >>> found = mixnn.embed("runs/photos")
     >>> len(found.names), found.vectors.shape

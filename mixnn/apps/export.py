@@ -78,7 +78,7 @@ def export(
     *,
     output: Annotated[str, Param("format of the file", choices=tuple(WRITERS), flag="--format")] = "safetensors",
     licence: Annotated[
-        str, Param("licence of the weights, for the card next to them", metavar="TEXT", aliases=("--license",))
+        str, Param("license of the weights, for the model card", metavar="TEXT", aliases=("--license",))
     ] = "",
     opset: Annotated[int, Param("ONNX operator set", low=OPSETS[0], high=OPSETS[-1])] = OPSET,
     overwrite: Overwrite = False,

@@ -93,7 +93,7 @@ def verify(
     ],
     *,
     replay: Annotated[
-        float | str, Param("time in which to train the last steps of a run once more; 0: do not", metavar="TIME")
+        float | str, Param("time limit for training the last steps of a run again; 0: do not train", metavar="TIME")
     ] = "60s",
     source: MovedTo = "",
     device: Device = "auto",
@@ -102,10 +102,10 @@ def verify(
 ) -> Verification:
     """Check that files are intact and that a run resumes exactly. Nothing in the run is changed.
 
-    In a run folder, all files are read, the settings and the log are compared with the checkpoints, and the images
-    with those of the training. Then the last steps are trained once more, in a temporary folder: from the checkpoint
-    before the last to the last one or, if that takes longer than `replay`, a few new steps with and without a resume.
-    On a CPU the weights must have the same bits; on a GPU the largest difference is stated.
+    In a run folder, all files are read. The settings and the log are compared with the checkpoints, and the images with
+    those of the training. Then the last steps are trained again in a temporary folder, from the checkpoint before the
+    last to the last one. If that would take longer than `replay`, a few new steps are trained instead, with and without
+    a resume. On a CPU the weights must have the same bits; on a GPU the largest difference is stated.
 
     >>> mixnn.verify("runs/photos").ok
     True

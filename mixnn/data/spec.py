@@ -26,6 +26,8 @@ def default_root() -> Path:
 
 @dataclass(frozen=True)
 class DatasetSpec:
+    """A named data set: its images and splits, how its files are found and read, and its recipe."""
+
     name: str
     title: str
     num_classes: int

@@ -56,7 +56,7 @@ ENCODER = Param(
     "network or a function from images to features",
     metavar="ENCODER",
 )
-SLOW = 60  # seconds of work from which on it is announced
+SLOW = 60  # seconds; longer work is announced
 
 
 @verb
@@ -87,7 +87,7 @@ def evaluate(
     precision: Annotated[
         str,
         Param(
-            "type in which images are encoded; auto: that of the run for the linear probe, fp32 for kNN",
+            "precision in which images are encoded; auto: that of the run for the linear probe, fp32 for kNN",
             choices=("auto", "bf16", "fp32"),
         ),
     ] = "auto",
@@ -96,15 +96,15 @@ def evaluate(
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,
 ) -> dict[str, Any]:
-    """kNN and linear probe of an encoder: a run's, a published one, or your own network or function.
+    """Evaluate an encoder by kNN and a linear probe: a run's, a published one, or your own network or function.
 
     A run without `data` is evaluated on its own data, and the numbers also go to its results.json. Anything else needs
     `data`, and its results are only returned. `save` writes them to a file; for a run, with configuration and curves.
 
-    A network or function gets float32 images (B, 3, S, S) on its device, normalized with the mean and std of the data
-    set's training images, at the data set's own size (64 pixels for a folder); `image_size` and `normalization` change
-    that. In Python, `normalization` may also be (mean, std). It must return features (B, F): remove the classifier. A
-    network is used in eval mode and left as it was; a function is called as it is.
+    A network or function gets float32 images (B, 3, S, S) on its device and must return features (B, F): remove the
+    classifier. By default, images have the data set's own size (64 pixels for a folder) and are normalized with the
+    mean and std of its training images. `image_size` and `normalization` change that; in Python, `normalization` may
+    also be (mean, std). A network is used in eval mode and left as it was; a function is called as it is.
 
     docs/evaluation.md says what the numbers mean.
 

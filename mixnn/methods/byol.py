@@ -1,8 +1,8 @@
 """BYOL: bootstrap your own latent (Grill et al., arXiv 2006.07733), as the MNN authors run it.
 
-The student's prediction of one view is drawn to the teacher's embedding of the other. Constant momentum, two strong
-views, both directions averaged; the original has LARS, a momentum schedule, solarised views, wider heads, and sums
-the directions (loss_scale=2 does that).
+The student's prediction of one view is drawn to the teacher's embedding of the other. The momentum is constant, both
+views are strong, and both directions are averaged. The original has LARS, a momentum schedule, solarized views and
+wider heads, and sums the directions (loss_scale=2 does that).
 """
 
 from __future__ import annotations

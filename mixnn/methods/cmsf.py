@@ -1,10 +1,10 @@
 """CMSF: constrained mean shift (Navaneet et al., arXiv 2112.04607), as the MNN authors run it.
 
-MSF twice, with the same prediction: toward the nearest neighbors of z, and toward neighbors that are near in an
-auxiliary space, whose rows lie in a second support set aligned with the first. The authors' auxiliary space is the
-teacher's embedding of a third view (aux_view). The original's is each image's embedding in the previous epoch
-(prev_epoch); there the nearest K' in that space are kept, and the K nearest to z among them are the neighbors. Like
-MSF's, the original is asymmetric and pushes first. weights= and mixer= are MNN's, applied to both lists.
+The loss is MSF's, taken twice with the same prediction: with the nearest neighbors of z, and with neighbors that are
+near in an auxiliary space, whose rows are in a second support set aligned with the first. The authors' auxiliary space
+is the teacher's embedding of a third view (aux_view). The original's is each image's embedding in the previous epoch
+(prev_epoch): the K' nearest rows in that space are kept, and the K of them nearest to z are the neighbors. Like MSF's,
+the original is asymmetric and pushes before it searches. weights= and mixer= are MNN's, applied to both lists.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The student's prediction p is drawn to the teacher's embedding z (weight 1) and to z's K nearest neighbors in the
 support set, each mixed with z by a random lam (weight 1/K). With K = 0 this is BYOL; unmixed and with weights 1/(K+1)
 it is MSF.
-Where the paper's text, its Algorithm 1 and the authors' code disagree, an option names the choices and says whose the
-default is.
+Where the paper's text, its Algorithm 1 and the authors' code disagree, an option lists the choices and says where its
+default comes from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """MoCo v2: momentum contrast (He et al., arXiv 1911.05722; Chen et al., arXiv 2003.04297), as the MNN authors run it.
 
-Each student embedding must pick its image's teacher embedding out of that and the whole support set, whose rows are
-the negatives. A two-layer head without batch norm, both directions averaged, one push per step. The original is
-asymmetric; its CIFAR demo sums the directions, pushes both, and has tau 0.1 and a linear head.
+Each student embedding must pick the teacher's embedding of the same image among this one and the support set, whose
+rows are the negatives. The head has two layers and no batch norm, both directions are averaged, and there is one push
+per step. The original is asymmetric; its CIFAR demo sums the directions, pushes both views, and has tau 0.1 and a
+linear head.
 """
 
 from __future__ import annotations

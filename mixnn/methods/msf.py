@@ -1,7 +1,7 @@
 """MSF: mean shift for self-supervised learning (Koohpayegani et al., arXiv 2105.07269), as the MNN authors run it.
 
 The student's prediction is drawn to the teacher's embedding z and its K nearest neighbors, all with weight 1/(K+1). The
-original is asymmetric and pushes first, so that its K counts z itself: K here is the original's topk - 1.
+original is asymmetric and pushes before it searches, so its topk counts z itself: K here is the original's topk - 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """NNCLR: nearest-neighbor contrastive learning (Dwibedi et al., arXiv 2104.14548), as the MNN authors run it.
 
 SimCLR with a predictor, where the other view is replaced by its nearest neighbors in a support set of the student's
-own earlier embeddings. There is no teacher. The authors run K = 1, compare both ways (each prediction among all
-neighbors, each neighbor among all predictions), and push x2; the original takes the second way only (sides=keys), tau
-0.1, 256 numbers, and pushes x1.
+own earlier embeddings. There is no teacher. The authors run K = 1, compare both ways (each prediction picks among all
+neighbors, each neighbor among all predictions), and push x2. The original has only the second way (sides=keys), tau
+0.1 and embeddings of 256 numbers, and pushes x1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NNCLROptions(Neighbors, Common):
     temperature: float = option(0.2, "tau of the softmax", "authors' baseline code", low=1e-3)
     sides: str = option(
         "both",
-        "both: predictions among neighbors and neighbors among predictions; keys: the latter alone",
+        "both: predictions pick among neighbors, and neighbors among predictions; keys: only the latter",
         "authors' baseline code; the original's is keys",
         choices=("both", "keys"),
     )
@@ -36,7 +36,7 @@ class NNCLROptions(Neighbors, Common):
     def check(self) -> None:
         super().check()
         if self.topk == 0:
-            raise UserError("topk=0 leaves NNCLR without positives: type --set topk=1 or more, or take simclr")
+            raise UserError("topk=0 leaves NNCLR without positives: use topk=1 or more, or the method simclr")
 
 
 class NNCLR(Siamese):

@@ -1,8 +1,8 @@
 """SimCLR: a simple framework for contrastive learning (Chen et al., arXiv 2002.05709), as the MNN authors run it.
 
-Among the other view's embeddings of the whole batch, each must pick out its own image. There is no teacher, and the
-gradient flows through both sides. The authors compare across views only, one direction each way; the original also
-uses the same view's other images as negatives (negatives=all), 2B - 2 per anchor instead of B - 1.
+Each embedding must pick its own image among the other view's embeddings of the whole batch. There is no teacher, and
+the gradient flows through both sides. The authors compare across views only, in both directions; the original also uses
+the same view's other images as negatives (negatives=all), 2B - 2 per anchor instead of B - 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """SNCLR: soft neighbors are positive supporters (Ge et al., arXiv 2303.17142), as the MNN authors run it.
 
-Among the z of the whole batch and all their neighbors, each prediction must pick its own z (label 1) and its own
-neighbors, labelled by an attention: a softmax of their cosines with the student's projection, through which the
-gradient flows. With K = 0 it is SimCLR with teacher keys. The original multiplies by 2 tau, sums the directions, and
-runs K = 30 with a ViT. weights= and mixer= are MNN's; there the MNN paper also changes views to s/w.
+Among the z of the whole batch and all their neighbors, each prediction must pick its own z, with weight 1, and its own
+neighbors, with the weights of an attention: a softmax of their cosines with the student's projection. The gradient
+flows through it. With K = 0 it is SimCLR with teacher keys. The original multiplies by 2 tau, sums the directions, and
+runs K = 30 with a ViT. weights= and mixer= are MNN's; with them, the MNN paper also changes the views to s/w.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SNCLROptions(MixtureOptions):
     weights: str = other_default(MixtureOptions, "weights", "cas", "authors' baseline code and original")
     mixer: str = other_default(MixtureOptions, "mixer", "none", "authors' baseline code and original")
     temperature: float = option(0.2, "tau of the softmax", "authors' baseline code", low=1e-3)
-    threshold: bool = option(False, "drop neighbors whose label is at most 1/K", "in both codes, used by neither")
+    threshold: bool = option(False, "drop neighbors whose weight is at most 1/K", "in both codes, used by neither")
 
 
 class SNCLR(Mixture):

@@ -1,7 +1,7 @@
 """Supervised reference: cross-entropy with labels on the same backbone, optimizer and schedule.
 
 The MNN paper copies its row from ReSSL (arXiv 2107.09282) and gives no recipe. Here: plain batch norm, one linear
-layer, only crops and flips. It trains on labelled images only (on STL-10, the 5,000).
+layer, only crops and flips. It trains on labeled images only (on STL-10, the 5,000).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Un-Mix: rethinking image mixtures (Shen et al., arXiv 2003.05438), as the MNN authors run it: on BYOL.
 
-In addition to the pair x1, x2 there is m: x2 mixed with the batch in reversed order, either by one share everywhere or
-by pasting a box, as a coin decides. m counts as x2 with weight lam, the share of x2 in it, and in reversed order with
-1 - lam. m is encoded once; its embeddings in reversed order serve as the reverse. In the authors' code each of three
-calls moves the teacher, so that a step's momentum is m^3 (ema_per_call). The original is built on MoCo (base=moco),
-gives mixed images to the student only (mixed=student), and mixes x1.
+In addition to the pair x1, x2 there is m: x2 mixed with the same batch in reversed order, by mixup or by CutMix; a coin
+decides. lam is the share of x2 in m. m replaces x2 with weight lam, and m in reversed order replaces it with weight
+1 - lam. m is encoded once, and its embeddings in reversed order serve as the reverse. The authors' code calls the
+method three times per step and moves the teacher in each call, so a step has the momentum cubed (ema_per_call). The
+original is built on MoCo (base=moco), gives mixed images to the student only (mixed=student), and mixes x1.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UnMixOptions(MoCoOptions):
         choices=("both", "student"),
     )
     ema_per_call: bool = option(
-        False, "momentum m^3, as with three updates per step", "authors' baseline code, for the published numbers: true"
+        False, "momentum cubed: three updates per step", "authors' baseline code, for the published numbers: true"
     )
 
 

@@ -44,10 +44,10 @@ def bench(
     backbone: Annotated[str, Param("encoder [resnet18 on CUDA, resnet8 elsewhere]")] = "",
     image_size: Annotated[int, Param("side of the images", low=4)] = 32,
     batch_size: Annotated[int, Param("images per step [256 on CUDA, 64 elsewhere]", low=0)] = 0,
-    steps: Annotated[int, Param("timed steps, five times over [100 on CUDA, 1 elsewhere]", low=0)] = 0,
+    steps: Annotated[int, Param("steps per measurement; it makes five [100 on CUDA, 1 elsewhere]", low=0)] = 0,
     device: Device = "auto",
     mode: Annotated[str, Param("how a step runs", choices=fields_of(Config)["mode"].param.choices)] = "auto",
-    grow: Annotated[bool, Param("time the step as Q, K, batch, images, backbone and data set grow")] = False,
+    grow: Annotated[bool, Param("time the step for larger Q, K, batches, images, backbones and data sets")] = False,
     baseline: Annotated[bool, Param("compare with a plain PyTorch loop and a Pillow DataLoader")] = True,
     save: Annotated[str | Path, Param("also write the numbers to this file", flag="--json", metavar="FILE")] = "",
     overwrite: Overwrite = False,
@@ -55,7 +55,7 @@ def bench(
 ) -> dict[str, Any]:
     """Time the training step: ms per step, images/s, FLOP/s, memory, and time by kind of kernel.
 
-    method="all" times every method, and compares it with the time that its encoder passes would take at MNN's rate.
+    method="all" times every method, and compares it with the time its encoder passes would take at MNN's speed.
     Methods that encode one view per pass are also timed with twice the batch, so that a pass has as many images as
     MNN's. grow=True changes one setting at a time, a few seconds for each, and also times the neighbor search alone.
 

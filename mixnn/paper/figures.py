@@ -40,14 +40,14 @@ ACROSS = ("attention-datasets",)  # figures of several data sets
 
 @verb
 def figures(
-    names: Annotated[str | Sequence[str], Param("which figures [all whose runs are there]", metavar="name")] = (),
+    names: Annotated[str | Sequence[str], Param("which figures [all whose runs are finished]", metavar="name")] = (),
     *,
-    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    results: Annotated[str | Path, Param("folder of finished runs, one JSON file each", metavar="FOLDER")] = "results",
     out: Annotated[str | Path, Param("where the figures go", metavar="FOLDER")] = "figures",
     data: Annotated[str | Path, Param("data set")] = "cifar10",
     runs: Annotated[
         Sequence[str | Path | Run],
-        Param("a run folder, for t-SNE (of any data set) and examples", flag="--run", metavar="RUN"),
+        Param("a run folder, for the figures tsne (of any data set) and examples", flag="--run", metavar="RUN"),
     ] = (),
     overwrite: Annotated[bool, Param("replace figures that exist")] = False,
     verbose: bool | Reporter = False,

@@ -75,23 +75,23 @@ class Reproduction(dict[str, Any]):
 
 @verb
 def reproduce(
-    table: Annotated[str, Param("which table, or all; without it, the tables are listed")] = "",
+    table: Annotated[str, Param("which table, or all; without a name, the tables are listed")] = "",
     *,
     data: Annotated[str | Path, Param("data set, or a folder of images")] = "cifar10",
     seeds: Annotated[
         int | Sequence[int] | None,
-        Param("seeds to run every row with [runs 0, shows all that are there]", low=0, metavar="0,1,2"),
+        Param("seeds to run for every row [runs 0, shows all finished ones]", low=0, metavar="0,1,2"),
     ] = None,
     rows: Annotated[str | Sequence[str], Param("only this row of the table", flag="--row", metavar="NAME")] = (),
-    results: Annotated[str | Path, Param("finished runs, one JSON file each", metavar="FOLDER")] = "results",
-    runs: Annotated[str | Path, Param("where run folders are", metavar="FOLDER")] = "runs",
+    results: Annotated[str | Path, Param("folder of finished runs, one JSON file each", metavar="FOLDER")] = "results",
+    runs: Annotated[str | Path, Param("folder of the run folders", metavar="FOLDER")] = "runs",
     order: Annotated[
         str,
         Param("when the second direction searches the support set: fixed, or leaky as in the paper", choices=ORDERS),
     ] = ORDERS[0],
-    claims: Annotated[bool, Param("print the claims of the paper with a verdict on each, and run nothing")] = False,
+    claims: Annotated[bool, Param("print a verdict on each claim of the paper, and run nothing")] = False,
     run: Annotated[bool, Param("run what the table lacks")] = True,
-    stale: Annotated[bool, Param("also run again what older code has made")] = False,
+    stale: Annotated[bool, Param("also rerun what older code made")] = False,
     dry_run: Annotated[bool, Param("show the plan and its time, run nothing")] = False,
     output: Annotated[str, Param("how to print the table", choices=tuple(FORMATS), flag="--format")] = "terminal",
     protocol: Annotated[str, Param(f"how runs are evaluated: all, {', '.join(PROTOCOLS)}")] = "all",
@@ -100,12 +100,12 @@ def reproduce(
     verbose: bool | Reporter = False,
     **settings: Annotated[Any, SETTING],
 ) -> Reproduction:
-    """Train and evaluate the runs that a table (or "all") lacks; returns the cells by table, and `show()` prints them.
+    """Train and evaluate the missing runs of a table, or of "all". `show()` of the result prints the tables.
 
-    `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` shows the plan only. `stale` replaces
-    results of older code. `order="leaky"` gives the tables the order of the published numbers. `tables` is a file with
-    tables of your own. `settings` are fields of Config. If runs fail, UserError says which. `claims` returns the
-    verdicts on the paper's claims instead, from all finished runs.
+    It returns the cells by table. `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` only
+    shows the plan. `stale` replaces results of older code. `order="leaky"` searches the support set in the order of the
+    published numbers. `tables` is a file with tables of your own. `settings` are fields of Config. If runs fail,
+    UserError says which. `claims` instead returns the verdicts on the paper's claims, from all finished runs.
 
     >>> mixnn.reproduce().show()  # doctest: +ELLIPSIS
     table ...

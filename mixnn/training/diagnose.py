@@ -23,10 +23,10 @@ ENTROPIES = ("cas_entropy", "cas_entropy_0.1")
 DERIVED = {
     "cas_evenness": "entropy of the attention (CAS) as a share of ln K; at temperature 1 cosines cannot make it small",
     "cas_evenness_0.1": "entropy of the attention (CAS) at temperature 0.1 as a share of ln K",
-    "neighbor_share": "share of the neighbors in the weights on z and z_i, counting mixing, lengths and re-normalizing",
+    "neighbor_share": "share of the neighbors in the weights on z and z_i, including mixing, lengths and normalization",
 }
 FEATURES = {
-    "feature_spread": "how different features are: 1 as can be, 0 collapsed; deviation of unit features x sqrt(F)",
+    "feature_spread": "how different features are: 0 collapsed, 1 most different; deviation of unit features x sqrt(F)",
     "feature_rank": "effective rank of the features: exp(entropy of their covariance's eigenvalues)",
     "dead_features": "share of features that hardly vary: less than a thousandth of the mean deviation",
 }
@@ -43,9 +43,10 @@ def diagnose(
     data_dir: DataDir = "",
     verbose: bool | Reporter = False,
 ) -> dict[str, float]:
-    """Means over some batches of training images that the support set does not hold, augmented as in training.
+    """Measure a run's neighbors and embeddings, and whether its features collapsed.
 
-    The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
+    The numbers are means over some batches of training images that the support set does not hold, augmented as in
+    training. The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
 
     >>> found = mixnn.diagnose("runs/photos", batches=1)
     >>> 0 <= found["feature_spread"]

@@ -59,8 +59,8 @@ def pretrain(
     data: Annotated[
         Any,
         Param(
-            "a data set (`mixnn data` lists them), or a folder of images, for which settings are chosen and printed: "
-            "the defaults below are the paper's for CIFAR-10; with --resume, where the run's folder is now",
+            "a data set (`mixnn data` lists them) or a folder of images; the defaults below are the paper's for "
+            "CIFAR-10, for a folder settings are chosen and printed; with --resume, where the run's images are now",
             aliases=("--source",),
         ),
     ] = "",
@@ -88,20 +88,22 @@ def pretrain(
     """Train an encoder without labels; returns the run folder.
 
     `data` is a data set's name, a folder, or images in memory: an array, a list of files, a torch or Hugging Face
-    Dataset, ... (docs/data.md). `labels` may then be a list with one label per image; training does not use it, unless
-    the method says so. A run on images in memory is resumed with the same images, pretrain(images, resume="runs/x").
-    A run on a folder that was moved is resumed with its new place.
+    Dataset, ... (docs/data.md). For images in memory, `labels` may be a list with one label per image; training does
+    not use it, unless the method says so.
 
-    `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). They default
-    to the paper's; for a folder of images they are chosen, and verbose=True prints the reasons. Options may also be
+    `settings` are Config's fields and the options of the method: pretrain("cifar10", epochs=100, topk=1). The defaults
+    are the paper's; for a folder of images they are chosen, and verbose=True prints the reasons. Options may also be
     given together, as `options`.
 
-    `backbone` may also be a torch.nn.Module from images (B, 3, H, W) to features (B, F), of which a copy is trained, or
-    a function that makes one. `views` replaces the views of the method, views=(View(32, jitter=0.8), "weak"), or
+    `backbone` may also be a torch.nn.Module from images (B, 3, H, W) to features (B, F), or a function that makes one.
+    A copy of the module is trained. `views` replaces the views of the method, views=(View(32, jitter=0.8), "weak"), or
     changes them, views={"strong": {"blur": 0.2}}.
 
-    With `time_budget` the learning rate follows the clock, and training ends in time, in the middle of an epoch if need
-    be. The time counts from this call.
+    With `time_budget` the learning rate follows the clock. Training ends in time, if necessary in the middle of an
+    epoch. The time counts from this call.
+
+    To resume a run on images in memory, pass the same images: pretrain(images, resume="runs/x"). If the images of a run
+    were moved, pass their new folder.
 
     >>> run = mixnn.pretrain("digits", epochs=1, warmup_epochs=0, topk=3, out="runs/digits")
     >>> run.metrics()[-1]["epoch"]

@@ -109,12 +109,13 @@ def classify(
 ) -> Classification:
     """Label all images from a few labels, and estimate the accuracy (in percent).
 
-    `labels`: a CSV, or "folders" where subfolders are classes; files are named relative to `source` (by default what
-    the run was trained on) or to the current directory, or by absolute paths. In Python also a mapping of names to
-    labels, a DataFrame with the columns file and label, one label per image (None: no label), or "data" for the labels
-    that come with the images. `new_images`: a folder for the classifier just made, or made earlier. `source` and
-    `new_images` may be images in memory (docs/data.md). `suggest`: how many images to suggest for labelling, with or
-    without labels. All files go to `out`, by default RUN/classifier.
+    `labels`: a CSV with the columns file and label, or "folders" if subfolders are classes. Files are named relative to
+    `source` (by default what the run was trained on), relative to the current directory, or by absolute paths. In
+    Python also a mapping of names to labels, a DataFrame with the columns file and label, one label per image (None: no
+    label), or "data" for the labels that come with the images. `new_images`: images to label with this classifier or,
+    without `labels`, with the one saved before. `source` and `new_images` may be images in memory (docs/data.md).
+    `suggest`: how many images to suggest for labeling, with or without labels. All files go to `out`, by default
+    RUN/classifier.
 
     Returns the results as a dictionary; its method `predict` labels other images.
 

@@ -53,7 +53,7 @@ def explore(
     source: Source = "",
     *,
     out: Annotated[str | Path, Param("the page [RUN/explore.html]", metavar="FILE")] = "",
-    serve: Annotated[bool, Param("serve it on a local address instead, until Ctrl-C")] = False,
+    serve: Annotated[bool, Param("serve the page on a local address until Ctrl-C, instead of writing a file")] = False,
     port: Annotated[int, Param("port of that address [any that is free]", low=0, high=2**16 - 1)] = 0,
     labels: Annotated[
         str | Path,
@@ -61,8 +61,8 @@ def explore(
     ] = "",
     layout: Annotated[str, Param("how to lay out the map", choices=layouts.LAYOUTS)] = "auto",
     neighbors: Annotated[int, Param("neighbors to show per image", low=1)] = 10,
-    max_images: Annotated[int, Param("most images on the map; of more, a random sample", low=2)] = 50_000,
-    thumb: Annotated[int, Param("side of the thumbnails in pixels; 0: as large as fits", low=0, high=MAX_SIDE)] = 0,
+    max_images: Annotated[int, Param("most images to show; if there are more, a random sample", low=2)] = 50_000,
+    thumb: Annotated[int, Param("side of thumbnails in pixels; 0: the largest that fits", low=0, high=MAX_SIDE)] = 0,
     seed: Annotated[int, Param("seed of the map", low=0, high=2**32 - 1)] = 0,
     browser: Annotated[bool, Param("open the page in the browser", flag="--open")] = False,
     device: Device = "auto",
@@ -70,12 +70,12 @@ def explore(
     overwrite: Annotated[bool, Param("replace the output file if it exists")] = False,
     verbose: bool | Reporter = False,
 ) -> Path | None:
-    """Writes one HTML file with a map of all images (default: RUN/explore.html), or serves it until Ctrl-C.
+    """Write one HTML file with a map of all images (default: RUN/explore.html), or serve the map until Ctrl-C.
 
-    labels: "folders", a CSV of file,label, "none", or empty for the labels the run was trained with (a named data set
+    labels: "folders", a CSV of file,label, or "none". If empty, the labels the run was trained with (a named data set
     has its own), or else those that `classify` was given. The map can also be colored by what `classify` predicted.
-    layout: auto (t-SNE; above 4,000 images, t-SNE of 4,000 and the others next to their neighbors), tsne (of all
-    images) or pca.
+    layout: auto, tsne (of all images) or pca. auto is t-SNE; above 4,000 images, it is t-SNE of 4,000 of them, and the
+    others are placed next to their neighbors.
     thumb: side of the thumbnails in the file; 0 is the largest that keeps the file under 60 MB.
 
     >>> mixnn.explore("runs/photos", out="map.html", layout="pca")

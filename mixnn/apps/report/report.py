@@ -27,7 +27,7 @@ __all__ = ["report"]
 
 MAX_IMAGES = 5_000
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-OUT = "the page [RUN/report.html; of several runs, comparison.html in the first one's folder]"
+OUT = "the page [RUN/report.html; for several runs, comparison.html in the first run folder]"
 SCRIPTS = ("dom.js", "curves.js", "map.js", "neighbors.js", "page.js")
 
 
@@ -45,7 +45,7 @@ def report(
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,
 ) -> Path:
-    """Writes a page about these run folders (default: RUN/report.html, or comparison.html in the first of several).
+    """Write a web page about one or more runs (default: RUN/report.html, or comparison.html in the first run folder).
 
     `images` is the number of images on the map; 0 leaves images out. `source` is where the images are now, if the
     folder that the runs were trained on was moved.

@@ -70,17 +70,17 @@ def search(
     source: Annotated[
         str | Path | Sequence[str | Path] | Any,
         Param(
-            "where to search: other images, or where the run's own are now, if their folder was moved [the run's data]",
+            "images to search: other images, or where the run's own are now, if they were moved [the run's data]",
             metavar="FOLDER",
         ),
     ] = "",
     topk: Annotated[int | None, Param("images per query, or outliers, to show [10]", low=1)] = None,
-    duplicates: Annotated[bool, Param("find groups of nearly the same image instead")] = False,
-    outliers: Annotated[bool, Param("find the images least like any other instead")] = False,
+    duplicates: Annotated[bool, Param("find groups of nearly identical images instead")] = False,
+    outliers: Annotated[bool, Param("find the images least similar to any other instead")] = False,
     threshold: Annotated[
         float | None,
         Param(
-            "similarity, up to 1, from which images count as duplicates [chosen and printed]",
+            "images with this similarity or more, up to 1, are duplicates [chosen and printed]",
             low=0.001,
             high=1,
             metavar="SIMILARITY",
@@ -100,16 +100,17 @@ def search(
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,
 ) -> SearchResult:
-    """The `topk` images of `source` most similar to each query. Default source: the run's training data.
+    """Find the `topk` images of `source` most similar to each query. Default source: the run's training data.
 
     Similarity is 0 for images as unlike as two random images of the source, and 1 for the same image. (It is the cosine
-    of their vectors, less the mean vector of the source; for fewer than 20 images, the plain cosine.)
+    of their vectors after subtracting the mean vector of the source; for fewer than 20 images, the plain cosine.)
 
-    A query is an image file, several, a folder, or the name of an image in the source; its results do not include the
-    image itself. In Python, query and source may also be images in memory (docs/data.md). Instead of a query,
-    `duplicates` finds groups of images whose similarity is `threshold` or more, and `outliers` the `topk` images least
-    similar to their neighbors. Without a `threshold`, one is chosen, and images with nearly the same pixels (32 x 32,
-    gray) are duplicates too.
+    A query is an image file, several, a folder, or the name of an image in the source. Its results do not include the
+    image itself. In Python, query and source may also be images in memory (docs/data.md).
+
+    Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more. Without a
+    `threshold`, one is chosen, and images with nearly the same pixels (32 x 32, gray) are duplicates too. `outliers`
+    finds the `topk` images least similar to their neighbors.
 
     Returns the result as plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
     or a web page; a page goes to the run folder by default.
