@@ -82,9 +82,10 @@ def mathml(formula: str, is_block: bool) -> str:
 
 def examples_page() -> str:
     """The files in examples/, each under its name."""
-    text = ["# Examples", "Complete programs. The tests run them."]
-    for path in sorted((ROOT / "examples").glob("*.py")):
-        text += [f"## {path.name}", f"```python\n{path.read_text()}```"]
+    text = ["# Examples", "Complete programs. The tests run those in Python."]
+    for path in sorted((ROOT / "examples").glob("*.*")):
+        language = {".py": "python", ".sh": "sh"}[path.suffix]
+        text += [f"## {path.name}", f"```{language}\n{path.read_text()}```"]
     return "\n\n".join(text)
 
 

@@ -2,12 +2,17 @@
 
     torchrun --nproc-per-node 4 -m mixnn pretrain cifar10
 
-A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example).
+A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example). If one
+ends, the others end too, with its reason; so they do if one has given no sign of life for a minute, or for
+$MIXNN_PEER_TIMEOUT.
 
 Backbones are data-parallel and everything else is replicated: process r of R encodes images r, r + R, ... of a batch,
 which are whole batch-norm groups, and the features of all processes are gathered. Heads, losses, searches and support
 sets are the same in every process, and random numbers are drawn for the whole batch. So a method does not need to know
 about processes, and losses match a single process up to rounding.
+
+No image is sent: a view is a function of an image and its random numbers, so each process makes the rows of a view that
+its own networks encode (`PartialBatch`). Features and gradients are all that a step exchanges (docs/scaling.md).
 
 Functions of tensors take the process group as an argument, and None means that nothing is communicated. Only the
 trainer asks for `run_group()`: networks in a program that uses torch.distributed for itself do not notice it.
@@ -15,31 +20,46 @@ trainer asks for `run_group()`: networks in a program that uses torch.distribute
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from mixnn.config import UserError, duration_text, setting
-from mixnn.processes import join_limit, meeting_point, world_size
+from mixnn.processes import join_limit, meeting_point, peer_limit, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 POLL = 0.05  # seconds between two looks at who has come
+BEAT = 1.0  # seconds between two signs of life
+SILENCE = 4.0  # seconds without one, after which a process is dead if a message to it has failed
+GRACE = 10.0  # seconds in which a process should end by itself, once another has
+ENDED = "ended "  # marks the reason, which may be empty
+_all_gather = getattr(torch_dist, "all_gather_single", None) or torch_dist.all_gather_into_tensor  # its older name
+BUCKET_BYTES = 2**24  # of gradients in one message: large enough for full speed, small enough to overlap with backward
 
 
 def init(device: torch.device) -> None:
     """Join the process group: gloo for values on the host, NCCL for tensors on CUDA."""
     if world_size() == 1 or torch_dist.is_initialized():
         return
+    global _peers
     try:
-        store, rank = _meet(join_limit())
+        limit, (store, rank) = peer_limit(), _meet(join_limit())
+        _peers = Peers(store, rank, world_size(), limit)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_dist.init_process_group(backend, store=store, rank=rank, world_size=world_size())
     except UserError:
@@ -69,6 +89,8 @@ def _meet(limit: float) -> tuple[Store, int]:
             multi_tenant=True,
         )
         store: Store = torch_dist.PrefixStore(f"mixnn/{attempt}", server)  # type: ignore[attr-defined]
+        for key in (f"beat {rank}", f"end {rank}"):  # before the others look for them, see Peers
+            store.set(key, "")
         store.set(f"rank {rank}", "here")
         while missing := [r for r in range(world_size()) if not store.check([f"rank {r}"])]:
             if time.monotonic() > end:
@@ -90,8 +112,102 @@ def _missing(ranks: list[int], limit: float) -> UserError:
     )
 
 
+class PeerEnded(UserError):
+    """Another process of this run has ended, so this one cannot go on."""
+
+
+class Peers:
+    """Knows which processes of the run are alive, and why others have ended.
+
+    A thread sends a sign of life every second, and looks at those of the others. A process that waits for a dead one,
+    in a message or for a device, cannot notice that itself: this thread then ends it.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, limit: float) -> None:
+        self.store, self.rank, self.size, self.limit = store, rank, size, limit
+        self.heard = dict.fromkeys(range(size), time.monotonic())  # when each process last gave a sign of life
+        self.beats = dict.fromkeys(range(size), b"")
+        self.ends: dict[int, str] = {}  # rank -> why it has ended; "" if it had nothing more to do
+        self.stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        number, late = 0, 0.0
+        while not self.stopped.wait(BEAT):
+            number += 1
+            with suppress(RuntimeError):  # who holds the store has ended, and is silent
+                self.store.set(f"beat {self.rank}", str(number))
+                self._look()
+            reason = self.reason(self.limit)
+            late = late + BEAT if reason else 0.0
+            if late > GRACE and not self.stopped.is_set():  # the main thread should have noticed
+                sys.stderr.write(f"mixnn: {reason}\n")
+                sys.stderr.flush()
+                os._exit(2)
+
+    def _look(self) -> None:
+        others = [r for r in range(self.size) if r not in self.ends]
+        found = self.store.multi_get([f"{what} {r}" for what in ("beat", "end") for r in others])
+        for r, beat, end in zip(others, found[: len(others)], found[len(others) :], strict=True):
+            if beat != self.beats[r]:
+                self.beats[r], self.heard[r] = beat, time.monotonic()
+            if end:
+                self.ends[r] = end.decode().removeprefix(ENDED)
+
+    def reason(self, limit: float) -> str:
+        """Why the run cannot go on, in a sentence; "" if all is well, as far as is known.
+
+        A process without a sign of life for `limit` seconds counts as dead.
+        """
+        for r, why in self.ends.items():
+            if why and r != self.rank:
+                return f"process {r} of {self.size} has ended: {why}"
+        now = time.monotonic()
+        silent = [r for r, heard in self.heard.items() if r not in self.ends and now - heard > limit]
+        if not silent or self.rank in silent:  # a process that hears nothing of itself was suspended, or has no store
+            holder = "the process that holds the run together (process 0, or torchrun) has ended"
+            return holder if len(silent) == self.size else ""
+        which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
+        return f"no sign of life from {which} of {self.size}: killed perhaps, or its machine was lost"
+
+    def wait_for_reason(self) -> str:
+        """`reason`, when a message has failed: waits a little until it is known."""
+        end = time.monotonic() + 2 * SILENCE
+        while not (reason := self.reason(SILENCE)) and time.monotonic() < end:
+            time.sleep(POLL)
+        return reason or "another process of this run has ended; see its error message"
+
+    def leave(self, why: str) -> None:
+        """Tell the others. If this process holds the store, it waits until they know."""
+        self.stopped.set()
+        with suppress(RuntimeError):
+            self.store.set(f"end {self.rank}", ENDED + why)
+            end = time.monotonic() + SILENCE
+            while why and self.rank == 0 and len(self.ends) < self.size and time.monotonic() < end:
+                time.sleep(POLL)
+                self._look()
+
+
+_peers: Peers | None = None  # of this process's run
+
+
+def leave(why: str) -> None:
+    """Tell the other processes that this one ends, and why. After GRACE seconds it does, even if a device is busy."""
+    if _peers is None:  # it has not joined a run
+        return
+    _peers.leave(why)
+    timer = threading.Timer(GRACE, os._exit, (2,))
+    timer.daemon = True
+    timer.start()
+
+
 def shutdown() -> None:
+    global _peers
+    if _peers is not None:
+        _peers.leave("")
+        _peers = None
     if torch_dist.is_initialized():
+        gc.collect()  # NCCL waits for recorded steps that hold its messages, and they are parts of reference cycles
         torch_dist.destroy_process_group()
 
 
@@ -116,7 +232,9 @@ def _collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError("another process of this run has ended; see its error message") from error
+        if _peers is None:
+            raise
+        raise PeerEnded(_peers.wait_for_reason()) from error
 
 
 def broadcast(value: Any) -> Any:
@@ -139,16 +257,62 @@ def gather_values(value: Any) -> list[Any]:
 
 def all_max(value: int) -> int:
     """The largest value over all processes, returned on every process."""
+    return _all_reduce_int(value, torch_dist.ReduceOp.MAX)
+
+
+def all_sum(value: int) -> int:
+    """The sum over all processes, returned on every process."""
+    return _all_reduce_int(value, torch_dist.ReduceOp.SUM)
+
+
+def _all_reduce_int(value: int, how: Any) -> int:
     if size() == 1:
         return value
     number = torch.tensor(value)
     with _collective():
-        torch_dist.all_reduce(number, torch_dist.ReduceOp.MAX)
+        torch_dist.all_reduce(number, how)
     return int(number)
 
 
-def scatter_batch(x_B: Tensor, group: ProcessGroup | None) -> Tensor:
+class PartialBatch:
+    """A view of a batch of which a process makes only the rows that it needs: `x[rows]` makes them.
+
+    Functions and methods of tensors make all rows. That is correct, but each process then does the work of all.
+    """
+
+    def __init__(self, make_rows: Callable[[Tensor], Tensor], shape: Sequence[int], device: torch.device) -> None:
+        self.make_rows, self.shape, self.device = make_rows, torch.Size(shape), device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.make_rows(rows)
+
+    def whole(self) -> Tensor:
+        return self.make_rows(torch.arange(len(self), device=self.device))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(PartialBatch, PartialBatch.whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+def own_rows(batch_size: int, group: ProcessGroup | None, device: torch.device | None = None) -> Tensor:
+    """Numbers of the rows of a batch that belong to this process."""
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    return torch.arange(rank, batch_size, size, device=device)
+
+
+def scatter_batch(x_B: Tensor | PartialBatch, group: ProcessGroup | None) -> Tensor:
     """The rows of a batch that belong to this process."""
+    if isinstance(x_B, PartialBatch):
+        return x_B[own_rows(len(x_B), group, x_B.device)]
     return x_B if group is None else x_B[group.rank() :: group.size()]
 
 
@@ -164,15 +328,27 @@ class _GatherBatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, views: int) -> Tensor:
         ctx.group, ctx.views = group, views
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        whole = x.new_empty(group.size(), *x.shape)
         with _collective():
-            torch_dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.stack([part.unflatten(0, (views, -1)) for part in parts], dim=2).flatten(0, 2)
+            _all_gather(whole.flatten(0, 1), x.contiguous(), group=group)
+        return whole.unflatten(1, (views, -1)).movedim(0, 2).flatten(0, 2)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         own = dy.unflatten(0, (ctx.views, -1, ctx.group.size()))[:, :, ctx.group.rank()].flatten(0, 1)
         return own, None, None
+
+
+@torch.no_grad()
+def gather_chunks(own: list[Tensor], num_rows: int, chunk: int, device: torch.device, group: ProcessGroup) -> Tensor:
+    """All rows (num_rows, F), from the chunks of every process, which took turns with them: r, r + R, ..."""
+    width = all_max(own[0].shape[1] if own else 0)  # a process may have had no chunk
+    whole = torch.zeros(num_rows, width, device=device)
+    for rows, part in zip(whole.split(chunk)[group.rank() :: group.size()], own, strict=True):
+        rows.copy_(part)
+    with _collective():
+        torch_dist.all_reduce(whole, group=group)  # of rows that are zero in all processes but one
+    return whole
 
 
 class GatherBatch(nn.Module):
@@ -213,25 +389,106 @@ def broadcast_tensors(tensors: Iterable[Tensor], group: ProcessGroup) -> None:
             torch_dist.broadcast(tensor, torch_dist.get_global_rank(group, 0), group=group)
 
 
-@torch.no_grad()
-def sum_gradients(module: nn.Module, data_parallel: nn.Module, group: ProcessGroup | None) -> None:
-    """Sum the gradients of the data-parallel part over processes, and average all others.
+class Bucket:
+    """Parameters whose gradients are summed in one message, and the memory for it."""
 
-    The others are equal already; their mean keeps the processes from drifting apart by rounding.
+    def __init__(self, parameters: list[nn.Parameter], divisor: int) -> None:
+        self.parameters, self.divisor = parameters, divisor
+        sizes = [p.numel() for p in parameters]
+        self.flat = parameters[0].detach().new_zeros(sum(sizes))
+        # in the memory order of the parameters, so that copies and the optimizer are plain loops
+        parts = zip(self.flat.split(sizes), parameters, strict=True)
+        self.slices = [part.as_strided(p.shape, p.stride(), part.storage_offset()) for part, p in parts]
+        self.num_ready = 0
+        self.message: Any = None  # torch's handle of the all-reduce, once it was sent
+
+    @property
+    def num_learning(self) -> int:
+        return sum(p.requires_grad for p in self.parameters)
+
+    @torch.no_grad()
+    def send(self, group: ProcessGroup) -> None:
+        if self.num_learning == 0:
+            return
+        found = [(total, p.grad) for total, p in zip(self.slices, self.parameters, strict=True) if p.grad is not None]
+        if len(found) < len(self.slices):  # a part of the networks that this loss does not use
+            self.flat.zero_()
+        if found:
+            torch._foreach_copy_([total for total, _ in found], [gradient for _, gradient in found])
+        if self.divisor > 1:
+            self.flat /= self.divisor
+        with _collective():
+            self.message = torch_dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def finish(self) -> None:
+        if self.message is None:
+            return
+        with _collective():
+            self.message.wait()
+        for p, total in zip(self.parameters, self.slices, strict=True):
+            p.grad = None if p.grad is None else total
+        self.message, self.num_ready = None, 0
+
+
+class GradientSum:
+    """Sums gradients over processes while the backward pass is still running; call `finish` after it.
+
+    Gradients of the data-parallel part are added up. All others are equal already, and their mean keeps the processes
+    from drifting apart by rounding. Parameters are divided into buckets in the order in which a backward pass reaches
+    them, and each bucket is sent when its last gradient is there. Buckets are sent in this order in every process,
+    whichever is complete first. A bucket whose parameters do not learn at the time is not sent: all processes must
+    freeze the same parameters in the same step.
     """
-    if group is None:
-        return
-    summed = {id(p) for p in data_parallel.parameters()}
-    owners = [p for p in module.parameters() if p.grad is not None]
-    gradients = [cast(Tensor, p.grad) for p in owners]
-    for p, gradient in zip(owners, gradients, strict=True):
-        if id(p) not in summed:
-            gradient /= group.size()
-    flat = torch.cat([gradient.flatten() for gradient in gradients])  # one message instead of one per tensor
-    with _collective():
-        torch_dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+
+    def __init__(
+        self, module: nn.Module, data_parallel: nn.Module, group: ProcessGroup, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.group = group
+        summed = {id(p) for p in data_parallel.parameters()}
+        parameters = [p for p in reversed([*module.parameters()]) if p.requires_grad]
+        self.buckets: list[Bucket] = []
+        for is_summed, part in groupby(parameters, lambda p: id(p) in summed):
+            for some in split_by_bytes(part, bucket_bytes):
+                self.buckets.append(Bucket(some, 1 if is_summed else group.size()))
+        self.num_sent = 0
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.register_post_accumulate_grad_hook(partial(self._ready, bucket))
+
+    def _ready(self, bucket: Bucket, _: Tensor) -> None:
+        bucket.num_ready += 1
+        while self.num_sent < len(self.buckets):
+            first = self.buckets[self.num_sent]
+            if first.num_ready < first.num_learning:
+                break
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self.buckets[self.num_sent].send(self.group)
+        self.num_sent += 1
+
+    def finish(self) -> None:
+        """Send what is left, and replace each gradient by its sum."""
+        while self.num_sent < len(self.buckets):  # a bucket with a parameter that got no gradient
+            self._send_next()
+        for bucket in self.buckets:
+            bucket.finish()
+        self.num_sent = 0
+
+
+def split_by_bytes(parameters: Iterable[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """The parameters in order, in lists of at most num_bytes; a larger parameter is alone.
+
+    Those in a list have the same type, and all of them learn or none does.
+    """
+    for _, alike in groupby(parameters, lambda p: (p.dtype, p.requires_grad)):
+        some: list[nn.Parameter] = []
+        for p in alike:
+            if some and sum(q.nbytes for q in some) + p.nbytes > num_bytes:
+                yield some
+                some = []
+            some.append(p)
+        yield some
 
 
 @torch.no_grad()
@@ -242,11 +499,15 @@ def average_statistics(module: nn.Module, group: ProcessGroup | None) -> None:
     """
     if group is None:
         return
-    for name, buffer in module.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
-            with _collective():
-                torch_dist.all_reduce(buffer, group=group)
-            buffer /= group.size()
+    tracked = [b for name, b in module.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    if not tracked:
+        return
+    flat = torch.cat([buffer.flatten() for buffer in tracked])  # one message instead of one per layer
+    with _collective():
+        torch_dist.all_reduce(flat, group=group)
+    flat /= group.size()
+    for buffer, mean in zip(tracked, flat.split([b.numel() for b in tracked]), strict=True):
+        buffer.copy_(mean)
 
 
 def check(bn_groups: int) -> None:

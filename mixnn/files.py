@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +378,13 @@ def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
         stack.callback(lock.unlink, missing_ok=True)
         check_free(path, overwrite)
         yield
+
+
+def wait_flock(file: int) -> None:
+    """Locks an open file, when no other process holds it; does nothing if this file system has no locks."""
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def try_flock(file: int, shared: bool = False, unknown: bool = True) -> bool:

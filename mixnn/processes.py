@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from mixnn.config import UserError, parse_duration
 
 JOIN_TIMEOUT = "5m"  # processes join before they read images, so this is plenty
+PEER_TIMEOUT = "60s"  # a process sends a sign of life every second, from a thread of its own
 
 
 def world_size() -> int:
@@ -52,11 +57,35 @@ def meeting_point() -> MeetingPoint:
 
 def join_limit() -> float:
     """Seconds that a process waits for the others: $MIXNN_JOIN_TIMEOUT, or five minutes."""
-    text = os.environ.get("MIXNN_JOIN_TIMEOUT") or JOIN_TIMEOUT
+    return _seconds("MIXNN_JOIN_TIMEOUT", JOIN_TIMEOUT)
+
+
+def peer_limit() -> float:
+    """Seconds without a sign of life after which a process counts as dead: $MIXNN_PEER_TIMEOUT, or a minute."""
+    return _seconds("MIXNN_PEER_TIMEOUT", PEER_TIMEOUT)
+
+
+def _seconds(name: str, default: str) -> float:
+    text = os.environ.get(name) or default
     try:
         return parse_duration(text)
     except UserError:
-        raise UserError(f"MIXNN_JOIN_TIMEOUT={text} is not a duration: write it as 90s, 6m or 1h30m") from None
+        raise UserError(f"{name}={text} is not a duration: write it as 90s, 6m or 1h30m") from None
+
+
+def is_restart() -> bool:
+    """Whether torchrun or Slurm has started this command before, as the same job."""
+    return any((os.environ.get(name) or "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+
+
+def write_reason(reason: str) -> None:
+    """Tell torchrun why this process ends: the report that it prints then begins with the first such reason."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    message = {"message": reason, "extraInfo": {"timestamp": str(int(time.time()))}}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}))
 
 
 def is_main_process() -> bool:

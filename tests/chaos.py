@@ -879,6 +879,20 @@ def other_data(lab: Lab, place: Path, rng: random.Random) -> Result:
 # The summary
 
 
+@kind("eight ranks, every method", 1)
+def eight_ranks(_lab: Lab, place: Path, _rng: random.Random) -> Result:
+    """Nothing is broken here: the steps of every method are compared with those of one process. CI does it for 2, 4."""
+    from tests.training import test_dist
+
+    place.mkdir()
+    found = test_dist.in_processes(8, place)
+    for case in test_dist.CASES:
+        alone = test_dist.after_steps(case)
+        for how in test_dist.KINDS:
+            test_dist.assert_steps(found[0], f"{how}/{case}", alone)
+    return f"{len(test_dist.CASES)} methods and variants", False
+
+
 OUTCOMES = ("exact", "refused", "wrong", "hung")
 
 

@@ -55,10 +55,10 @@ def test_the_first_page_counts_the_methods():
 @pytest.mark.parametrize("page", ["index.md", "numbers.md", "scaling.md"])
 def test_commands_of_a_page_parse(page: str):
     blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
-    commands = [line.partition("#")[0] for block in blocks for line in block.splitlines()]
+    commands = [line.partition("#")[0] for block in blocks for line in block.replace("\\\n", "").splitlines()]
     assert commands
     for line in commands:
-        parse(shlex.split(line[line.index("mixnn ") :])[1:])
+        parse(shlex.split(re.split("mixnn |slurm.sh ", line, maxsplit=1)[1]))
 
 
 def test_pictures_are_small_and_shown():

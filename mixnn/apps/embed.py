@@ -13,12 +13,15 @@ from typing import Annotated, Any, Protocol
 
 import numpy as np
 
+from mixnn import dist
 from mixnn.apps import embeddings as store
 from mixnn.apps.embeddings import Embeddings
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, Source, UserError, on_command_line, verb
 from mixnn.data.images import Images
+from mixnn.device import pick_device
 from mixnn.files import check_output, lock_output, scratch_folder, why_not_writable
-from mixnn.progress import Reporter, plural, reporter_for
+from mixnn.processes import is_main_process
+from mixnn.progress import Reporter, Silence, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load_encoder
@@ -30,6 +33,7 @@ OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
     "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
 )
+ENCODE, DONE = "encode", "done"  # what the main process tells the others to do next
 MAX_CACHED = 20_000  # images up to which `embed` keeps the vectors in the cache, which other commands then use
 WRITE_BATCH = 4096  # vectors written at a time
 CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
@@ -73,15 +77,41 @@ def embed(
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
-    reporter = reporter_for(verbose)
+    reporter = reporter_for(verbose) if is_main_process() else Silence()
+    dist.init(pick_device(device))
+    if not is_main_process():
+        dist.broadcast(None)  # the main process may have to make a run of a folder first
     run = open_run(run, reporter)
+    if is_main_process():
+        dist.broadcast(None)
     images = run.images(source, str(data_dir), split)
+    if not is_main_process():
+        return _help(run, images, device, reporter)
     target = None
     if str(out) or on_command_line():
         store.check_format(Path(out or "embeddings.npz"))
         target = check_output(out, run.path / "embeddings.npz", overwrite)
     with lock_output(target, overwrite) if target else nullcontext():
-        return _embed(run, images, target, device, reporter)
+        found = _embed(run, images, target, device, reporter)
+    dist.broadcast(DONE)
+    return found
+
+
+def _help(run: Run, images: Images, device: str, reporter: Reporter) -> Embeddings:
+    """Encodes this process's part of the batches whenever the main process encodes; returns no vectors."""
+    encoder = None
+    while dist.broadcast(None) != DONE:
+        encoder = encoder or load_encoder(run, device, reporter)
+        for _ in _encode_together(encoder, images):
+            pass
+    return Embeddings([], np.empty((0, 0), np.float32))
+
+
+def _encode_together(encoder: Encoder, images: Images) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
+    """`Encoder.encode` by all processes, which take turns with the batches. All of them get all vectors."""
+    own = encoder.encode(images, dist.rank(), dist.size())
+    while any(batches := dist.gather_values(next(own, None))):
+        yield from (batch for batch in batches if batch)
 
 
 def _embed(run: Run, images: Images, target: Path | None, device: str, reporter: Reporter) -> Embeddings:
@@ -205,8 +235,12 @@ def _encode(
     """Batches of `Encoder.encode` with a progress bar, then warnings; UserError if no image can be read."""
     skipped, count = list(images.skipped), 0
     yield [], np.empty((0, encoder.num_features), np.float32), images.skipped
+    batches = encoder.encode(images)
+    if dist.size() > 1 and isinstance(encoder, Encoder):
+        dist.broadcast(ENCODE)  # to `_help`
+        batches = _encode_together(encoder, images)
     with reporter.bar(doing, len(images)) as advance:
-        for names, vectors, unreadable in encoder.encode(images):
+        for names, vectors, unreadable in batches:
             skipped += unreadable
             count += len(names)
             yield names, vectors, unreadable

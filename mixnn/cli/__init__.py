@@ -22,7 +22,7 @@ from typing import Any
 
 from mixnn.cli.parser import Command
 from mixnn.config import Interrupted, NotSaved, UserError, spelling, unknown
-from mixnn.processes import is_main_process, world_size
+from mixnn.processes import is_main_process, world_size, write_reason
 from mixnn.registry import import_code
 
 atexit.register(gc.freeze)  # without it, Python looks through all objects of torch before it exits: half a second
@@ -52,6 +52,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "verify": ("mixnn.apps.verify:verify", "check the files of a run, and that it resumes exactly"),
     "completion": ("mixnn.cli.completion:completion", "print a script that completes commands in your shell"),
 }
+SHARED = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
 HEADINGS = {"search": "for your images:", "evaluate": "for research:", "methods": "lists and checks:"}  # above these
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
@@ -124,9 +125,10 @@ def run(words: Sequence[str]) -> None:
         return
     if words[0].startswith("-"):
         raise unknown("option of mixnn", words[0], OPTIONS)
-    if words[0] in VERBS and words[0] != "pretrain" and world_size() > 1:
+    if words[0] in VERBS and words[0] not in SHARED and world_size() > 1:
         raise UserError(
-            f"only pretrain runs on several processes: run mixnn {words[0]} without torchrun, or unset WORLD_SIZE"
+            f"only {', '.join(SHARED)} run on several processes: run mixnn {words[0]} without torchrun, or unset "
+            "WORLD_SIZE"
         )
     for code in imports:
         import_code(code)
@@ -138,11 +140,13 @@ def run(words: Sequence[str]) -> None:
             result, not_saved = verb(given, quiet, typed, started), None
         except NotSaved as error:
             result, not_saved = error.result, error
-    if as_json:
+    if not is_main_process():
+        pass
+    elif as_json:
         print(json.dumps(result, indent=1, default=lambda one: str(getattr(one, "path", one))))
     elif verb.show:
         verb.show(result)
-    elif is_main_process():
+    else:
         print_paths(result)
     if not_saved:  # printed first, so that a full disk does not cost the numbers
         sys.stdout.flush()
@@ -164,6 +168,18 @@ def print_paths(result: Any) -> None:
             print(path)
 
 
+def leave_run(error: BaseException) -> None:
+    """Tell torchrun and the other processes of a run why this one ends, unless it is because another has ended."""
+    dist: Any = sys.modules.get("mixnn.dist")
+    if dist is None or isinstance(error, dist.PeerEnded):
+        reason = ""
+    else:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        write_reason(reason)
+    if dist is not None:
+        dist.leave(reason)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 a mistake of the user's, 128 + signal when interrupted (and saved)."""
     words = sys.argv[1:] if words is None else words
@@ -175,13 +191,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         from mixnn.progress import shown
 
+        leave_run(error)
         if not is_main_process():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
         print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):
+            leave_run(error)
             raise
+        leave_run(error)
         less = ": a smaller --batch-size, --image-size or support_size takes less" * ("pretrain" in words[:1])
         print(f"mixnn: there is not enough memory for this{less}", file=sys.stderr)
         return 2

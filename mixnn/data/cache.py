@@ -2,8 +2,8 @@
 
 An entry's key is made of the files' names, sizes and times and the size of the crops, so a changed folder gets a new
 entry. One of the times is the inode's, which nobody can set: an archive may give all its files the same date. An entry
-is built in a temporary folder and renamed when complete, so two runs that start together do the work twice and keep
-one result.
+is built in a temporary folder and renamed when complete. Of processes that start together one builds it, and the others
+wait, unless the file system has no locks: then all do the work, and one result is kept.
 
 An entry is checked in full when it is opened: sizes, and a CRC-32 of the pixels and of what is known about the files. A
 damaged one is built again, with a warning. Pixels that fit in memory are read into it, so nothing that happens to the
@@ -26,7 +26,7 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +36,7 @@ from mixnn.config import UserError
 from mixnn.data.archive import replace_folder
 from mixnn.data.decode import Decoded, FileInfo, decode_into
 from mixnn.data.stored import StoredImages
-from mixnn.files import expand, scratch_folder, try_flock, write_atomically
+from mixnn.files import expand, scratch_folder, try_flock, wait_flock, write_atomically
 from mixnn.processes import is_main_process, local_world_size
 from mixnn.progress import Reporter
 
@@ -74,23 +74,66 @@ def decoded(
     folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> Decoded:
     """Decode the named files of a folder to size x size, or read them from the cache. Nobody may write to the array."""
-    entry = cache_root() / _key(folder, names, size)
-    found = _open(entry, len(names), size)
+
+    def decode(start: int, stop: int) -> Decoded:
+        return Decoded(*_decode(folder, names[start:stop], size))
+
+    return cached(files_key(folder, names, size), len(names), size, decode, progress)
+
+
+def cached(
+    key: str,
+    num_images: int,
+    size: int,
+    decode: Callable[[int, int], Decoded],
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Decoded:
+    """Images from the cache, where `decode` puts them if they are missing: it gives those from start to stop.
+
+    Other processes that want the same images wait. Nobody may write to the array.
+    """
+    entry = cache_root() / key
+    found = _open(entry, num_images, size)
     if found is None:
-        with contextlib.suppress(OSError):  # the disk is full or read-only, or another run was faster
+        with contextlib.suppress(OSError):  # the disk is full or read-only
             entry.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(entry.parent, len(names) * 3 * size * size, size_limit(entry.parent))
-            with contextlib.suppress(UserError):
-                _build(entry, folder, names, size, progress)
-        found = _open(entry, len(names), size)
-    return found or Decoded(*_decode(folder, names, size))
+            before = _inode(entry)
+            with _building(entry):
+                found = _open(entry, num_images, size) if _inode(entry) != before else None  # another was faster
+                if found is None:
+                    _make_room(entry.parent, num_images * 3 * size * size, size_limit(entry.parent))
+                    with contextlib.suppress(UserError):
+                        _build(entry, num_images, size, decode, progress)
+        found = found or _open(entry, num_images, size)
+    return found or decode(0, num_images)
 
 
-def _key(folder: Path, names: Sequence[str], size: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {size}".encode())
+def _inode(entry: Path) -> int:
+    """Tells an entry from the one that replaces it; 0 if there is none."""
+    try:
+        return entry.stat().st_ino
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def _building(entry: Path) -> Iterator[None]:
+    """Lets one process after the other in, where files can be locked."""
+    path = entry.with_suffix(".lock")
+    with open(path, "wb") as file:
+        wait_flock(file.fileno())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # those who wait have opened it
+
+
+def files_key(folder: Path, names: Sequence[str], size: int) -> str:
+    """The key of an entry that is made of these files of a folder."""
+    digest, place = hashlib.sha256(f"{VERSION} {size}".encode()), str(folder)
     for name in names:
         try:
-            status = (folder / name).stat()
+            status = os.stat(os.path.join(place, name))
             digest.update(f"\n{name}\t{status.st_size}\t{status.st_mtime_ns}\t{status.st_ctime_ns}".encode())
         except OSError:
             digest.update(f"\n{name}\tmissing".encode())
@@ -198,7 +241,13 @@ def _decode(folder: Path, names: Sequence[str], size: int) -> tuple[np.ndarray, 
     return images[_readable(infos)], infos
 
 
-def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None]) -> None:
+def _build(
+    entry: Path,
+    num_images: int,
+    size: int,
+    decode: Callable[[int, int], Decoded],
+    progress: Callable[[int, int], None],
+) -> None:
     """Write an entry. Its files are on the disk before it gets its name, so a crash cannot leave half of one."""
     with scratch_folder(entry.parent) as scratch:
         new = scratch / "new"
@@ -206,13 +255,14 @@ def _build(entry: Path, folder: Path, names: Sequence[str], size: int, progress:
         infos: list[FileInfo | str] = []
         crc = 0
         with open(new / IMAGES, "wb") as file:
-            file.write(_header((len(names), 3, size, size)))
-            for start in range(0, len(names), CHUNK):
-                images, of_chunk = _decode(folder, names[start : start + CHUNK], size)
-                file.write(images.data)
-                crc = zlib.crc32(images.data, crc)
+            file.write(_header((num_images, 3, size, size)))
+            for start in range(0, num_images, CHUNK):
+                images, of_chunk = decode(start, min(start + CHUNK, num_images))
+                pixels = np.ascontiguousarray(images[:]).data
+                file.write(pixels)
+                crc = zlib.crc32(pixels, crc)
                 infos += of_chunk
-                progress(len(infos), len(names))
+                progress(len(infos), num_images)
             file.seek(0)
             file.write(_header((len(_readable(infos)), 3, size, size)))
             file.flush()

@@ -2,6 +2,7 @@
 
     open_dataset("cifar10")                       a named data set
     open_dataset("./photos", labels="folders")    a folder, with or without labels
+    open_dataset("wds:train-{000..146}.tar")      shards: WebDataset's tar files, or hf:FOLDER of Hugging Face
     open_dataset(images_u8, labels=labels)        arrays in memory, or any object that gives images by index
 
 All answer the same questions (splits, labels, sizes, recipe), so the rest of the package never asks which kind it has.
@@ -11,12 +12,13 @@ when needed, for everything else.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +26,8 @@ import numpy as np
 import torch
 
 from mixnn.config import Config, UserError, calling, setting, unknown
+from mixnn.data.cache import cached, files_key
+from mixnn.data.decode import Decoded
 from mixnn.data.folder import (
     Listing,
     held_out_names,
@@ -38,8 +42,9 @@ from mixnn.data.folder import (
 from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats, read_normalization
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
 from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
-from mixnn.data.labels import from_values, label_text, read_labels
+from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
+from mixnn.data.shards import absolute_shards, is_shards, open_shards, shard_files
 from mixnn.data.spec import DatasetSpec, default_root
 from mixnn.files import expand
 from mixnn.progress import plural
@@ -334,7 +339,8 @@ class FolderDataset(OwnDataset):
     def _read_labels(self) -> dict[str, str]:
         listing = self._all_files
         names = listing.training + listing.testing
-        return read_labels(self.labels, names, bool(listing.test), {name: self.folder / name for name in names})
+        paths = {} if self.labels == FOLDERS else {name: self.folder / name for name in names}
+        return read_labels(self.labels, names, bool(listing.test), paths)
 
     def check(self) -> None:
         if not self.folder.is_dir():
@@ -426,7 +432,7 @@ class MemoryDataset(OwnDataset):
 
     def _decode(self, split: str, size: int) -> ImageSet:
         images = self.images(split)
-        found = images.decoded(size)
+        found = self._decode_images(images, size)
         if split == "test":
             train = self._decoded_split("train", size)
             stats = train.mean, train.std
@@ -437,12 +443,50 @@ class MemoryDataset(OwnDataset):
         made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
         return replace(made, mirror=self.may_mirror)
 
+    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
+        return images.decoded(size)
+
     def images(self, split: str = "all") -> ImageArrays | ImageItems:
         if split == "test" and self.testing is None:
             raise UserError(
                 f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
             )
         return self.testing if split == "test" and self.testing else self.training
+
+
+@dataclass
+class ShardDataset(MemoryDataset):
+    """Images in shards (see shards.py), decoded into the image cache."""
+
+    shards: str = field(kw_only=True)  # wds:PATTERN or hf:FOLDER
+
+    @property
+    def name(self) -> str:
+        return self.shards
+
+    @property
+    def title(self) -> str:
+        return Path(self.shards).name
+
+    @property
+    def is_stored(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        shard_files(self.shards)
+
+    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
+        assert isinstance(images, ImageItems)
+        key = hashlib.sha256(" ".join(images.names).encode()).hexdigest()[:8]  # of a split
+        files = [str(path) for path in shard_files(self.shards)]
+        key = hashlib.sha256(f"{key} {files_key(Path('/'), files, size)}".encode()).hexdigest()[:32]
+        return cached(key, len(images), size, partial(images.decoded_part, size, forget=True))
+
+
+def shard_dataset(shards: str, holdout: float = 0.0, **options: Any) -> ShardDataset:
+    """The images of shards, all for training but for those held out."""
+    found = memory_dataset(open_shards(shards), holdout=holdout, **options)
+    return ShardDataset(training=found.training, testing=found.testing, shards=shards, **options)
 
 
 def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **options: Any) -> MemoryDataset:
@@ -563,6 +607,10 @@ def open_dataset(
         return memory_dataset(data, labels if is_given(labels) else None, holdout, **options)
     if not isinstance(labels, str | Path):
         raise UserError(f"labels of {data} are 'folders' (subfolders are classes) or a CSV file, not a list")
+    if is_shards(str(data)):
+        if str(labels):
+            raise UserError(f"{setting('labels')} is for folders of images: shards have their own labels")
+        return shard_dataset(absolute_shards(str(data)), holdout, **options)
     folder = expand(data)
     if str(data) in DATASETS:
         if str(labels) or holdout or on_error != "skip":
@@ -591,6 +639,8 @@ def configured_dataset(config: Config) -> Dataset:
     options["normalization"] = config.normalization
     if config.data in DATASETS:
         return named_dataset(config.data, config.data_dir, **options)
+    if is_shards(config.data):
+        return shard_dataset(config.data, config.holdout, on_error=config.on_error, **options)
     options |= {"labels": config.labels, "holdout": config.holdout, "on_error": config.on_error}
     return FolderDataset(folder=Path(config.data), **options)
 
@@ -610,6 +660,8 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "train") ->
     path = expand(source)
     if str(source) in DATASETS:
         return named_dataset(str(source), data_dir).images(split)
+    if is_shards(str(source)):
+        return shard_dataset(absolute_shards(str(source))).images(split)
     if path.is_file():
         return list_files([path])
     if not path.is_dir():

@@ -26,6 +26,7 @@ EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff",
 # Pictures in formats that are not supported.
 UNSUPPORTED = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
 TEST_FOLDERS = ("test", "val")  # the first of these that exists next to train/ holds the test images
+DIGITS = re.compile("[0-9]+")
 STATS_SAMPLE = 2048  # images used for mean and std, spread evenly over the training images
 
 
@@ -106,27 +107,30 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
             continue
         visited.add((status.st_dev, status.st_ino))
         folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
+        above = _relative(Path(place), folder)
+        prefix = "" if above == "." else f"{above}/"  # paths as objects would take a minute for a million files
         for file in files:
-            extension = "" if file.startswith(".") else Path(file).suffix.lower()
+            extension = "" if file.startswith(".") else os.path.splitext(file)[1].lower()
             if extension in EXTENSIONS:
-                names.append(_relative(Path(place, file), folder))
+                names.append(prefix + file)
             elif extension in UNSUPPORTED:
-                name = printable(_relative(Path(place, file), folder))
-                skipped.append((name, f"{extension} is not supported: convert it to JPEG or PNG"))
+                skipped.append((printable(prefix + file), f"{extension} is not supported: convert it to JPEG or PNG"))
     skipped += [(printable(name), "its name is not valid Unicode") for name in names if printable(name) != name]
     return sorted((name for name in names if printable(name) == name), key=natural_key), skipped
 
 
-def natural_key(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Sort key that puts 2.png before 10.png, and upper and lower case together."""
-    parts = re.split(r"([0-9]+)", name.casefold())
-    return [_number_key(part) if i % 2 else part for i, part in enumerate(parts)], name
+def natural_key(name: str) -> tuple[str, str]:
+    """Sort key that puts 2.png before 10.png, and upper and lower case together.
+
+    Each number is preceded by its number of digits, and by a character that is smaller than any in a name.
+    """
+    return DIGITS.sub(_number_key, name.casefold()), name
 
 
-def _number_key(digits: str) -> tuple[int, str]:
-    """Sorts as int(digits) does, which refuses more than 4,300 digits."""
-    digits = digits.lstrip("0")
-    return len(digits), digits
+def _number_key(found: re.Match[str]) -> str:
+    """Sorts as the number does; int() refuses more than 4,300 digits."""
+    digits = found[0].lstrip("0")
+    return f"\0{chr(len(digits))}{digits}"
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -223,9 +227,11 @@ def summarize(names: Sequence[str], infos: Sequence[FileInfo], num_skipped: int)
     """Sizes, modes and exact duplicates of the files that could be read."""
     sides = [min(f.width, f.height) for f in infos]
     groups: dict[str, list[str]] = {}
+    counts = Counter(f.digest for f in infos)
     for name, f in zip(names, infos, strict=True):
-        groups.setdefault(f.digest, []).append(name)
-    copies = [group for group in groups.values() if len(group) > 1]
+        if counts[f.digest] > 1:
+            groups.setdefault(f.digest, []).append(name)
+    copies = [*groups.values()]
     modes = dict(Counter(f.mode for f in infos).most_common())
     spread = min(sides), round(statistics.median(sides)), max(sides)
     digest = hashlib.sha256("".join(f.digest for f in infos).encode()).hexdigest()[:32]

@@ -224,8 +224,14 @@ class ImageItems(Images):
 
     def decoded(self, size: int) -> Decoded:
         """All images that can be read, with the properties of each."""
-        batch = self._read(0, len(self), size)
-        return Decoded(batch.u8, self._infos(range(len(self))))
+        return self.decoded_part(size, 0, len(self))
+
+    def decoded_part(self, size: int, start: int, stop: int, forget: bool = False) -> Decoded:
+        """The same for a part of the images. With `forget`, nothing is remembered of them: there may be many."""
+        found = Decoded(self._read(start, stop - start, size).u8, self._infos(range(start, stop)))
+        if forget:
+            self.items.facts.clear()
+        return found
 
     def _read(self, start: int, count: int, size: int) -> ImageBatch:
         names, skipped = list[str](), list[tuple[str, str]]()

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -50,8 +51,7 @@ def read_labels(
 
 def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
     """Name -> the folder `depth` levels below the top; files next to the class folders stay unlabelled."""
-    parts = {name: PurePosixPath(name).parts for name in names}
-    found = {name: part[depth] for name, part in parts.items() if len(part) > depth + 1}
+    found = {name: sys.intern(name.split("/", depth + 1)[depth]) for name in names if name.count("/") > depth}
     if not found:
         raise UserError("there are no class subfolders to take labels from\nput the images into CLASS/NAME.jpg")
     return found

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import torch
 
+from mixnn import dist
 from mixnn.augment import View
 from mixnn.config import (
     DataDir,
@@ -37,7 +38,8 @@ from mixnn.evaluation.linear import LINEAR
 from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_writable, expand, why_not_writable, write_atomically
 from mixnn.nn.folding import folded
-from mixnn.progress import Reporter, duration, plural, reporter_for
+from mixnn.processes import is_main_process
+from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
 from mixnn.runs.code import evaluation_digest
@@ -117,11 +119,12 @@ def evaluate(
         mixnn evaluate timm:resnet18 --data cifar10
     """
     names = protocols_of(protocol)
-    reporter, run = reporter_for(verbose), find_run(encoder)
+    reporter, run = reporter_for(verbose) if is_main_process() else Silence(), find_run(encoder)
     if precision == "bf16" and pick_device(device).type != "cuda":
         raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     save = expand(save) if str(save) else ""
-    if str(save):
+    dist.init(pick_device(device))
+    if str(save) and is_main_process():
         check_writable(save, overwrite)
     if data is None or (isinstance(data, str) and not data):
         if run is None:
@@ -144,6 +147,7 @@ def evaluate(
         common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
         common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
     subject = subject if precision == "auto" else replace(subject, precision=precision)
+    subject = replace(subject, group=dist.run_group())
     announce(subject, names)
     results: dict[str, Any] = {}
     for name in names:
@@ -153,6 +157,8 @@ def evaluate(
         if name in (KNN.name, LINEAR.name):
             results[name]["code"] = evaluation_digest()
     about = {"evaluated_with": environment(subject.device)}
+    if not is_main_process():
+        return results
     try:
         if run is not None:
             run.save_results(results | about, reporter.warn)
@@ -233,11 +239,11 @@ def _labelled_images(
 def announce(subject: Subject, names: Sequence[str]) -> None:
     """Says beforehand how long it will take, if that is long. An encoder that does not work fails here, at once."""
     each = seconds_per_image(subject)
-    encoded = sum(PROTOCOLS[name].num_encoded(subject) for name in names)
+    encoded = sum(PROTOCOLS[name].num_encoded(subject) for name in names) / dist.size()
     if each * encoded < SLOW:
         return
     subject.reporter.info(
-        f"this takes about {duration(each * encoded)}: {encoded:,} images are encoded at {1000 * each:.3g} ms each"
+        f"this takes about {duration(each * encoded)}: {encoded:,.0f} images are encoded at {1000 * each:.3g} ms each"
     )
     if LINEAR.name in names:
         knn = f"{setting('protocol', KNN.name)} takes about {duration(each * KNN.num_encoded(subject))}"

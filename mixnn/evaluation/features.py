@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mixnn import dist
 from mixnn.augment import View, augment
 from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.runs.encoder import image_features
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 CHUNK = 2000  # images at a time: enough to fill a GPU, and it divides the sizes of the usual data sets
 
@@ -25,11 +29,13 @@ def features(
     view: View | None = None,
     generator: torch.Generator | None = None,
     bf16: bool | None = None,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """Features of the images, or of one random view of each: float32 (M, F) on the backbone's device.
 
     `order` selects images by position; default: all. Batch norm is in eval mode; bf16 is used on CUDA unless switched
-    off. Chunks are smaller for images larger than 64 pixels, so that memory stays bounded.
+    off. Chunks are smaller for images larger than 64 pixels, so that memory stays bounded. The processes of a group
+    take turns with the chunks, and all of them get all features.
     """
     training = [(module, module.training) for module in backbone.modules()]
     device = next(chain(backbone.parameters(), backbone.buffers()), images.images).device
@@ -39,16 +45,19 @@ def features(
     backbone.eval()
     parts = []
     try:
-        for index in order.split(chunk):
+        for number, index in enumerate(order.split(chunk)):
+            u = None if view is None else torch.rand(len(index), view.num_draws, device=device, generator=generator)
+            if group is not None and number % group.size() != group.rank():
+                continue
             x = images.images[index].to(device)
             if view is not None:
-                x = augment(x, view, generator=generator)
+                x = augment(x, view, u)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" if bf16 is None else bf16):
                 parts.append(image_features(backbone, x, mean, std))
     finally:  # a trainer that runs out of memory here continues training
         for module, was_training in training:  # parts of a network may be frozen, in eval mode, while it trains
             module.training = was_training
-    return torch.cat(parts)
+    return torch.cat(parts) if group is None else dist.gather_chunks(parts, len(order), chunk, device, group)
 
 
 class Rows(NamedTuple):

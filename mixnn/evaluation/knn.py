@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from mixnn import dist
 from mixnn.config import UserError
 from mixnn.evaluation.features import features, labelled_features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.functional import unit
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 TEMPERATURE = 0.1  # of the weighted vote; authors' code
 
@@ -31,18 +35,26 @@ def votes(similarity_BK: Tensor, labels_BK: Tensor, num_classes: int, vote: str)
 
 @torch.no_grad()
 def accuracy_by_vote(
-    bank_MF: Tensor, bank_labels: Tensor, queries_BF: Tensor, labels: Tensor, num_classes: int, k: int
+    bank_MF: Tensor,
+    bank_labels: Tensor,
+    queries_BF: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    k: int,
+    group: ProcessGroup | None = None,
 ) -> dict[str, float]:
     """Accuracy in percent by either vote: `weighted` and `majority`.
 
-    Labels may be on another device than the features: those of images that stay on the host are.
+    Labels may be on another device than the features: those of images that stay on the host are. The processes of a
+    group have the same rows, and divide the queries.
     """
-    bank_labels, labels = bank_labels.to(bank_MF.device), labels.to(bank_MF.device)
+    bank_labels, labels, total = bank_labels.to(bank_MF.device), labels.to(bank_MF.device), len(labels)
+    queries_BF, labels = dist.scatter_batch(queries_BF, group), dist.scatter_batch(labels, group)
     similarity, index = nearest(unit(queries_BF), unit(bank_MF), k)
     accuracy = {}
     for vote in ("weighted", "majority"):
-        guess = votes(similarity, bank_labels[index], num_classes, vote).argmax(1)
-        accuracy[vote] = round(100 * int((guess == labels).sum()) / len(labels), 4)
+        right = int((votes(similarity, bank_labels[index], num_classes, vote).argmax(1) == labels).sum())
+        accuracy[vote] = round(100 * (right if group is None else dist.all_sum(right)) / total, 4)
     return accuracy
 
 
@@ -82,8 +94,10 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     train, test = subject.train, subject.test
     k = default_k(len(train), train.num_classes)
     subject = subject if subject.bf16 else replace(subject, precision="fp32")  # by default too: fp32 is cheap here
-    bank, queries = (features(subject.backbone, images, bf16=subject.bf16) for images in (train, test))
-    found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, test.labels, train.num_classes, k))
+    group, bf16 = subject.group, subject.bf16
+    bank, queries = (features(subject.backbone, images, bf16=bf16, group=group) for images in (train, test))
+    labels, num_classes = test.labels, train.num_classes
+    found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, labels, num_classes, k, group))
     readings = [record["knn"] for record in subject.metrics if "knn" in record]
     if readings:
         found["best_reading"] = max(readings)  # of those during training

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from mixnn.device import side_stream, wait_side_stream
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FEW_IMAGES = 5_000  # with fewer, the probe at its rate of 30 has too few steps to settle
 
@@ -51,13 +54,15 @@ def linear(
     probe: LinearProbe,
     progress: Callable[[int, float], None] = lambda _epoch, _accuracy: None,
     bf16: bool | None = None,
+    group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Accuracy in percent after each epoch; the last, and the best with its epoch, by name.
 
     On CUDA the classifier learns an epoch while the crops of the next one are encoded. So an accuracy is read when the
-    next epoch is under way: waiting for each would leave the device idle.
+    next epoch is under way: waiting for each would leave the device idle. The processes of a group divide the images
+    that are encoded; each trains the classifier on all features.
     """
-    test_features = features(backbone, test, bf16=bf16)
+    test_features = features(backbone, test, bf16=bf16, group=group)
     device = test_features.device  # the backbone's; images that do not fit there stay on the host
     train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(probe.seed)
@@ -77,7 +82,7 @@ def linear(
     for epoch in range(probe.epochs):
         lr = probe.lr * 0.1 ** sum(epoch >= drop for drop in probe.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
-        x, y = features(backbone, train, order, view, generator, bf16), train_labels[order]
+        x, y = features(backbone, train, order, view, generator, bf16, group), train_labels[order]
         wait_side_stream(device)
         held = [x, y]
         with side_stream(device):
@@ -126,7 +131,9 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
             f"rely on kNN or {calling('classify')} instead"
         )
     with reporter.bar("linear probe", epochs) as advance:
-        found = linear(subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.bf16)
+        found = linear(
+            subject.backbone, train, subject.test, subject.crop_size, probe, advance, subject.bf16, subject.group
+        )
     flip = probe.flip if train.mirror else 0.0
     settings = asdict(probe) | {"flip": flip, "crop_size": subject.crop_size, "precision": subject.encoding}
     return found, settings | {"report": "last epoch; best is named"}

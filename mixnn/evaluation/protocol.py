@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from mixnn.data.image_set import ImageSet
 from mixnn.progress import Reporter
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Subject:
     reporter: Reporter
     device: torch.device  # of the backbone
     precision: str = "auto"  # in which images are encoded: bf16, fp32, or auto
+    group: ProcessGroup | None = None  # processes that share the work; each needs the result
 
     @property
     def bf16(self) -> bool | None:

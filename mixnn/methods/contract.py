@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.config import Checked, UserError, make
-from mixnn.dist import broadcast_tensors, gather_batch
-from mixnn.nn.encoder import Student, Teacher, count_features
+from mixnn.dist import PartialBatch, broadcast_tensors, gather_batch
+from mixnn.nn.encoder import Student, Teacher, count_features, shuffle_order
 from mixnn.nn.support_set import Rows, SupportSet
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class About(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step's input."""
+    """One step's input. On several processes, a process makes only the rows of a view that it uses."""
 
-    views: tuple[Tensor, ...]
+    views: tuple[Tensor | PartialBatch, ...]
     labels_B: Tensor
     index_B: Tensor  # which images of the data set these are
     draws: dict[str, Tensor]
@@ -210,6 +210,15 @@ class Method(nn.Module):
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the uniforms in [0, 1) that one forward pass consumes."""
         return {}
+
+    def image_rows(self, draws: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        """Rows of the batch whose images a process needs if its own rows are these; a row may occur twice.
+
+        Here: its own rows for the student, and those that the shuffle gives it for the teacher. A method that uses
+        other rows of a view in `forward_batch` must add them.
+        """
+        orders = () if self.teacher is None else shuffle_order(draws["shuffle"])
+        return torch.cat([own, *(order[own] for order in orders)])
 
     def forward_batch(self, batch: Batch) -> tuple[Tensor, Aux]:
         """The loss. Reads state and writes none, except batch norm's running statistics."""

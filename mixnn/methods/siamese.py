@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mixnn import functional as F
 from mixnn.config import Checked, UserError, method_option, option
 from mixnn.device import full_precision, side_stream, wait_side_stream
+from mixnn.dist import PartialBatch
 from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
@@ -170,7 +171,7 @@ class Siamese(Method):
         """Embeddings of all views of a batch that a direction needs."""
         return self.encode_views(batch.views, batch.draws)
 
-    def encode_views(self, views: tuple[Tensor, ...], draws: dict[str, Tensor]) -> Embeddings:
+    def encode_views(self, views: tuple[Tensor | PartialBatch, ...], draws: dict[str, Tensor]) -> Embeddings:
         z, device = None, views[0].device
         if self.teacher is not None:
             with side_stream(device):  # neither network waits for the other

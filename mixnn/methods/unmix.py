@@ -9,13 +9,16 @@ original is built on MoCo (base=moco), gives mixed images to the student only (m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from mixnn import functional as F
 from mixnn.config import option
+from mixnn.dist import PartialBatch
 from mixnn.methods.byol import BYOL
 from mixnn.methods.contract import About, Batch, Direction
 from mixnn.methods.moco import MoCo, MoCoOptions
@@ -77,9 +80,17 @@ class UnMix(Siamese):
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         return super().draws(batch_size) | {"coin": (), "share": (), "centre": (2,)}
 
+    def image_rows(self, draws: Mapping[str, Tensor], own: Tensor) -> Tensor:
+        rows = super().image_rows(draws, own)
+        return torch.cat([rows, draws["shuffle"].shape[1] - 1 - rows])
+
     def encode(self, batch: Batch) -> Embeddings:
         x2, map_HW = batch.views[X2], self.mixing_map(batch)
-        mixed = map_HW * x2 + (1 - map_HW) * x2.flip(0)
+        mixed: Tensor | PartialBatch
+        if isinstance(x2, Tensor):
+            mixed = map_HW * x2 + (1 - map_HW) * x2.flip(0)
+        else:
+            mixed = PartialBatch(partial(_mixed_rows, x2, map_HW), x2.shape, x2.device)
         embeddings = self.encode_views((*batch.views, mixed), batch.draws)
         for by_view in embeddings:
             if MIXED in by_view:
@@ -102,3 +113,8 @@ class UnMix(Siamese):
     @property
     def teacher_momentum(self) -> float:
         return self.options.momentum ** (3 if self.options.ema_per_call else 1)
+
+
+def _mixed_rows(x2: PartialBatch, map_HW: Tensor, rows: Tensor) -> Tensor:
+    """Rows of m: each of x2 mixed with its counterpart in the reversed batch."""
+    return map_HW * x2[rows] + (1 - map_HW) * x2[len(x2) - 1 - rows]

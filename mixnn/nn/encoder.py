@@ -9,6 +9,7 @@ As they are made, networks run under the caller's autocast and communicate with 
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from itertools import pairwise
 from typing import Self
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.config import UserError
-from mixnn.dist import GatherBatch, not_features, scatter_batch
+from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import run_parts
@@ -81,10 +82,11 @@ class Student(nn.Module):
         set_views(self, views)
         self.train()  # pretrained networks often come in eval mode
 
-    def forward(self, *views: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *views: Tensor | PartialBatch) -> tuple[Tensor, Tensor]:
         parts = [self.f, self.gather_batch, self.g, *([] if self.h is None else [self.h])]
-        x = torch.cat([scatter_batch(view, self.gather_batch.group) for view in views])
-        outs = run_parts(parts, x, self.compute_dtype)
+        group = self.gather_batch.group
+        x = torch.cat([scatter_batch(view, group) for view in views])
+        outs = run_parts(parts, x, self.compute_dtype, sys.maxsize if group is None else BUCKET_BYTES // 2)
         return at_least_float32(outs[2]), at_least_float32(outs[-1])
 
 
@@ -113,8 +115,8 @@ class Teacher(nn.Module):
         return super().train(True)
 
     @torch.no_grad()
-    def forward(self, *views: Tensor, shuffle: Tensor) -> Tensor:
-        order = shuffle.argsort(dim=1)  # (V, B)
+    def forward(self, *views: Tensor | PartialBatch, shuffle: Tensor) -> Tensor:
+        order = shuffle_order(shuffle)
         group = self.gather_batch.group
         x = torch.cat([view[scatter_batch(o, group)] for view, o in zip(views, order, strict=True)])
         z = at_least_float32(run_parts([self.f, self.gather_batch, self.g], x, self.compute_dtype)[-1])
@@ -132,6 +134,11 @@ class Teacher(nn.Module):
             torch._foreach_add_(teachers, moves)
         else:
             torch._foreach_lerp_(teachers, students, 1 - momentum)
+
+
+def shuffle_order(shuffle_VB: Tensor) -> Tensor:
+    """The order (V, B) in which a teacher encodes the images of each view, from its uniforms."""
+    return shuffle_VB.argsort(dim=1)
 
 
 def set_compute_dtype(module: nn.Module, dtype: torch.dtype | None) -> None:

@@ -1,12 +1,14 @@
 """Networks in bf16 with fp32 weights: autocast, but with all weights cast in one launch.
 
-Autocast casts weights one by one, and their gradients back one by one: some 75 small launches per step.
+Autocast casts weights one by one, and their gradients back one by one: some 75 small launches per step. On several
+processes there are a few launches instead of one, so that the first gradients can be sent before the last are there.
 
 A network that was not given a type runs under the caller's autocast, if there is one.
 """
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,15 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mixnn.dist import split_by_bytes
 
-def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+
+def run_parts(
+    parts: list[nn.Module], x: Tensor, dtype: torch.dtype | None, chunk_bytes: int = sys.maxsize
+) -> list[Tensor]:
     """Outputs of all parts, each applied to the output of the one before.
 
-    They are computed in the type given, fp32 or bf16, or with None as the caller's autocast says.
+    They are computed in the type given, fp32 or bf16, or with None as the caller's autocast says. Weights are cast in
+    chunks of at most chunk_bytes.
     """
     outputs, bf16 = [], dtype == torch.bfloat16
     together = bf16 and not torch.compiler.is_compiling()  # a compiler fuses the casts itself
-    weights = _cast_weights(parts, torch.bfloat16) if together else [{} for _ in parts]
+    weights = _cast_weights(parts, torch.bfloat16, chunk_bytes) if together else [{} for _ in parts]
     with nullcontext() if dtype is None else torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         for part, cast in zip(parts, weights, strict=True):
             x = functional_call(part, cast, (x,)) if cast else part(x)
@@ -30,7 +37,7 @@ def run_parts(parts: list[nn.Module], x: Tensor, dtype: torch.dtype | None) -> l
     return outputs
 
 
-def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, Tensor]]:
+def _cast_weights(parts: list[nn.Module], dtype: torch.dtype, chunk_bytes: int) -> list[dict[str, Tensor]]:
     """The parameters that autocast would cast, in this type, by name."""
     originals = [
         {
@@ -41,7 +48,8 @@ def _cast_weights(parts: list[nn.Module], dtype: torch.dtype) -> list[dict[str, 
         }
         for part in parts
     ]
-    cast = iter(CastAll.apply(dtype, *(p for of_part in originals for p in of_part.values())))
+    chunks = split_by_bytes((p for of_part in originals for p in of_part.values()), chunk_bytes)
+    cast = (tensor for chunk in chunks for tensor in CastAll.apply(dtype, *chunk))
     return [{name: next(cast) for name in of_part} for of_part in originals]
 
 

@@ -26,7 +26,7 @@ TRAINING = (
     *("training/optimizers.py", "training/prefetch.py", "training/views.py"),
 )
 EVALUATION = (
-    *("functional.py", "augment.py", "nn", "runs/encoder.py"),
+    *("functional.py", "augment.py", "dist.py", "nn", "runs/encoder.py"),
     *("evaluation/features.py", "evaluation/knn.py", "evaluation/linear.py", "evaluation/neighbors.py"),
 )
 FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of a method's bases that are not ours

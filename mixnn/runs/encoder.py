@@ -100,9 +100,17 @@ class Encoder(nn.Module):
         return np.concatenate([self._no_vectors(), *(vectors for _, vectors, _ in batches)])
 
     @torch.no_grad()
-    def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
+    def encode(
+        self, images: Images, first: int = 0, every: int = 1
+    ) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
+        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read.
+
+        `first` and `every` select batches: the first of them, and each that is so many further on.
+        """
         backbone = folded(self.backbone) if len(images) > BATCH else self.backbone  # for fewer the copy does not pay
+        if every > 1:
+            starts = range(first * BATCH, len(images), every * BATCH)
+            images = images.rows([i for start in starts for i in range(start, min(start + BATCH, len(images)))])
         for batch in images.batches(BATCH, self.size):
             vectors = self._vectors(batch.u8, backbone).cpu().numpy() if batch.names else self._no_vectors()
             yield batch.names, vectors, batch.skipped

@@ -46,6 +46,7 @@ from mixnn.config import (
 )
 from mixnn.data import DATASETS, Dataset, Images, configured_dataset, open_dataset, open_images
 from mixnn.data.dataset import is_given, is_in_memory
+from mixnn.data.shards import is_shards, shard_files
 from mixnn.files import (
     LOCK,
     OUTPUTS,
@@ -298,6 +299,9 @@ class Run:
         data = self.config.data
         if self.data is not None or data in DATASETS or expand(data).is_dir():
             return
+        if is_shards(data):
+            shard_files(data)
+            return
         if is_in_memory(data):
             again = "source=images" if hint else self.how_to_resume
             raise UserError(
@@ -432,6 +436,10 @@ class Run:
         damaged = ": all are damaged" if paths else ""
         again = f"train it again with {calling('pretrain', ..., out=self.path, overwrite=True)}"
         raise UserError(f"{self.path} has no usable checkpoint{damaged}\n{again}")
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return bool(checkpoint.list_checkpoints(self.path / "checkpoints"))
 
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The same, to train further; UserError if the run holds an encoder but no state of a training."""

@@ -169,9 +169,9 @@ def check_device(config: Config) -> None:
         raise UserError(
             f"mode={config.mode} needs CUDA: use {setting('mode', 'eager')} or {setting('mode', 'compiled')}"
         )
-    if world_size() > 1 and config.mode not in ("auto", "eager"):
+    if world_size() > 1 and config.mode == "compiled":
         raise UserError(
-            f"mode={config.mode} works with one process only: use {setting('mode', 'eager')} or leave it out"
+            f"mode={config.mode} works with one process only: use another {setting('mode')} or leave it out"
         )
     dist.check(config.bn_groups)
 

@@ -11,12 +11,15 @@ from mixnn.data.stored import StoredImages
 
 
 class Prefetcher:
-    """`load(index, next_index)` fills the device's buffer with images[index] and starts to read images[next_index]."""
+    """`load(index, next_index)` fills the device's buffer with images[index] and starts to read images[next_index].
 
-    def __init__(self, images: Tensor | StoredImages, batch_size: int, device: torch.device) -> None:
+    The buffer has room for `capacity` images. If they are fewer, its end keeps what was there.
+    """
+
+    def __init__(self, images: Tensor | StoredImages, capacity: int, device: torch.device) -> None:
         assert images.device.type == "cpu"
         self.images = images
-        shape = (batch_size, *images.shape[1:])
+        shape = (capacity, *images.shape[1:])
         self.buffer = torch.empty(shape, dtype=torch.uint8, device=device)
         cuda = device.type == "cuda"
         self.host_buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=cuda) for _ in range(2)]
@@ -31,7 +34,7 @@ class Prefetcher:
             slot = self.ahead[1].result()
         else:
             slot = self._read(index, self._next_slot())
-        self.buffer.copy_(self.host_buffers[slot], non_blocking=True)
+        self.buffer[: len(index)].copy_(self.host_buffers[slot][: len(index)], non_blocking=True)
         if (event := self.copied[slot]) is not None:
             event.record()
         self.ahead = None
@@ -46,8 +49,9 @@ class Prefetcher:
     def _read(self, index: Tensor, slot: int) -> int:
         if (event := self.copied[slot]) is not None:
             event.synchronize()  # the copy to the device that last used this buffer is done
+        target = self.host_buffers[slot][: len(index)]
         if isinstance(self.images, StoredImages):
-            self.images.read(index, self.host_buffers[slot])
+            self.images.read(index, target)
         else:
-            torch.index_select(self.images, 0, index, out=self.host_buffers[slot])
+            torch.index_select(self.images, 0, index, out=target)
         return slot

@@ -33,7 +33,7 @@ from mixnn.data.image_set import normalization_text
 from mixnn.device import pick_device
 from mixnn.files import LOCK, expand, lock_run
 from mixnn.nn.backbone import name_backbone
-from mixnn.processes import is_main_process
+from mixnn.processes import is_main_process, is_restart
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.code import training_digest
@@ -177,6 +177,11 @@ def start_pretrain(
         with _lock(run.path), run.naming_imports():
             run = run.moved(data, labels)
             return _resume(run, settings, timing, reporter)
+    if is_restart() and str(out) and (again := _started_before(expand(out), command)):
+        if again.has_checkpoint:
+            how: dict[str, Any] = {"reporter": reporter, "started": started, "clock": clock}
+            return start_pretrain(resume=again, settings={"backbone": network} if network else {}, **how)
+        overwrite = True  # it was stopped before there was anything to continue
     settings, options = split_options(settings, options or {})
     if isinstance(views, str):
         options["views"] = views  # of the method: s/w, s/s or w/w
@@ -231,6 +236,12 @@ def start_pretrain(
         return _train(run, trainer)
 
 
+def _started_before(path: Path, command: str) -> Run | None:
+    """The run that this command has made there, when torchrun or Slurm started it the first time."""
+    run = Run.open(path) if Run.is_run_folder(path) else None
+    return run if run is not None and run.command() == command else None
+
+
 def _train(run: Run, trainer: Trainer) -> Run:
     """Trains to the end. A run with a time budget then records how many epochs that were."""
     first = trainer.done
@@ -269,6 +280,11 @@ def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -
 def _reserve_folder(out: Path | None, overwrite: bool, config: Config) -> Path:
     """The run folder, made by the main process and known to all."""
     path = None
+    if out is None and is_restart():
+        raise UserError(
+            f"this command was started again, and cannot continue a run whose folder it does not know: "
+            f"use {setting('out', 'FOLDER')}"
+        )
     if is_main_process():
         path = Run.reserve(out, overwrite) if out else new_folder(config)
     return dist.broadcast(path)

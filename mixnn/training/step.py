@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +29,7 @@ from mixnn.augment import View, make_views
 from mixnn.data.image_set import ImageSet
 from mixnn.device import side_stream, wait_side_stream
 from mixnn.diagnostics import measure
-from mixnn.dist import gather_batch, scatter_batch, sum_gradients
+from mixnn.dist import GradientSum, PartialBatch, own_rows
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
 from mixnn.training.optimizers import backbone_parameters, optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
@@ -69,16 +71,18 @@ class Step:
         self.std = torch.tensor(images.std, device=device)
         self.labels = images.labels.to(device)
         on_device = resident and isinstance(images.images, Tensor) and images.images.device == device
-        own = batch_size if group is None else batch_size // group.size()  # images that this process augments
-        self.prefetcher = None if on_device else Prefetcher(images.images, own, device)
+        self.prefetcher = None if on_device else Prefetcher(images.images, batch_size, device)
         self.index = torch.zeros(batch_size, dtype=torch.long, device=device)
         shapes = [(batch_size, view.num_draws) for view in views]
         named = method.draws(batch_size)
         sizes = [math.prod(shape) for shape in [*shapes, *named.values()]]
         self.uniforms = torch.zeros(sum(sizes), device=device)  # one buffer, one launch to fill it
-        parts = [part.view(s) for part, s in zip(self.uniforms.split(sizes), [*shapes, *named.values()], strict=True)]
-        self.view_draws = parts[: len(views)]
-        self.draws = dict(zip(named, parts[len(views) :], strict=True))
+        self._layout = [*shapes, *named.values()], sizes, [*named]
+        self.view_draws, self.draws = self._draws(self.uniforms)
+        self.own_rows = own_rows(batch_size, group, device)
+        self.is_partial = group is not None and len(method.image_rows(self.draws, self.own_rows)) < batch_size
+        self.position = torch.zeros(batch_size, dtype=torch.long, device=device)  # of a row in the prefetcher's buffer
+        self.gradient_sum = None if group is None else GradientSum(method, method.student.f, group)
         self.names: list[str] = []
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.count = 0
@@ -111,8 +115,7 @@ class Step:
         `side` is that of the views, from now on.
         """
         self._resize(side or self.views[0].size)
-        self._load(index, next_index)
-        self.uniforms.uniform_(generator=generator)
+        self._load(index, generator, next_index)
         set_learning_rate(self.optimizer, lr, backbone)
         if self.heads_only != (backbone == 0):
             self.heads_only = backbone == 0
@@ -124,8 +127,7 @@ class Step:
     @torch.no_grad()
     def observe(self, index: Tensor, generator: torch.Generator) -> None:
         """Log a batch without learning from it; batch norm's running statistics do move."""
-        self._load(index)
-        self.uniforms.uniform_(generator=generator)
+        self._load(index, generator)
         self._accumulate(*self._loss())
         self.count += 1
 
@@ -149,26 +151,69 @@ class Step:
 
     def loss(self) -> tuple[Tensor, Aux]:
         """The method's loss of the batch in the buffers."""
-        group, prefetched = self.group, self.prefetcher
-        if prefetched is None:
-            assert isinstance(self.images.images, Tensor)
-            images_u8, index = self.images.images, scatter_batch(self.index, group)
-        else:
-            images_u8, index = prefetched.buffer, None
-        view_draws = [scatter_batch(draws, group) for draws in self.view_draws]
-        views = make_views(images_u8, index, view_draws, self.views, self.mean, self.std)
-        views = tuple(gather_batch(view, group) for view in views)
-        return self.method.forward_batch(Batch(views, self.labels[self.index], self.index, self.draws))
+        return self.method.forward_batch(Batch(self._batch_views(), self.labels[self.index], self.index, self.draws))
 
-    def _load(self, index: Tensor, next_index: Tensor | None = None) -> None:
-        if self.prefetcher is not None:
-            ahead = None if next_index is None else scatter_batch(next_index, self.group)
-            self.prefetcher.load(scatter_batch(index, self.group), ahead)
+    def _batch_views(self) -> tuple[Tensor | PartialBatch, ...]:
+        """The views of the batch, made here; on many processes only the rows that this one needs, when it needs them.
+
+        A process of a few needs most rows, for its student or for its teacher, and makes each view once.
+        """
+        if not self.is_partial:
+            return self._make_views(self.index, None, self.view_draws, self.views)
+        batch_size, device = len(self.index), self.index.device
+        return tuple(
+            PartialBatch(partial(self._make_rows, i), (batch_size, 3, view.size, view.size), device)
+            for i, view in enumerate(self.views)
+        )
+
+    def _make_rows(self, i: int, rows: Tensor) -> Tensor:
+        """Rows of view i."""
+        return self._make_views(self.index[rows], self.position[rows], [self.view_draws[i][rows]], [self.views[i]])[0]
+
+    def _make_views(
+        self, index: Tensor, position: Tensor | None, draws: Sequence[Tensor], views: Sequence[View]
+    ) -> tuple[Tensor, ...]:
+        """Views of the images at `index`; if they are not on the device, of those at `position` in the buffer, or all."""
+        if self.prefetcher is None:
+            assert isinstance(self.images.images, Tensor)
+            return make_views(self.images.images, index, draws, views, self.mean, self.std)
+        return make_views(self.prefetcher.buffer, position, draws, views, self.mean, self.std)
+
+    def _load(self, index: Tensor, generator: torch.Generator, next_index: Tensor | None = None) -> None:
+        """Fill the step's inputs: indices, images that are not on the device, and uniforms."""
+        if self.prefetcher is not None and self.is_partial:
+            rows = self._rows_to_read(generator)
+            self.uniforms.uniform_(generator=generator)
+            ahead = None if next_index is None else next_index[self._rows_to_read(generator)]
+            self.prefetcher.load(index[rows], ahead)
+            position = torch.full((len(index),), len(index))  # of rows that are not there: using one is an error
+            position[rows] = torch.arange(len(rows))
+            self.position.copy_(position)
+        else:
+            if self.prefetcher is not None:
+                self.prefetcher.load(index, next_index)
+            self.uniforms.uniform_(generator=generator)
         self.index.copy_(index)
 
     def _resize(self, side: int) -> None:
         if side != self.views[0].size:
             self.views = [replace(view, size=side) for view in self.views]
+
+    def _rows_to_read(self, generator: torch.Generator) -> Tensor:
+        """Rows of the batch whose images this process needs with the uniforms that come next, on the host.
+
+        The generator stays as it is. On CUDA this waits for a stream of its own, and not for the step before.
+        """
+        device = self.uniforms.device
+        with torch.cuda.stream(_reading_stream(device)) if device.type == "cuda" else nullcontext():
+            draws = torch.empty_like(self.uniforms).uniform_(generator=generator.clone_state())
+            return self.method.image_rows(self._draws(draws)[1], self.own_rows).cpu().unique()
+
+    def _draws(self, uniforms: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The parts of the uniforms: one for each view, and those of the method by name."""
+        shapes, sizes, names = self._layout
+        parts = [part.view(shape) for part, shape in zip(uniforms.split(sizes), shapes, strict=True)]
+        return parts[: len(self.views)], dict(zip(names, parts[len(self.views) :], strict=True))
 
     def _run(self) -> Callable[[], None]:
         """What runs the step: itself, or the replay of a recording that is made the first time."""
@@ -183,7 +228,8 @@ class Step:
             self._accumulate(loss, aux)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        sum_gradients(self.method, self.method.student.f, self.group)
+        if self.gradient_sum is not None:
+            self.gradient_sum.finish()
         wait_side_stream(self.index.device)  # the log reads what follows changes
         self.optimizer.step()
         self.method.update_state(aux)
@@ -210,11 +256,18 @@ class Step:
             t.copy_(saved)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # NCCL's own thread asks for events while this one records; only what this thread does must be recordable
+        mode = "global" if self.group is None else "thread_local"
+        with torch.cuda.graph(graph, capture_error_mode=mode):
             self._train_step()
         self.reset()
         self.restore(names, sums, count)
         return graph.replay
+
+
+@cache
+def _reading_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def has_grouped_convolutions(module: torch.nn.Module) -> bool:

@@ -155,7 +155,7 @@ class Trainer:
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
     def _fastest_mode(self, may_capture: bool) -> str:
-        return "recorded" if may_capture and dist.size() == 1 else "eager"
+        return "recorded" if may_capture else "eager"
 
     def _backbones(self) -> list[torch.nn.Module]:
         parts = (self.method.student, getattr(self.method, "teacher", None))
@@ -264,7 +264,8 @@ class Trainer:
             self.layout = Layout(mean, self.judge.start["spread"])
             self.reporter.info("the images are aligned, so vectors will also hold their layout")
         if from_weights:
-            self.blend = Blend(start, trained_share(self.config, self.judge.start))
+            # one share for all processes, so that the backbone joins the heads at the same step
+            self.blend = Blend(start, dist.broadcast(trained_share(self.config, self.judge.start)))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 

@@ -233,10 +233,12 @@ def test_the_encoder_has_no_batch_norm_left_and_runs_in_fp32_if_the_run_did(
 ):
     seen: list[bool | None] = []
 
-    def encode(backbone: nn.Module, images: ImageSet, order=None, view=None, generator=None, bf16=None) -> Tensor:
+    def encode(
+        backbone: nn.Module, images: ImageSet, order=None, view=None, generator=None, bf16=None, group=None
+    ) -> Tensor:
         assert not any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.modules())
         seen.append(bf16)
-        return features(backbone, images, order, view, generator, bf16)
+        return features(backbone, images, order, view, generator, bf16, group)
 
     monkeypatch.setattr(MODULE, "features", encode)
     mixnn.evaluate(

@@ -130,6 +130,14 @@ def test_weights_cast_together_are_those_of_autocast_and_so_are_their_gradients(
         assert torch.equal(mine.grad, theirs.grad), name
 
 
+def test_the_pass_back_in_bf16_ends_at_a_frozen_backbone():
+    student, _ = networks(dtype=torch.float32)
+    student.f.requires_grad_(False)
+    features, q, _ = run_parts([student.f, student.g, student.h], torch.cat(views(dtype=torch.float32)), torch.bfloat16)
+    assert not features.requires_grad
+    assert q.requires_grad
+
+
 # Teacher
 
 
