@@ -173,7 +173,7 @@ class Step:
     def _make_views(
         self, index: Tensor, position: Tensor | None, draws: Sequence[Tensor], views: Sequence[View]
     ) -> tuple[Tensor, ...]:
-        """Views of the images at `index`; if they are not on the device, of those at `position` in the buffer, or all."""
+        """Views of the images at `index`; if they are on the host, of those at `position` in the buffer, or of all."""
         if self.prefetcher is None:
             assert isinstance(self.images.images, Tensor)
             return make_views(self.images.images, index, draws, views, self.mean, self.std)

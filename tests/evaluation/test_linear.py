@@ -377,3 +377,20 @@ def test_images_may_lie_on_the_host_where_the_network_does_not():
     protocol = LinearProbe(epochs=3, drops=(), batch_size=16)
     there = linear(backbone, train.to(torch.device("cuda")), test.to(torch.device("cuda")), 4, protocol)
     assert linear(backbone, train, test, 4, protocol) == there
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recorded_epochs_are_the_steps_one_by_one():
+    device, probe = torch.device("cuda"), LinearProbe(batch_size=16)
+    generator = torch.Generator(device).manual_seed(0)
+    recorded, plain = (Classifier(torch.zeros(3, 8, device=device), torch.zeros(3, device=device), probe) for _ in "ab")
+    for lr in (1.0, 1.0, 0.1, 1.0):
+        x = torch.randn(60, 8, device=device, generator=generator)
+        y = torch.randint(3, (60,), device=device, generator=generator)
+        recorded.learn(x, y, lr)
+        for x_B, y_B in zip(x.split(16), y.split(16), strict=True):
+            plain.step(x_B, y_B, lr)
+    for one, other in zip(recorded.weights + recorded.momenta, plain.weights + plain.momenta, strict=True):
+        torch.testing.assert_close(one, other)
+    assert plain.weights[0].abs().max() > 0
