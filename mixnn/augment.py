@@ -309,7 +309,7 @@ def make_views(
 ) -> tuple[Tensor, ...]:
     """Normalized views of the images at these positions, or of all of them. On CUDA a small view is a single kernel."""
     chosen = [_kernels(images_BCHW, view) for view in views]
-    if None in chosen:
+    if None in chosen or mean_C.dtype != torch.float32:
         images_BCHW = images_BCHW if index_B is None else images_BCHW[index_B]
         views_of_all = zip(draws, views, strict=True)
         return tuple(normalize(augment(images_BCHW, view, u_BR), mean_C, std_C) for u_BR, view in views_of_all)
