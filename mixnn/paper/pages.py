@@ -195,7 +195,7 @@ def distances(sources: Sources) -> str:
                 continue
             far = [f"{name} {d:+.2f}" for name, d in found.items() if abs(d) > 1]
             middle = f"{statistics.median(map(abs, found.values())):.2f}"
-            bounds = f"{min(found.values()):+.2f} to {max(found.values()):+.2f}"
+            bounds = " to ".join(dict.fromkeys(f"{limit(found.values()):+.2f}" for limit in (min, max)))
             label = PROTOCOLS[protocol].label
             rows.append([NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
     return markdown_table(["data", "", "methods", "ours minus theirs", "median distance", "over a point"], rows)
@@ -299,11 +299,11 @@ def summary(sources: Sources) -> str:
     """How many of the paper's claims have which verdict, by data set."""
     kinds = [claims.HOLDS, f"probably {claims.HOLDS}", claims.UNDECIDED, f"probably {claims.FAILS}", claims.FAILS]
     kinds.append(NOT_RUN)
-    rows = []
-    for data in data_sets(sources.evidence.finished):
-        found = [found.verdict for claim in claims.CLAIMS["paper"] if (found := _verdict_on(claim, data, sources))]
-        rows.append([NAMES[data], *(str(found.count(kind)) for kind in kinds)])
-    return markdown_table(["data", *kinds], rows)
+    present = data_sets(sources.evidence.finished)
+    found = [[v.verdict for c in claims.CLAIMS["paper"] if (v := _verdict_on(c, data, sources))] for data in present]
+    rows = [[kind, *(str(verdicts.count(kind)) for verdicts in found)] for kind in kinds]
+    rows = [row for row in rows if not row[0].startswith("probably") or set(row[1:]) != {"0"}]
+    return markdown_table(["verdict", *(NAMES[data] for data in present)], rows)
 
 
 def _verdict_on(claim: Claim, data: str, sources: Sources) -> Verdict | None:
@@ -321,8 +321,8 @@ def claims_in_short(sources: Sources) -> str:
         if all(verdict is None or verdict.verdict == NOT_RUN for verdict in found):
             missing.append(f"{claim.says} ({claim.where})")
         else:
-            rows.append([claim.says, claim.source, *map(_in_short, found)])
-    table = markdown_table(["claim", "in the paper", *(NAMES[data] for data in present)], rows)
+            rows.append([f"{claim.says} ({claim.source})", *map(_in_short, found)])
+    table = markdown_table(["claim", *(NAMES[data] for data in present)], rows)
     return table + _missing(list(dict.fromkeys(missing)))
 
 
@@ -399,8 +399,8 @@ BLOCKS: dict[str, Block] = {
     ),
     "found-leak": _finding(
         "MNN's accuracy does not come from the leak",
-        "MNN has {} linear and {} kNN; with the leak {} and {}. Of the nearest neighbors, {}% have the anchor's class; "
-        "with the leak {}%.",
+        "MNN has {} linear and {} kNN; with the leak {} and {}. The nearest neighbor has the image's class in {}% of "
+        "cases; with the leak in {}%.",
         *(("main: MNN", LINEAR), ("main: MNN", KNN), (LEAKY, LINEAR), (LEAKY, KNN)),
         *(("main: MNN", FIRST_PURITY), (LEAKY, FIRST_PURITY)),
     ),
