@@ -14,7 +14,7 @@ from mixnn.methods.mixture import share_and_scale
 from mixnn.paper import claims, pages
 from mixnn.paper.claims import Evidence, judge_claims
 from mixnn.paper.plan import load_finished, plan_row, runs_of
-from mixnn.paper.tables import PAPER_DATASETS, TABLES
+from mixnn.paper.tables import PAPER_DATASETS, TABLES, published
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -275,9 +275,29 @@ def test_weights_and_lengths_on_the_page_are_those_of_the_runs():
     assert f"neighbors are {end['norm_ratio']:.3f} times as long as z, and their cosine to z is" in page
     assert f"is {end['cos_neighbors']:.3f}. These values give weights of {(1 - share) * scale:.2f} on z" in page
     assert f"and {share * scale:.2f} on the neighbors together. So neighbors have a share of {share:.2f}" in page
+    note = " ".join((ROOT / "docs" / "reweighting.md").read_text().split())
+    assert f"run on CIFAR-10 they are {(1 - share) * scale:.2f} and {share * scale:.2f}/K." in note
     mixed, wse = (share_and_scale(committed("weights", n)["config"]["options"])[0] for n in ("MSE, mixture", "WSE"))
     assert f"more of the weight ({1 - mixed:.0%}) than WSE without mixture ({1 - wse:.0%})" in page
     assert f"similar shares ({mixed:.0%} and {wse:.0%})".replace("%", "", 1) in page
+
+
+def test_published_numbers_on_the_page_are_those_of_the_tables():
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    rows = [claims.row_of(f"main: {name}") for name in ("SimCLR", "BYOL")]
+    fixed, paper = ([published(row, kind, "linear", "cifar10") for row in rows] for kind in ("fixed", "paper"))
+    gains = [round(a - b, 1) for a, b in zip(fixed, paper, strict=True)]
+    assert (
+        "are {} and {} points higher on CIFAR-10 ({} and {} instead of {} and {})".format(*gains, *fixed, *paper)
+        in page
+    )
+    wse, mse = (claims.row_of(f"weights: {name}") for name in ("WSE", "MSE, mixture"))
+    ahead = [
+        round(published(wse, "paper", "linear", d) - published(mse, "paper", "linear", d), 1) for d in PAPER_DATASETS
+    ]
+    assert "is ahead by {} points on CIFAR-10 and {}, {} and {} on CIFAR-100, STL-10 and Tiny-".format(*ahead) in page
+    runs = {plan_row(row, "cifar10", [0], {})[0].fingerprint for table in TABLES.values() for row in table.rows}
+    assert f"All tables on CIFAR-10 are {len(runs)} runs." in page
 
 
 def test_the_spread_falls_when_the_page_says():
