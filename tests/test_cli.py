@@ -661,7 +661,7 @@ def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask
     (tmp_path / "x.csv").write_text("\n".join(["file,label", *rows]))
     answer = ask("pretrain photos --labels x.csv --out run", *TINY, *NETWORK)
     assert answer.code == 0
-    assert f"{labelled} of 16 images labelled, 2 classes" in answer.err
+    assert f"{labelled} of 16 images labeled, 2 classes" in answer.err
     assert ("  purity " in answer.err) == (labelled == 14)
     assert ("too few to measure purity" in answer.err) == (labelled == 6)
 

@@ -129,27 +129,6 @@ def test_accuracies_in_the_readme_likewise(name: str):
     assert cells(table, name)[6] == f"{200 * (50_000 // 256) * ms_per_step / 1000:.0f} s"
 
 
-EXPLAINED = {  # a row of docs/results.md -> a row of the paper's table of weights, or of our controls
-    "MSE, no mixture: MSF": ("weights", "MSE (MSF)"),
-    "MSE, mixture": ("weights", "MSE, mixture"),
-    "WSE, no mixture": ("weights", "WSE"),
-    "WSE, mixture: MNN": ("weights", "WSE, mixture (MNN)"),
-    "weights (1.5, 0.5 / K), no mixture": ("controls", "re-weighting (1.5, 0.5/K), no mixture"),
-    "MNN, leaky support set": ("controls", "MNN, leaky queue"),
-    "CAS, mixture": ("weights", "CAS, mixture"),
-    "CAS, mixture, gradient through it": ("controls", "CAS, mixture, gradient through it"),
-}
-
-
-@pytest.mark.parametrize("name", EXPLAINED)
-def test_what_explains_the_gain_is_what_the_committed_runs_have(name: str):
-    table, row_name = EXPLAINED[name]
-    (row,) = (row for row in TABLES[table].rows if row.name == row_name)
-    text = RESULTS.split("## What explains MNN's gain")[1].split("- MNN is ahead")[0]
-    assert measured(row) != ("", "")
-    assert tuple(cells(text, name)[:4]) == measured(row) + measured(row, "cifar100")
-
-
 def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_as_is_said():
     runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
     for metric, last in zip(("linear", "kNN"), measured(MAIN["MNN"]), strict=True):
@@ -161,7 +140,7 @@ def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_
 def test_all_pages_state_the_noise_of_these_runs_and_the_same_rule():
     runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
     linear, knn = (statistics.stdev(map(float, cells(runs, metric)[:4])) for metric in ("linear", "kNN"))
-    for page in ("README.md", "docs/results.md", "docs/reproduction.md"):
+    for page in ("README.md", "docs/results.md"):
         words = " ".join((ROOT / page).read_text().split())
         assert f"standard deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
         assert f"must differ by about {3 * linear:.1f} and {3 * knn:.1f} points to mean anything" in words

@@ -127,7 +127,12 @@ def test_the_version_is_the_same_everywhere():
     changelog = re.findall(r"^## (\S+),", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert mixnn.__version__ == PROJECT["version"] == citation["version"] == changelog[0]
     assert citation["license"] == PROJECT["license"]
-    assert f'"mixnn {mixnn.__version__}"' in (ROOT / "README.md").read_text()
+    readme, findings = (ROOT / "README.md").read_text(), (ROOT / "docs/findings.md").read_text()
+    assert f'"mixnn {mixnn.__version__}"' in readme
+    (entries,) = re.findall(r"```bibtex\n(.*?)```", findings, re.DOTALL)
+    assert f"version={{{mixnn.__version__}}}, license={{{PROJECT['license']}}}" in entries
+    (paper,) = re.findall(r"```bibtex\n(.*?)```", readme, re.DOTALL)
+    assert "".join(entries.split()).startswith("".join(paper.split()))
 
 
 def test_badges_workflow_and_classifiers_name_the_same_pythons():

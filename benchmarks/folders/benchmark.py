@@ -1,4 +1,4 @@
-"""Measure `mixnn pretrain FOLDER` on labelled folders of images. Labels are only used to judge.
+"""Measure `mixnn pretrain FOLDER` on labeled folders of images. Labels are only used to judge.
 
     python benchmarks/folders/benchmark.py FOLDERS --budget 10m --seeds 0 1 2 --out results.json
     python benchmarks/folders/benchmark.py --table results.json

@@ -1,4 +1,4 @@
-"""Make the labelled image folders of the benchmark from public git repositories.
+"""Make the labeled image folders of the benchmark from public git repositories.
 
     python benchmarks/folders/prepare.py --clones CLONES --out FOLDERS [NAME ...]
 

@@ -1,7 +1,7 @@
 """demo: MNN on scikit-learn's handwritten digits, without a download; about a minute on two CPU cores.
 
 It makes a table (raw pixels, untrained network, MNN) and draws test images with their nearest training images, before
-and after training. The few-label columns are means over random draws of the labelled images, the same for every row.
+and after training. The few-label columns are means over random draws of the labeled images, the same for every row.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def accuracies(bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> 
 def linear_accuracy(
     bank: np.ndarray, labels: np.ndarray, queries: np.ndarray, truth: np.ndarray, count: int | None
 ) -> float:
-    """Percent right of a logistic regression, averaged over draws of `count` labelled images per class."""
+    """Percent right of a logistic regression, averaged over draws of `count` labeled images per class."""
     from sklearn.linear_model import LogisticRegression
 
     rng, scores = np.random.default_rng(0), []

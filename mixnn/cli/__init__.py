@@ -58,7 +58,7 @@ OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
   mixnn demo                            a first impression; needs no images
   mixnn search ./photos cat.jpg         the ten images most like this one
-  mixnn classify ./photos labels.csv    all images labelled from a few
+  mixnn classify ./photos labels.csv    all images labeled from a few
   mixnn pretrain ./photos --time-budget 10m --out runs/photos
   mixnn search runs/photos cat.jpg      with the encoder that this run adapted
   mixnn pretrain cifar10 --method msf --set topk=1 --seed 3

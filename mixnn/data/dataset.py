@@ -49,7 +49,7 @@ from mixnn.data.spec import DatasetSpec, default_root
 from mixnn.files import expand
 from mixnn.progress import plural
 
-# All images for self-supervised training; the labelled training images for probes; the held-out test images.
+# All images for self-supervised training; the labeled training images for probes; the held-out test images.
 SPLITS = ("pretrain", "train", "test")
 FOLDER_SIZE = 64  # side of a folder's images if none is given
 ON_ERROR = ("skip", "refuse")
@@ -235,7 +235,7 @@ class NamedDataset(Dataset):
 
 @dataclass
 class OwnDataset(Dataset):
-    """The user's own images. A split is decoded once per size, also if only its labelled images are used later."""
+    """The user's own images. A split is decoded once per size, also if only its labeled images are used later."""
 
     on_error: str = "skip"
     _decoded: dict[tuple[str, int], ImageSet] = field(default_factory=dict, repr=False)
@@ -263,7 +263,7 @@ class OwnDataset(Dataset):
 
     def _load(self, split: str, size: int) -> ImageSet:
         images = self._decoded_split("test" if split == "test" else "train", size)
-        # Probes use labelled images only. If there are none, all are kept, and the caller refuses them.
+        # Probes use labeled images only. If there are none, all are kept, and the caller refuses them.
         if split == "pretrain" or not self.is_labelled or images.num_labelled in (0, len(images)):
             return images
         return images.subset((images.labels >= 0).nonzero()[:, 0])
@@ -295,7 +295,7 @@ class FolderDataset(OwnDataset):
 
     folder: Path = field(kw_only=True)
     labels: str = ""  # "folders", a CSV file, or "" for none
-    holdout: float = 0.0  # share of the labelled images that become test images
+    holdout: float = 0.0  # share of the labeled images that become test images
     _files: dict[str, ImageFiles] = field(default_factory=dict, repr=False)
 
     @property
@@ -580,7 +580,7 @@ def open_dataset(
     Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
     `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
     and test. `labels`: for a folder "folders" or a CSV file, for images in memory one per image, or a mapping of names
-    to labels. `holdout`: share of the labelled images that become test images. `on_error`: skip or refuse images that
+    to labels. `holdout`: share of the labeled images that become test images. `on_error`: skip or refuse images that
     cannot be read. These three are for your own images.
 
     `limit`: at most this many images per split; 0: all. `mirror`: whether views may be mirrored. `normalization`: mean

@@ -66,7 +66,7 @@ def list_splits(folder: Path) -> Listing:
 
 
 def hold_out(listing: Listing, label_of: Mapping[str, str], share: float) -> Listing:
-    """Moves a share of the labelled images of every class from training to testing."""
+    """Moves a share of the labeled images of every class from training to testing."""
     if listing.test:
         raise UserError(
             f"{listing.folder} has test images of its own, in {listing.test}/: leave out {setting('holdout')}"
@@ -77,7 +77,7 @@ def hold_out(listing: Listing, label_of: Mapping[str, str], share: float) -> Lis
 
 
 def held_out_names(label_of: Mapping[str, str], share: float) -> set[str]:
-    """A share of the labelled images of every class: at least one, and never all. It depends only on their names."""
+    """A share of the labeled images of every class: at least one, and never all. It depends only on their names."""
     classes: dict[str, list[str]] = {}
     for name in sorted(label_of, key=lambda name: hashlib.sha256(name.encode()).digest()):
         classes.setdefault(label_of[name], []).append(name)

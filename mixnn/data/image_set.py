@@ -26,7 +26,7 @@ Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: imag
 
 UNLABELLED = -1
 LEVELS = 256  # values of a uint8
-MIN_PAIRS = 4  # labelled anchors with a labelled neighbor that a batch needs on average to measure purity
+MIN_PAIRS = 4  # labeled anchors with a labeled neighbor that a batch needs on average to measure purity
 NORMALIZATIONS: dict[str, Normalization] = {
     "tensorflow": ((127 / 255,) * 3, (128 / 255,) * 3),  # (x - 127) / 128 for x in 0..255
     "torchvision": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # of ImageNet's training images
@@ -118,7 +118,7 @@ class ImageSet:
     """
 
     images: Tensor | StoredImages  # uint8 [M,3,H,W]; images[:] is a tensor in any case
-    labels: Tensor  # int64 [M], -1 = unlabelled
+    labels: Tensor  # int64 [M], -1 = unlabeled
     names: list[str] | None
     classes: list[str]
     mean: Triple  # per channel, on the 0..1 scale
@@ -159,7 +159,7 @@ class ImageSet:
         return self.num_classes > 1 and self.num_labelled == len(self)
 
     def can_measure_purity(self, batch_size: int) -> bool:
-        """Enough images have labels to measure purity: a batch without a labelled pair would count as impure."""
+        """Enough images have labels to measure purity: a batch without a labeled pair would count as impure."""
         share = self.num_labelled / len(self)
         return share == 1 or share**2 * batch_size >= MIN_PAIRS
 

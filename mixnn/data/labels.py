@@ -39,7 +39,7 @@ class Row(NamedTuple):
 def read_labels(
     labels: str | Path, names: Iterable[str], has_splits: bool = False, paths: Mapping[str, Path] | None = None
 ) -> dict[str, str]:
-    """Name -> label. `labels` is "folders" (the class is the subfolder) or a CSV file; other images stay unlabelled.
+    """Name -> label. `labels` is "folders" (the class is the subfolder) or a CSV file; other images stay unlabeled.
 
     With `has_splits` the names begin with train/ or test/, and the class is the folder below. `paths`: the file of each
     name; with it, a CSV may also name images by absolute paths or relative to the current directory.
@@ -50,7 +50,7 @@ def read_labels(
 
 
 def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
-    """Name -> the folder `depth` levels below the top; files next to the class folders stay unlabelled."""
+    """Name -> the folder `depth` levels below the top; files next to the class folders stay unlabeled."""
     found = {name: sys.intern(name.split("/", depth + 1)[depth]) for name in names if name.count("/") > depth}
     if not found:
         raise UserError("there are no class subfolders to take labels from\nput the images into CLASS/NAME.jpg")
@@ -58,7 +58,7 @@ def from_folders(names: Iterable[str], depth: int) -> dict[str, str]:
 
 
 def from_csv(path: Path, names: Iterable[str], paths: Mapping[str, Path] | None = None) -> dict[str, str]:
-    """Name -> label for the files that a CSV lists; all others, and those with an empty label, stay unlabelled.
+    """Name -> label for the files that a CSV lists; all others, and those with an empty label, stay unlabeled.
 
     A file may be listed twice, as in two CSVs put together, but not with two labels.
     """
@@ -72,7 +72,7 @@ def from_csv(path: Path, names: Iterable[str], paths: Mapping[str, Path] | None 
         if row.label:
             seen.setdefault(name, row.number)
     if not found:
-        raise UserError(f"{path} contains no labels\nwrite one line per labelled image: file,label")
+        raise UserError(f"{path} contains no labels\nwrite one line per labeled image: file,label")
     return found
 
 
@@ -206,7 +206,7 @@ def read_rows(path: Path, known: KnownNames) -> tuple[list[Row], bool]:
     text = _read_text(path)
     tables = [table for delimiter in DELIMITERS if (table := _split(path, text, delimiter))]
     if not tables:
-        raise UserError(f"{path} is empty\nwrite one line per labelled image: file,label")
+        raise UserError(f"{path} is empty\nwrite one line per labeled image: file,label")
     rated = sorted(tables, key=lambda table: -_fit(table[0][1], known))  # the first of equals stays first
     number, first = rated[0][0]
     header, file, label = _columns(path, number, first, known)

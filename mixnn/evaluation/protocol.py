@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a protocol evaluates: a frozen backbone on labelled training and test images."""
+    """What a protocol evaluates: a frozen backbone on labeled training and test images."""
 
     backbone: nn.Module
     train: ImageSet

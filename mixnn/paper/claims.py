@@ -68,6 +68,12 @@ class Claim:
         measure = PROTOCOLS[self.measure].label if self.is_accuracy else self.measure
         return f"{self.says} ({', '.join([measure, *filter(None, [self.where])])})"
 
+    @property
+    def source(self) -> str:
+        """The protocol, if the claim is about accuracies, and where the claim is made."""
+        protocol = PROTOCOLS[self.measure].label if self.is_accuracy else ""
+        return ", ".join(filter(None, [protocol, self.where]))
+
 
 class Sample(NamedTuple):
     """The values of a row's runs by seed."""
@@ -86,7 +92,7 @@ class Verdict:
     claim: Claim
     data: str
     verdict: str
-    decisive: str = ""  # the comparison that the verdict rests on
+    decisive: str = ""  # the comparison that the verdict rests on: "MNN over UnMix"
     interval: Interval | None = None
     basis: str = ""  # number of runs, and where the deviation comes from
     paper: float | None = None  # the same difference in the paper
@@ -203,7 +209,7 @@ def judge(claim: Claim, data: str, evidence: Evidence) -> Verdict:
 def _judge_pair(claim: Claim, data: str, pair: tuple[str, str], evidence: Evidence) -> Verdict:
     on = claim.across or (data,)
     samples = [[evidence.sample(name, d, claim.measure) for name in pair if name] for d in on]
-    name = " / ".join(part.partition(": ")[2] for part in pair if part)
+    name = " over ".join(part.partition(": ")[2] for part in pair if part)
     where = " minus ".join(on)
     verdict = Verdict(claim, where, NOT_RUN, name, paper=_paper_difference(claim, on, pair))
     if not all(sample.values for group in samples for sample in group):
@@ -270,9 +276,14 @@ def _paper_difference(claim: Claim, on: Sequence[str], pair: tuple[str, str]) ->
 # Printing
 
 
+def number_form(claim: Claim) -> Callable[[float], str]:
+    """How a difference of the claim's measure is written: points of accuracy with two decimals, others with three."""
+    return ("{:+.2f}" if claim.is_accuracy else "{:+.3f}").format
+
+
 def texts(verdict: Verdict) -> tuple[str, ...]:
     """A verdict as text, in COLUMNS."""
-    number: Callable[[float], str] = ("{:+.2f}" if verdict.claim.is_accuracy else "{:+.3f}").format
+    number = number_form(verdict.claim)
     difference = ""
     if verdict.interval is not None:
         mean, low, high = verdict.interval

@@ -18,21 +18,32 @@ from typing import NamedTuple
 
 from mixnn.files import write_atomically
 from mixnn.paper import claims
-from mixnn.paper.claims import Evidence, Verdict, judge_claims, markdown_claims, not_run, row_of
+from mixnn.paper.claims import (
+    NOT_RUN,
+    Claim,
+    Evidence,
+    Verdict,
+    judge_claims,
+    markdown_claims,
+    not_run,
+    number_form,
+    row_of,
+)
 from mixnn.paper.figures import figures
 from mixnn.paper.plan import Summaries, load_finished, runs_of
 from mixnn.paper.provenance import find_commits, read_commits
 from mixnn.paper.render import as_markdown, fill
 from mixnn.paper.statistics import CONFIDENCE, t_quantile
-from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, published
+from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 from mixnn.progress import Reporter
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
-PAGES = (Path("docs") / "reproduction.md", Path("docs") / "reweighting.md")
+PAGES = tuple(Path("docs") / f"{name}.md" for name in ("reproduction", "findings", "reweighting"))
 RESULTS = Path("results")
 BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
 LEAKY = "controls: MNN, leaky queue"
+FLOWING = "controls: CAS, mixture, gradient through it"
 # The paper's figures and ours: where it is in the paper, what it shows, our figures by name.
 FIGURES = (
     ("1", "an image and its neighbors", ("examples",)),
@@ -131,18 +142,30 @@ def number(evidence: Evidence, name: str, data: str, measure: str, form: str = "
 
 def coverage(sources: Sources) -> str:
     """How many rows of each table have a run of 200 epochs, by data set."""
-    evidence = sources.evidence
-    present = data_sets(evidence.finished)
-    rows = []
-    for table in TABLES.values():
-        counts = []
-        for data in present:
-            runs = [runs_of(row, data, evidence.seeds, {}, evidence.finished) for row in table.rows]
-            seeds = max(len(found) for found in runs)
-            several = f", {sum(len(found) > 1 for found in runs)} with several seeds" if seeds > 1 else ""
-            counts.append(f"{sum(map(bool, runs))} of {len(runs)} rows{several}")
-        rows.append([table.name, *counts])
+    present = data_sets(sources.evidence.finished)
+    rows = [[t.name, *(_count_runs(t.rows, data, sources.evidence) for data in present)] for t in TABLES.values()]
     return markdown_table(["table", *(NAMES[data] for data in present)], rows)
+
+
+def amount(sources: Sources) -> str:
+    """How many rows of the main table, the other tables and our controls have a run of 200 epochs, by data set."""
+    groups = {
+        "the main table": ["main"],
+        "the paper's other tables": [name for name in TABLES if name not in ("main", "controls")],
+        "our controls": ["controls"],
+    }
+    rows = []
+    for data in data_sets(sources.evidence.finished):
+        of_groups = ([row for name in names for row in TABLES[name].rows] for names in groups.values())
+        rows.append([NAMES[data], *(_count_runs(group, data, sources.evidence) for group in of_groups)])
+    return markdown_table(["data", *groups], rows)
+
+
+def _count_runs(rows: Sequence[Row], data: str, evidence: Evidence) -> str:
+    """Text such as "3 of 9 rows, 1 with several seeds"."""
+    runs = [runs_of(row, data, evidence.seeds, {}, evidence.finished) for row in rows]
+    several = sum(len(found) > 1 for found in runs)
+    return f"{sum(map(bool, runs))} of {len(runs)} rows" + (f", {several} with several seeds" if several else "")
 
 
 def noise(sources: Sources) -> str:
@@ -156,7 +179,7 @@ def noise(sources: Sources) -> str:
                 continue
             needed = t_quantile(0.5 + CONFIDENCE / 2, spread.df) * spread.std * 2**0.5
             rows.append([NAMES[data], PROTOCOLS[protocol].label, f"{spread.std:.2f}", f"{needed:.2f}", source])
-    return markdown_table(["data", "", "deviation", "two single runs differ from", "source"], rows)
+    return markdown_table(["data", "", "deviation", "two single runs must differ by", "source"], rows)
 
 
 def distances(sources: Sources) -> str:
@@ -172,7 +195,7 @@ def distances(sources: Sources) -> str:
                 continue
             far = [f"{name} {d:+.2f}" for name, d in found.items() if abs(d) > 1]
             middle = f"{statistics.median(map(abs, found.values())):.2f}"
-            bounds = f"{min(found.values()):+.2f} to {max(found.values()):+.2f}"
+            bounds = " to ".join(dict.fromkeys(f"{limit(found.values()):+.2f}" for limit in (min, max)))
             label = PROTOCOLS[protocol].label
             rows.append([NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
     return markdown_table(["data", "", "methods", "ours minus theirs", "median distance", "over a point"], rows)
@@ -256,28 +279,85 @@ def _farthest(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str,
     return found
 
 
-def _verdict_table(whose: str, row: str = "") -> Block:
-    """A block with the verdicts on the paper's claims or ours, or only with those that begin with this row."""
+def _verdict_table(whose: str, row: str = "", list_missing: bool = True) -> Block:
+    """A block with the verdicts on the paper's claims or ours, or only on those about this row."""
 
     def block(sources: Sources) -> str:
         chosen = [claim for claim in claims.CLAIMS[whose] if not row or row in claim.better]
         own = [verdict for verdict in sources.verdicts if verdict.claim in chosen]
-        missing = not_run(own)
-        rest = ["", "Not run on any data set:", "", *(f"- {label}" for label in missing)] if missing else []
-        return "\n".join([markdown_claims(own), *rest])
+        return markdown_claims(own) + (_missing(not_run(own)) if list_missing else "")
 
     return block
 
 
+def _missing(labels: Sequence[str]) -> str:
+    """The list of claims without a run, to follow a table of the others; empty if there are none."""
+    return "\n- ".join(["\n\nNot run on any data set, so we cannot tell:\n", *labels]) if labels else ""
+
+
 def summary(sources: Sources) -> str:
-    """How many claims have which verdict, by data set."""
+    """How many of the paper's claims have which verdict, by data set."""
     kinds = [claims.HOLDS, f"probably {claims.HOLDS}", claims.UNDECIDED, f"probably {claims.FAILS}", claims.FAILS]
-    kinds.append(claims.NOT_RUN)
-    rows = []
-    for data in data_sets(sources.evidence.finished):
-        found = [verdict.verdict for verdict in sources.verdicts if verdict.data.split(" minus ")[0] == data]
-        rows.append([NAMES[data], *(str(found.count(kind)) for kind in kinds)])
-    return markdown_table(["data", *kinds], rows)
+    kinds.append(NOT_RUN)
+    present = data_sets(sources.evidence.finished)
+    found = [[v.verdict for c in claims.CLAIMS["paper"] if (v := _verdict_on(c, data, sources))] for data in present]
+    rows = [[kind, *(str(verdicts.count(kind)) for verdicts in found)] for kind in kinds]
+    rows = [row for row in rows if not row[0].startswith("probably") or set(row[1:]) != {"0"}]
+    return markdown_table(["verdict", *(NAMES[data] for data in present)], rows)
+
+
+def _verdict_on(claim: Claim, data: str, sources: Sources) -> Verdict | None:
+    """The verdict on a claim; None if there is none. A comparison of two data sets counts for the first."""
+    found = (v for v in sources.verdicts if v.claim == claim and v.data.split(" minus ")[0] == data)
+    return next(found, None)
+
+
+def claims_in_short(sources: Sources) -> str:
+    """The paper's claims, one per line, with a verdict and the difference, ours and the paper's, by data set."""
+    present = data_sets(sources.evidence.finished)
+    rows, missing = [], []
+    for claim in claims.CLAIMS["paper"]:
+        found = [_verdict_on(claim, data, sources) for data in present]
+        if all(verdict is None or verdict.verdict == NOT_RUN for verdict in found):
+            missing.append(f"{claim.says} ({claim.where})")
+        else:
+            rows.append([f"{claim.says} ({claim.source})", *map(_in_short, found)])
+    table = markdown_table(["claim", *(NAMES[data] for data in present)], rows)
+    return table + _missing(list(dict.fromkeys(missing)))
+
+
+def _in_short(verdict: Verdict | None) -> str:
+    """A verdict in a cell, such as "**holds:** +1.66 (paper +1.57)"; only a decision is bold."""
+    if verdict is None or verdict.interval is None:
+        return "" if verdict is None else NOT_RUN
+    number = number_form(verdict.claim)
+    several, unfinished = len(verdict.claim.comparisons()) > 1, verdict.basis.partition("; ")[2]
+    head = f"{verdict.verdict}:" if verdict.verdict == claims.UNDECIDED else f"**{verdict.verdict}:**"
+    paper = "" if verdict.paper is None else f" (paper {number(verdict.paper)})"
+    parts = [f"{head} {number(verdict.interval.mean)}{paper}", *[verdict.decisive] * several]
+    parts += [unfinished] * bool(unfinished)
+    parts += ["noise unknown"] * (verdict.interval.low == verdict.interval.high)
+    return ", ".join(parts)
+
+
+def _finding(says: str, form: str, *numbers: tuple[str, Column]) -> Block:
+    """A block with a line per data set that has all these numbers, and the verdict on what our claim `says`."""
+
+    def block(sources: Sources) -> str:
+        lines = []
+        for data in data_sets(sources.evidence.finished):
+            texts = [number(sources.evidence, row, data, c.measure, c.form, c.scale) for row, c in numbers]
+            judged = [_verdict_on(claim, data, sources) for claim in claims.CLAIMS["ours"] if claim.says == says]
+            verdicts = {v.claim.source: v.verdict for v in judged if v}
+            if len(set(verdicts.values())) == 1:
+                verdict = next(iter(verdicts.values()))
+            else:
+                verdict = ", ".join(f"{value} ({protocol})" for protocol, value in verdicts.items())
+            if all(texts):
+                lines.append(f"- {NAMES[data]}: {form.format(*texts)} Verdict: {verdict}.")
+        return "\n".join(lines)
+
+    return block
 
 
 def drawn_figures(sources: Sources) -> str:
@@ -300,10 +380,32 @@ def _is_figure(stem: str, name: str) -> bool:
     return re.fullmatch(rf"(?:(?:{data})-)*{re.escape(name)}", stem) is not None
 
 
+LINEAR, KNN = ACCURACIES
+SPREAD = Column("spread", "spread")
+FIRST_PURITY = Column("purity, rank 1 (%)", "purity_1", ".1f", 100)
 BLOCKS: dict[str, Block] = {
+    "amount": amount,
     "summary": summary,
+    "claims-in-short": claims_in_short,
+    "found-mixing": _finding(
+        "Weights (1.5, 0.5/K) without a mixture are as good as MNN",
+        "MNN has {} linear and {} kNN; these weights without a mixture have {} and {}.",
+        *(("main: MNN", LINEAR), ("main: MNN", KNN), (CONTROL, LINEAR), (CONTROL, KNN)),
+    ),
+    "found-attention": _finding(
+        "Attention needs its gradient stopped",
+        "linear accuracy is {} with the gradient stopped and {} without; the spread of the embeddings is {} and {}.",
+        *((row, column) for column in (LINEAR, SPREAD) for row in ("weights: CAS, mixture", FLOWING)),
+    ),
+    "found-leak": _finding(
+        "MNN's accuracy does not come from the leak",
+        "MNN has {} linear and {} kNN; with the leak {} and {}. The nearest neighbor has the image's class in {}% of "
+        "cases; with the leak in {}%.",
+        *(("main: MNN", LINEAR), ("main: MNN", KNN), (LEAKY, LINEAR), (LEAKY, KNN)),
+        *(("main: MNN", FIRST_PURITY), (LEAKY, FIRST_PURITY)),
+    ),
     "figures": drawn_figures,
-    "claims": _verdict_table("paper"),
+    "claims": _verdict_table("paper", list_missing=False),  # claims-in-short lists them
     "own-claims": _verdict_table("ours"),
     "reweighting": _verdict_table("ours", CONTROL),
     "coverage": coverage,
@@ -335,13 +437,13 @@ BLOCKS: dict[str, Block] = {
     "attention": _table_of_measures(
         {
             "weights: CAS, mixture": "CAS, mixture",
-            "controls: CAS, mixture, gradient through it": "CAS, mixture, gradient through it",
+            FLOWING: "CAS, mixture, gradient through it",
             "weights: CAS": "CAS",
             "controls: CAS, gradient through it": "CAS, gradient through it",
             "controls: CAS, gradient through it, leaky queue": "CAS, gradient through it, leaky queue",
         },
         *ACCURACIES,
-        *(Column("spread", "spread"), Column("d(p, z)", "d_positive"), RANK),
+        *(SPREAD, Column("d(p, z)", "d_positive"), RANK),
     ),
     "leak": _table_of_measures(
         {
@@ -353,8 +455,7 @@ BLOCKS: dict[str, Block] = {
             "controls: MSF K=1, leaky queue": "MSF K=1, leaky",
         },
         *ACCURACIES,
-        *(Column("own image found (%)", "own_image", ".1f", 100), PURITY),
-        Column("purity, rank 1 (%)", "purity_1", ".1f", 100),
+        *(Column("own image found (%)", "own_image", ".1f", 100), PURITY, FIRST_PURITY),
     ),
 }
 

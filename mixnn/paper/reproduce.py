@@ -229,7 +229,7 @@ def drop_rows_without_labels(
     dataset = configured_dataset(config)
     if not dataset.has_labelled_test:
         raise UserError(
-            f"{data} has no labelled test images to evaluate on: it needs the folders train and test, and "
+            f"{data} has no labeled test images to evaluate on: it needs the folders train and test, and "
             f"{setting('labels', 'folders')} or a CSV"
         )
     dropped = [row.name for table in tables for row in table.rows if dataset.has_unlabelled and _needs_labels(row)]
@@ -237,7 +237,7 @@ def drop_rows_without_labels(
 
 
 def _needs_labels(row: Row) -> bool:
-    """Whether a row needs a label for every pretraining image; the supervised reference trains on labelled ones."""
+    """Whether a row needs a label for every pretraining image; the supervised reference trains on labeled ones."""
     options = methods.resolve_options(row.method, {}, row.options)
     return methods.uses_labels(row.method, options) and methods.find(row.method).split == "pretrain"
 

@@ -6,7 +6,7 @@ all images is the best one. Where that fell below 0.7 of what it was at the star
 a few runs; where training helped, it stayed above.
 
 The same number says how much there is to gain. A start that already tells nearly all images apart gains little from
-training and can lose; one that does not gains much. So the encoder that is kept is an average of the start's weights
+training and can lose; one that does not gains much. So the encoder that is kept is an average of the starting weights
 and the trained ones, with a share of the trained ones that is larger the less the start can do.
 """
 

@@ -262,7 +262,7 @@ def _train(run: Run, trainer: Trainer) -> Run:
 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
-    """Labelled images for the kNN evaluations during training, read only if this process does any."""
+    """Labeled images for the kNN evaluations during training, read only if this process does any."""
     return dataset.load_labelled(config.reading_size) if config.knn_every and is_main_process() else None
 
 
@@ -318,7 +318,7 @@ def _configure(
     if dataset.recipe is None and (config.labels or images.num_labelled):
         reporter.info(_about_labels(images, config.batch_size))
     if config.holdout:
-        reporter.info(f"{plural(len(dataset.images('test')), 'labelled image')} held out of training, as test images")
+        reporter.info(f"{plural(len(dataset.images('test')), 'labeled image')} held out of training, as test images")
     return config, images
 
 
@@ -332,7 +332,7 @@ def _check_warmup(config: Config, reporter: Reporter) -> None:
 
 def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
-    text = f"{images.num_labelled:,} of {len(images):,} images labelled, {classes}"
+    text = f"{images.num_labelled:,} of {len(images):,} images labeled, {classes}"
     too_few = "; too few to measure purity"
     return text if images.can_measure_purity(batch_size) else text + too_few
 

@@ -87,7 +87,7 @@ class Trainer:
         self.can_measure_purity = images.can_measure_purity(config.batch_size)
         self.resident = images.fits(device) if config.resident == "auto" else config.resident == "yes"
         self.images = images.to(device) if self.resident else images
-        self.knn_sets = None  # labelled training and test images for kNN readings
+        self.knn_sets = None  # labeled training and test images for kNN readings
         if knn_sets:
             train, test = knn_sets
             bank = self.images if train is images else train.to_if_fits(device)
@@ -151,7 +151,7 @@ class Trainer:
         self.backbone_rate = 0.0  # of the last step, times the learning rate
         self.judge: Judge | None = None  # see judge_from
         self.layout: Layout | None = None  # of a folder of aligned images
-        self.blend: Blend | None = None  # makes the encoder to keep from the start's weights and the student's
+        self.blend: Blend | None = None  # makes the encoder to keep from the starting weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
     def _fastest_mode(self, may_capture: bool) -> str:

@@ -593,7 +593,7 @@ def test_suggestions_are_a_template_and_what_was_filled_in_is_never_lost(stub, t
     assert [row["label"] for row in rows[:4]] == [""] * 4
     assert {row["file"]: row["label"] for row in rows[4:]} == {name: true[name] for name in found["suggested"]}
     assert not set(second["suggested"]) & set(found["suggested"])
-    assert "6 of the 6 labelled images were suggested" in second["notes"][-1]
+    assert "6 of the 6 labeled images were suggested" in second["notes"][-1]
     assert second["suggested_by"] == "typical"
     plenty = write_labels(tmp_path / "plenty.csv", some(embeddings, truth, 2))
     assert classify(run, plenty, suggest=4, model="knn", verbose=QUIET)["suggested_by"] == "uncertain"
@@ -633,7 +633,7 @@ def test_a_page_of_very_many_images_shows_the_first_and_says_so(pictures, monkey
     monkeypatch.setattr(page, "MAX_TILES", 2)
     html = page.render(pictures, HOSTILE, {}, "suggestions.csv", "mixnn classify run").decode()
     assert html.count('class="tile"') == 2
-    assert "3 more images can only be labelled in the CSV file itself" in html
+    assert "3 more images can only be labeled in the CSV file itself" in html
     assert "that you gave" not in html
 
 
@@ -650,7 +650,7 @@ def test_labels_typed_into_the_page_are_saved_as_a_csv_that_classify_reads(pictu
             tab.type(text)
             tab.key("Enter")
         tab.type("cat")
-        assert tab.run("document.getElementById('count').textContent") == "3 of 5 labelled"
+        assert tab.run("document.getElementById('count').textContent") == "3 of 5 labeled"
         tab.run(
             "URL.createObjectURL = (blob) => { window.blob = blob; return '#'; };"
             "HTMLAnchorElement.prototype.click = function () { window.file = this.download; }; 0"
@@ -685,8 +685,8 @@ def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sampl
     others = [name for name in embeddings.names if name not in given]
     for suggested, said in (
         ([*given][:1] + others[:39], []),  # one of fifteen labels, as chance would have it
-        ([*given][:1], ["1 of the 15 labelled images was suggested"]),
-        ([*given][:9] + others[:1], ["9 of the 15 labelled images were suggested"]),
+        ([*given][:1], ["1 of the 15 labeled images was suggested"]),
+        ([*given][:9] + others[:1], ["9 of the 15 labeled images were suggested"]),
     ):
         notes = train_classifier(embeddings, given, model="knn", suggested=suggested, draws=1).results["notes"]
         assert [note.partition(",")[0] for note in notes] == said
@@ -726,7 +726,7 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     for words in (
         "Accuracy: 100.0% (95% interval",
         "labels per class",
-        "Predicted labels for 30 unlabelled images",
+        "Predicted labels for 30 unlabeled images",
         "Confidences are calibrated by cross-validation",
         "Label next: 2 images",
         "007",
@@ -1013,7 +1013,7 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("file,label\nbroken.png,cat\n0.png,dog\n", {}, "every label is 'dog'"),
     ("photo,label\n0.png,cat\n", {}, "no column 'file'"),
     ("", {"labels": "", "new_images": "new"}, "there is no classifier in"),
-    ("", {"labels": "", "new_images": "new", "source": "old"}, "source is the folder of the labelled images"),
+    ("", {"labels": "", "new_images": "new", "source": "old"}, "source is the folder of the labeled images"),
 ]
 
 

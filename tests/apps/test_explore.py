@@ -627,7 +627,7 @@ def test_a_click_shows_the_exact_neighbors_with_false_ones_marked_in_words(tab: 
         assert words.startswith(f"{k + 1}. {cosines[k]:.3f}")
         assert ("✗" in words) == ("false" in said) == false
     wrong = sum(names[j].split("/")[0] != names[i].split("/")[0] for j in index)
-    expected = f"{wrong} of 10 neighbors" if wrong else "All labelled neighbors"
+    expected = f"{wrong} of 10 neighbors" if wrong else "All labeled neighbors"
     assert text(tab, "#picked-summary").startswith(expected)
     tab.click_on("#neighbors li:nth-child(2) button")
     assert text(tab, "#picked-name") == names[index[1]]

@@ -204,7 +204,7 @@ def test_the_card_of_a_run_on_a_folder_has_its_name_but_not_its_path(tmp_path):
     of_folder = Run(tmp_path, mixnn.Config(**config, image_size=128))
     state = {"step": 3, "data": {"images": 512, "mean": [0.5] * 3, "std": [0.25] * 3}}
     card, reporter = make_card(of_folder, state, "onnx", "", heard := Listening()), Listening()
-    assert heard.said == ["the card states no accuracy: there are no labelled test images"]
+    assert heard.said == ["the card states no accuracy: there are no labeled test images"]
     assert card["training"]["data"] == "photos"
     assert "/home" not in json.dumps(card)
     pool = {"kernel": 3, "stride": 2, "padding": 1}

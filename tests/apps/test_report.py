@@ -232,7 +232,7 @@ def test_a_healthy_run_without_labels_states_what_the_judgement_found():
 
 def test_a_run_that_kept_its_start_or_learned_color_says_so_on_top():
     kept = judged(judgement(WORSE, kept=0.0))
-    assert kept.title == "Ended worse than its start, so the start's weights were kept"
+    assert kept.title == "Ended worse than its start, so the starting weights were kept"
     assert kept.sentences[0] == "The encoder is the one that the run started from (imagenet)."
     assert kept.sentences[1].startswith("With the last weights, it finds an image's other view among all images in 50%")
     collapsed = judged(judgement(COLLAPSED, kept=0.0))

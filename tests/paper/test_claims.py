@@ -141,7 +141,7 @@ def test_the_worst_of_several_comparisons_decides():
     mnn = [91.0, 91.2, 91.1]
     assert verdict(claim, {MNN: mnn, MSF: good, BYOL: good}).verdict == "holds"
     undecided = verdict(claim, {MNN: mnn, MSF: good, BYOL: close})
-    assert (undecided.verdict, undecided.decisive) == ("cannot tell", "MNN / BYOL")
+    assert (undecided.verdict, undecided.decisive) == ("cannot tell", "MNN over BYOL")
     assert verdict(claim, {MNN: mnn, MSF: close, BYOL: better}).verdict == "does not hold"
     partly = verdict(claim, {MNN: mnn, MSF: good})
     assert (partly.verdict, partly.basis) == ("cannot tell", "3 + 3, paired by seed; 1 of 2 comparisons")

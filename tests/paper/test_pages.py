@@ -1,5 +1,6 @@
-"""docs/reproduction.md and the tables in results/ are what code makes of the files in results/."""
+"""The pages about the paper and the tables in results/ are what code makes of the files in results/."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -12,11 +13,12 @@ import mixnn.cli
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper import claims, pages
 from mixnn.paper.claims import Evidence, judge_claims
-from mixnn.paper.plan import load_finished, plan_row
-from mixnn.paper.tables import PAPER_DATASETS, TABLES
+from mixnn.paper.plan import load_finished, plan_row, runs_of
+from mixnn.paper.tables import PAPER_DATASETS, TABLES, published
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+DATA = ("cifar10", "cifar100")
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +169,143 @@ def test_every_figure_that_can_be_drawn_is_in_the_list():
     assert sorted(name for *_, names in pages.FIGURES for name in names) == sorted(FIGURES)
 
 
-def test_the_summary_counts_every_claim_once_per_data_set(finished):
+def test_the_summary_counts_every_claim_of_the_paper_once_per_data_set(finished):
     rows = [line.strip("|").split("|") for line in block("summary", finished).splitlines()[2:]]
-    across = {claim.across[0] for group in claims.CLAIMS.values() for claim in group if claim.across}
-    total = sum(len(group) for group in claims.CLAIMS.values())
-    for row, data in zip(rows, pages.data_sets(finished), strict=True):
-        elsewhere = sum(bool(c.across) and c.across[0] != data for group in claims.CLAIMS.values() for c in group)
-        assert sum(map(int, row[1:])) == total - elsewhere
-    assert across <= set(PAPER_DATASETS)
+    _, *counts = zip(*rows, strict=True)
+    paper = claims.CLAIMS["paper"]
+    for column, data in zip(counts, pages.data_sets(finished), strict=True):
+        assert sum(map(int, column)) == sum(not claim.across or claim.across[0] == data for claim in paper)
+    assert {claim.across[0] for claim in paper if claim.across} <= set(PAPER_DATASETS)
+
+
+# The findings
+
+
+@pytest.fixture(scope="module")
+def few_runs(first_seed):
+    """Seed 0 on CIFAR-10, and five rows on CIFAR-100; later results do not change what these say."""
+    rows = ("main: MNN", "main: MSF", "weights: WSE", "weights: MSE, mixture", pages.CONTROL)
+    kept = [run for row in rows for run in runs_of(claims.row_of(row), "cifar100", [0], {}, first_seed)]
+    return {key: run for key, run in first_seed.items() if run["config"]["data"] == "cifar10" or run in kept}
+
+
+def test_the_findings_have_each_claim_of_the_paper_once(few_runs):
+    table, _, missing = block("claims-in-short", few_runs).partition("Not run on any data set")
+    rows = re.findall(r"^\| (.*?) \(([^()]*)\) \|", table, re.MULTILINE)
+    listed = re.findall(r"^- (.*) \((.*?)\)$", missing, re.MULTILINE)
+    for claim in claims.CLAIMS["paper"]:
+        assert ((claim.says, claim.source) in rows) != ((claim.says, claim.where) in listed), claim.says
+    assert len(rows) == len(set(rows))
+    assert len(listed) == len(set(listed))
+
+
+def test_a_claim_in_short_has_our_difference_and_the_papers(few_runs):
+    mnn, msf = (committed("main", name)["results"]["knn"]["weighted"] for name in ("MNN", "MSF"))
+    text = block("claims-in-short", few_runs)
+    assert f"| MNN is more accurate than MSF (kNN, sec. 4.2) | **holds:** {mnn - msf:+.2f} (paper +1.57) |" in text
+    unmix = [committed("main", name)["results"]["linear"]["last"] for name in ("MNN", "UnMix")]
+    assert f"| cannot tell: {unmix[0] - unmix[1]:+.2f} (paper +1.10), MNN over UnMix |" in text, "the smallest lead"
+    assert "MNN over MSF, 1 of 9 comparisons |" in text
+    loss = [committed("weights", name)["metrics"][-1]["loss"] for name in ("WSE", "WSE, mixture (MNN)")]
+    assert f"| cannot tell: {loss[0] - loss[1]:+.3f}, noise unknown |" in text
+
+
+def test_a_claim_without_a_run_on_one_data_set_says_so(few_runs):
+    (row,) = (line for line in block("claims-in-short", few_runs).splitlines() if "(CAS) improves MSF" in line)
+    assert row.endswith("| not run |")
+
+
+def test_what_was_found_has_the_numbers_of_the_runs(few_runs):
+    def accuracies(table, name, data="cifar10"):
+        results = committed(table, name, data)["results"]
+        return f"{results['linear']['last']:.2f}", f"{results['knn']['weighted']:.2f}"
+
+    for data in DATA:
+        mnn, control = accuracies("main", "MNN", data), accuracies(*pages.CONTROL.split(": "), data)
+        words = "MNN has {} linear and {} kNN; these weights without a mixture have {} and {}.".format(*mnn, *control)
+        assert f"- {pages.NAMES[data]}: {words} Verdict: cannot tell.\n" in block("found-mixing", few_runs) + "\n"
+    stopped, flowing = (committed(*name.split(": ")) for name in ("weights: CAS, mixture", pages.FLOWING))
+    ends = [f"{run['metrics'][-1]['spread']:.2f}" for run in (stopped, flowing)]
+    words = "is {} with the gradient stopped and {} without; the spread of the embeddings is {} and {}. Verdict: holds."
+    linear = [f"{run['results']['linear']['last']:.2f}" for run in (stopped, flowing)]
+    assert words.format(*linear, *ends) in block("found-attention", few_runs)
+    pure = [100 * committed(*name.split(": "))["metrics"][-1]["purity_1"] for name in ("main: MNN", pages.LEAKY)]
+    text = block("found-leak", few_runs)
+    assert "with the leak {} and {}.".format(*accuracies(*pages.LEAKY.split(": "))) in text
+    assert "has the image's class in {:.1f}% of cases; with the leak in {:.1f}%.".format(*pure) in text
+
+
+def test_verdicts_that_differ_by_protocol_are_both_named(few_runs):
+    verdicts = judge_claims(few_runs)
+    i = next(i for i, v in enumerate(verdicts) if v.claim.says.startswith("MNN's accuracy") and v.data == "cifar10")
+    verdicts[i] = dataclasses.replace(verdicts[i], verdict="holds")
+    text = pages.BLOCKS["found-leak"](pages.Sources(Evidence(few_runs), verdicts, RESULTS))
+    assert text.endswith("Verdict: holds (linear), cannot tell (kNN).")
+
+
+def test_a_finding_is_silent_about_a_data_set_without_its_runs(few_runs):
+    assert "CIFAR-100" not in block("found-leak", few_runs)
+
+
+def test_what_the_findings_say_without_numbers_is_true(few_runs):
+    page = " ".join((ROOT / "docs" / "findings.md").read_text().split())
+    assert "MNN's neighbors are purer than those of the other methods." in page
+    purities = [committed("main", name)["metrics"][-1]["purity"] for name in ("MNN", "CMSF", "SNCLR", "MSF")]
+    assert max(purities) == purities[0]
+    assert "follows MNN all the way" in page
+    logs = [committed(*name.split(": "), "cifar100")["metrics"] for name in ("main: MNN", pages.CONTROL)]
+    assert max(abs(a["knn"] - b["knn"]) for a, b in zip(*logs, strict=True) if "knn" in a) < 1
+    assert "Most are within a few tenths of a point" in page
+    middles = re.findall(r"^\| CIFAR-10 .* (\d\.\d\d) \| [^|]* \|$", block("distances", few_runs), re.MULTILINE)
+    assert len(middles) == 2
+    assert max(map(float, middles)) < 0.5
+    assert "far ahead on CIFAR-100, a little on CIFAR-10" in page
+    ours = {data: [committed("main", m, data)["results"]["knn"]["weighted"] for m in ("MNN", "MSF")] for data in DATA}
+    assert 0 < ours["cifar10"][0] - ours["cifar10"][1] < 3 < ours["cifar100"][0] - ours["cifar100"][1]
+
+
+# The reproduction
+
+
+def test_weights_and_lengths_on_the_page_are_those_of_the_runs():
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    run = committed("main", "MNN")
+    end, options = run["metrics"][-1], run["config"]["options"]
+    share, scale = share_and_scale(options, end["norm_ratio"], end["cos_neighbors"])
+    assert f"neighbors are {end['norm_ratio']:.3f} times as long as z, and their cosine to z is" in page
+    assert f"is {end['cos_neighbors']:.3f}. These values give weights of {(1 - share) * scale:.2f} on z" in page
+    assert f"and {share * scale:.2f} on the neighbors together. So neighbors have a share of {share:.2f}" in page
+    note = " ".join((ROOT / "docs" / "reweighting.md").read_text().split())
+    assert f"run on CIFAR-10 they are {(1 - share) * scale:.2f} and {share * scale:.2f}/K." in note
+    mixed, wse = (share_and_scale(committed("weights", n)["config"]["options"])[0] for n in ("MSE, mixture", "WSE"))
+    assert f"more of the weight ({1 - mixed:.0%}) than WSE without mixture ({1 - wse:.0%})" in page
+    assert f"similar shares ({mixed:.0%} and {wse:.0%})".replace("%", "", 1) in page
+
+
+def test_published_numbers_on_the_page_are_those_of_the_tables():
+    page = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    rows = [claims.row_of(f"main: {name}") for name in ("SimCLR", "BYOL")]
+    fixed, paper = ([published(row, kind, "linear", "cifar10") for row in rows] for kind in ("fixed", "paper"))
+    gains = [round(a - b, 1) for a, b in zip(fixed, paper, strict=True)]
+    assert (
+        "are {} and {} points higher on CIFAR-10 ({} and {} instead of {} and {})".format(*gains, *fixed, *paper)
+        in page
+    )
+    wse, mse = (claims.row_of(f"weights: {name}") for name in ("WSE", "MSE, mixture"))
+    ahead = [
+        round(published(wse, "paper", "linear", d) - published(mse, "paper", "linear", d), 1) for d in PAPER_DATASETS
+    ]
+    assert "is ahead by {} points on CIFAR-10 and {}, {} and {} on CIFAR-100, STL-10 and Tiny-".format(*ahead) in page
+    runs = {plan_row(row, "cifar10", [0], {})[0].fingerprint for table in TABLES.values() for row in table.rows}
+    assert f"All tables on CIFAR-10 are {len(runs)} runs." in page
+
+
+def test_the_spread_falls_when_the_page_says():
+    assert "between epochs 45 and 80" in (ROOT / "docs" / "reproduction.md").read_text()
+    for name in ("CAS, gradient through it", "CAS, mixture, gradient through it"):
+        spread = {line["epoch"]: line["spread"] for line in committed("controls", name)["metrics"]}
+        assert spread[45] > 0.9
+        assert spread[80] < 0.6
 
 
 def test_the_repeated_runs_are_those_of_the_results_page():
@@ -196,6 +327,11 @@ def test_the_miniature_on_the_page_is_that_of_the_committed_runs():
         end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
         numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
         assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in page
+
+
+def test_the_number_that_is_followed_is_that_of_the_run():
+    linear = committed("main", "MNN")["results"]["linear"]["last"]
+    assert f"MNN's {linear:.2f}% linear accuracy" in (ROOT / "docs" / "numbers.md").read_text()
 
 
 # The note

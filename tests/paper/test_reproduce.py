@@ -414,7 +414,7 @@ def test_wrong_words_are_refused_before_anything_is_made(results, tmp_path, monk
         ({"table": "main", "data": "cifar11"}, "unknown data set or folder 'cifar11', did you mean 'cifar10'"),
         ({"table": "main", "data": "cifar11", "dry_run": True}, "unknown data set or folder 'cifar11'"),
         ({"table": "main", "data": "./cifar11"}, "there is no folder ./cifar11"),
-        ({"table": "main", "data": "photos"}, "has no labelled test images to evaluate on"),
+        ({"table": "main", "data": "photos"}, "has no labeled test images to evaluate on"),
         ({"table": "main", "protocol": "knnn"}, "unknown protocol 'knnn', did you mean 'knn'"),
         ({"table": "main", "probe_epochs": 0}, "probe_epochs must be at least 1"),
         ({"table": "main", "seeds": (0, 0)}, "seed 0 is given 2 times"),
@@ -493,7 +493,7 @@ def test_rows_that_need_labels_are_left_out_where_training_images_have_none(resu
     out, err = capsys.readouterr()
     assert "select=random" in out
     assert "select=labels" not in out
-    assert "supervised" in out  # has labelled images of its own
+    assert "supervised" in out  # has labeled images of its own
     assert "left out, because training needs labels that stl10's images lack: MNN (labels)" in err
     mixnn.reproduce("selection", data="cifar10", results=results, dry_run=True, verbose=QUIET).show()
     assert "select=labels" in capsys.readouterr().out

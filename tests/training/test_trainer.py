@@ -261,7 +261,7 @@ def test_images_that_are_held_out_are_the_test_images_of_the_run(tmp_path: Path,
     common = {"labels": "folders", "epochs": 1, "batch_size": 8, "knn_every": 1, "init_from": "none"}
     common["options"] = {"support_size": 8, "hidden": 8, "dim": 4}
     run = mixnn.pretrain(tmp_path / "photos", out=tmp_path / "run", holdout=0.25, verbose=Reporter(), **common)
-    assert "6 labelled images held out of training, as test images" in capsys.readouterr().err
+    assert "6 labeled images held out of training, as test images" in capsys.readouterr().err
     assert "knn" in run.metrics()[-1]
     assert run.load_checkpoint(print)[1]["data"]["images"] == 18
     protocol = mixnn.evaluate(run.path, protocol="knn", verbose=QUIET)["knn"]["protocol"]

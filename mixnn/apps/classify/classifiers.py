@@ -2,7 +2,7 @@
 
 There are two models, logistic regression and nearest neighbors, each on standardized or on plain embeddings; either
 way, rows are scaled to length 1. A class's score in nearest neighbors is the mean of exp(cos / 0.1) over its own k
-nearest labelled images. With k = 1 this predicts the nearest neighbor's class, as the usual vote does, but the other
+nearest labeled images. With k = 1 this predicts the nearest neighbor's class, as the usual vote does, but the other
 classes get a score too, which halves the held-out log loss (digits, MNN).
 
 Two cross-validations are nested. `select_settings` compares settings on the labels it is given. `held_out_predictions`
@@ -10,7 +10,7 @@ gives it all labels but those of a fold and predicts these, so neither a fit, no
 the labels that accuracy is measured on. (Standardizing uses all images, but no labels.) A fold holds out one label of
 every class, so that no class is at a disadvantage when its label is predicted (notes/log.md has the measurements).
 
-Shapes: M images, F features, Y classes, n labelled images.
+Shapes: M images, F features, Y classes, n labeled images.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def list_settings(model: str) -> list[Setting]:
 
 @dataclass(frozen=True)
 class Scaler:
-    """Mean and standard deviation of each feature over all images, labelled or not."""
+    """Mean and standard deviation of each feature over all images, labeled or not."""
 
     mean: np.ndarray
     scale: np.ndarray
@@ -178,7 +178,7 @@ class Classifier:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Labelled embeddings: vectors (n, F), class numbers y (n,), class names, and the scaler of all images."""
+    """Labeled embeddings: vectors (n, F), class numbers y (n,), class names, and the scaler of all images."""
 
     vectors: np.ndarray
     y: np.ndarray
@@ -312,7 +312,7 @@ def select_settings(data: LabelledSet, settings: Sequence[Setting], rng: np.rand
 
 
 class HeldOut(NamedTuple):
-    """Held-out rows (m,) of the labelled set, their class numbers (m,) and their probabilities (m, Y)."""
+    """Held-out rows (m,) of the labeled set, their class numbers (m,) and their probabilities (m, Y)."""
 
     rows: np.ndarray
     y: np.ndarray
@@ -469,7 +469,7 @@ def train_classifier(
 ) -> TrainingResult:
     """Choose a classifier, fit it on all labels, and estimate its accuracy from labels held out.
 
-    `suggested`: images that were suggested for labelling, which are not a random sample.
+    `suggested`: images that were suggested for labeling, which are not a random sample.
     """
     reporter = reporter or reporter_for(False)
     rows, data = LabelledSet.select(embeddings, labels)
@@ -554,7 +554,7 @@ def _held_out_results(held: HeldOut, data: LabelledSet, names: Sequence[str]) ->
 
 
 def _num_suggested(names: Sequence[str], labelled: Sequence[str], suggested: Collection[str]) -> int:
-    """Number of labelled images that had been suggested; 0 if it is no more than chance would give."""
+    """Number of labeled images that had been suggested; 0 if it is no more than chance would give."""
     count = len(set(suggested) & set(labelled))
     by_chance = len(labelled) * len(set(suggested) & set(names)) / len(names)
     return count if count > by_chance + 2 * math.sqrt(by_chance) else 0
@@ -582,7 +582,7 @@ def _notes(held: HeldOut | None, data: LabelledSet, num_suggested: int) -> list[
         )
     if num_suggested:
         notes.append(
-            f"{num_suggested:,} of the {len(data.y):,} labelled images {'was' if num_suggested == 1 else 'were'} "
+            f"{num_suggested:,} of the {len(data.y):,} labeled images {'was' if num_suggested == 1 else 'were'} "
             "suggested, so the labels are not a random sample. Accuracy on other images may be higher or lower."
         )
     return notes

@@ -78,7 +78,7 @@ def classify(
         ),
     ] = "",
     *,
-    source: Annotated[Any, Param("the labelled images [what the run was trained on]", metavar="FOLDER")] = "",
+    source: Annotated[Any, Param("the labeled images [what the run was trained on]", metavar="FOLDER")] = "",
     new_images: Annotated[
         Any,
         Param("new images to label; without LABELS, by the classifier saved before", flag="--apply", metavar="FOLDER"),
@@ -219,7 +219,7 @@ def _check_arguments(
         )
     if is_given(new_images) and is_given(source) and not (is_given(labels) or suggest):
         alone = f"for new images, use {setting('new_images')} alone"
-        raise UserError(f"{setting('source')} is the folder of the labelled images: {alone}")
+        raise UserError(f"{setting('source')} is the folder of the labeled images: {alone}")
     if isinstance(labels, str | Path) and expand(labels).resolve() == (folder / files.PREDICTIONS).resolve():
         raise UserError(f"{labels} would be overwritten by the predictions: copy it to another file first")
     if is_given(new_images) and not is_given(labels):
@@ -253,13 +253,13 @@ def show_classify(results: dict[str, Any]) -> None:
         _show_classes(results)
         _show_curve(results["curve"])
         _print_lines(_mistakes(results["held_out"]))
-        _print_lines(_predictions(results["predicted"], "unlabelled"))
+        _print_lines(_predictions(results["predicted"], "unlabeled"))
         _print_lines([_calibration(results["held_out"])])
         _print_lines(results["advice"])
     if "applied" in results:
         _print_lines(_predictions(results["applied"], "new"))
         _print_lines(
-            ["Use the confidence to rank predictions; for images unlike the labelled ones it is not calibrated."]
+            ["Use the confidence to rank predictions; for images unlike the labeled ones it is not calibrated."]
         )
     paths = results["files"]
     if "suggested" in results:
@@ -296,7 +296,7 @@ def _show_accuracy(results: dict[str, Any]) -> None:
     _print_lines(
         [
             f"Accuracy: {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
-            f"measured by cross-validation on {plural(held['images'], 'labelled image')}."
+            f"measured by cross-validation on {plural(held['images'], 'labeled image')}."
         ]
     )
     comparison = results["comparison"]

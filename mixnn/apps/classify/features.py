@@ -42,7 +42,7 @@ LARGEST = max(SIDES)
 BATCH = 256
 
 MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
-MAX_UNLABELLED = 1000  # unlabelled images used to standardize the features that are compared
+MAX_UNLABELLED = 1000  # unlabeled images used to standardize the features that are compared
 MAX_COPIES = 20  # pairs of copies with different labels in the results
 
 
@@ -129,7 +129,7 @@ def compare(
 
     `embeddings` and `held` are the run's. With more than MAX_COMPARED labels, a random part of them is used. For each
     of the others, `ahead` is its lead over the run with the standard error of this difference, `error`. Also returns
-    pairs of labelled images that look the same but have different labels.
+    pairs of labeled images that look the same but have different labels.
     """
     chosen = _sample(embeddings, labels, seed)
     if len(chosen) < len(labels):
@@ -183,7 +183,7 @@ def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, floa
 
 
 def contradictions(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
-    """Pairs of labelled images with the same picture, or nearly so, but different labels."""
+    """Pairs of labeled images with the same picture, or nearly so, but different labels."""
     rows = [i for i, name in enumerate(pixels.names) if name in labels]
     pictures = make_pictures(pixels.vectors[rows].reshape(-1, 3, LARGEST, LARGEST))
     every, names = slice(0, len(rows)), [pixels.names[i] for i in rows]

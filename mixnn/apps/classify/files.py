@@ -59,7 +59,7 @@ def readable_labels(labels: Any, given: dict[str, str], embeddings: Embeddings, 
         reporter.warn(f"{name} has a label but cannot be read")
     classes = sorted(set(readable.values()))
     if len(classes) < 2:
-        problem = f"every label is {classes[0]!r}" if classes else "none of the labelled images can be read"
+        problem = f"every label is {classes[0]!r}" if classes else "none of the labeled images can be read"
         place = f"{labels}: " if isinstance(labels, str | Path) else ""
         raise UserError(f"{place}{problem}, but a classifier needs two classes\nlabel images of another class too")
     return readable

@@ -28,7 +28,7 @@ def render(images: Images, suggested: Sequence[str], labels: Mapping[str, str], 
         "key": hashlib.sha256(str(images.title).encode(errors="replace")).hexdigest()[:16],
     }
     left = len(suggested) - MAX_TILES
-    note = f"<p>{plural(left, 'more image')} can only be labelled in the CSV file itself.</p>" if left > 0 else ""
+    note = f"<p>{plural(left, 'more image')} can only be labeled in the CSV file itself.</p>" if left > 0 else ""
     return webpage.fill(
         template,
         head=webpage.head(title, style, script),

@@ -35,7 +35,7 @@ def suggest_images(
 
 
 def typical(x: np.ndarray, labelled: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Rows of `count` unlabelled images: the most typical of each cluster without a label, largest cluster first."""
+    """Rows of `count` unlabeled images: the most typical of each cluster without a label, largest cluster first."""
     count = min(count, len(x) - len(labelled))
     cluster = assign_clusters(x, len(labelled) + count, seed)
     size = np.bincount(cluster, minlength=len(labelled) + count)
@@ -46,7 +46,7 @@ def typical(x: np.ndarray, labelled: np.ndarray, count: int, seed: int) -> np.nd
 
 
 def uncertain(x: np.ndarray, labelled: np.ndarray, probabilities: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Rows of `count` unlabelled images: the one with the smallest margin in each cluster of uncertain images."""
+    """Rows of `count` unlabeled images: the one with the smallest margin in each cluster of uncertain images."""
     count = min(count, len(x) - len(labelled))
     second, first = np.sort(probabilities, axis=1)[:, -2:].T
     margin = first - second
@@ -80,7 +80,7 @@ def _most_typical(x: np.ndarray, rows: np.ndarray) -> int:
 
 
 def _add_farthest(x: np.ndarray, labelled: np.ndarray, picked: np.ndarray, count: int) -> np.ndarray:
-    """Fill up to `count` where clusters were too few: repeatedly the image farthest from all labelled or picked."""
+    """Fill up to `count` where clusters were too few: repeatedly the image farthest from all labeled or picked."""
     if len(picked) == count:
         return picked
     taken = np.concatenate([labelled, picked])

@@ -29,7 +29,7 @@ const predictedOf = (i) => predicted[i] === NONE ? "" : meta.classes[predicted[i
 const isFalse = (i, j) => labels[i] !== NONE && labels[j] !== NONE && labels[i] !== labels[j];
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
-/** Share of an image's labelled neighbors with its own label; -1 if unknown. */
+/** Share of an image's labeled neighbors with its own label; -1 if unknown. */
 const purity = new Float32Array(N);
 let pairs = 0, alike = 0; // of all images
 for (let i = 0; i < N; i++) {

@@ -213,7 +213,7 @@ def build_map(
 
 
 def purity(index: np.ndarray, labels: np.ndarray) -> float:
-    """Percentage of neighbors with the image's own label; pairs with an unlabelled image (-1) do not count."""
+    """Percentage of neighbors with the image's own label; pairs with an unlabeled image (-1) do not count."""
     pairs = (labels[:, None] >= 0) & (labels[index] >= 0)
     same = pairs & (labels[index] == labels[:, None])
     return 100 * float(same.sum()) / max(1, int(pairs.sum()))

@@ -212,7 +212,7 @@ function pick(i, back = false) {
   byId("neighbors").replaceChildren(...Array.from({ length: K }, (_, k) => neighborItem(i, k)));
   const wrong = Array.from({ length: K }, (_, k) => isFalse(i, neighbors[i * K + k])).filter(Boolean).length;
   const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine similarity" : "their cosine similarities"}.`
-    : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "has" : "have"} another label (✗).` : "All labelled neighbors have the same label.";
+    : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "has" : "have"} another label (✗).` : "All labeled neighbors have the same label.";
   const guessed = Array.from({ length: K }, (_, k) => neighbors[i * K + k]).some((j) => labelOf(j) === "" && predictedOf(j) !== "");
   byId("picked-summary").textContent = guessed ? `${text} Labels in italics are predicted.` : text;
   announce(`${names[i]}. ${facts(i)}. ${text}`);

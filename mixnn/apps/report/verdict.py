@@ -38,7 +38,7 @@ TITLES = {
     "start": "The ImageNet encoder as it comes; not trained on these images",
     "diverged": "Diverged",
     "collapsed": "Collapsed",
-    "kept_start": "Ended worse than its start, so the start's weights were kept",
+    "kept_start": "Ended worse than its start, so the starting weights were kept",
     "kept_earlier": "Ended worse than its start, so earlier weights were kept",
     "shrunk": "Partial collapse",
     "color": "Learning color, not content",

@@ -58,7 +58,7 @@ def _images(run: Run, data_dir: str) -> tuple[ImageSet, ImageSet]:
     dataset, size = run.dataset(data_dir), run.config.encoding_size
     support, test = dataset.load("train", size).limit(SUPPORT_SIZE), dataset.load("test", size)
     if not (support.fully_labelled and test.fully_labelled):
-        raise UserError(f"{run.config.data} has no labelled images")
+        raise UserError(f"{run.config.data} has no labeled images")
     classes = sorted(set(test.labels.tolist()))[:NUM_ANCHORS]
     first = [int((test.labels == c).nonzero()[0, 0]) for c in classes]
     return support, test.subset(torch.tensor(first))
