@@ -5,8 +5,8 @@ What is decided per image (crop, flip, order of the color jitter, blur) agrees e
 uniforms by the same float32 operations, with correctly rounded divisions and roots and without fused multiply-adds.
 
 There the resampling is products of matrices; here a pixel of the view sums the few pixels whose weight is not zero, for
-example 2 x 2 where a crop is enlarged. The blur is a product of matrices in both. As sums over neighboring pixels it
-took six times as long as all other stages together: threads can exchange pixels only through memory.
+example 2 x 2 where a crop is enlarged. The blur is a product of matrices in both, and has a kernel of its own because
+it needs more registers.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -95,35 +95,39 @@ def _weight(pixel, center, reach, length):
 
 
 @triton.jit
-def _resize(image, top, left, box_height, box_width, flipped, height, width, size, SIDE: tl.constexpr):
-    """`augment.resample` with Pillow's bilinear weights: three planes (SIDE, SIDE) of the box, 0 outside the view."""
-    out = tl.arange(0, SIDE)
-    inside = (out < size)[:, None] & (out < size)[None, :]
-    along_y = out.to(tl.float32)
-    along_x = tl.where(flipped, size - 1 - out, out).to(tl.float32)
-    center_y, first_y, reach_y, taps_y = _window(box_height, along_y, size)
-    center_x, first_x, reach_x, taps_x = _window(box_width, along_x, size)
-    total_x = tl.zeros((SIDE,), tl.float32)
-    for j in range(taps_x):
-        total_x += _weight(first_x + j, center_x, reach_x, box_width)
+def _pixels(size, SIDE: tl.constexpr):
+    """Row, column and place in memory of each pixel of a square, and which are inside the view.
 
-    r = tl.zeros((SIDE, SIDE), tl.float32)
-    g = tl.zeros((SIDE, SIDE), tl.float32)
-    b = tl.zeros((SIDE, SIDE), tl.float32)
-    total_y = tl.zeros((SIDE,), tl.float32)
+    They are one long vector, so that neighboring threads have neighboring pixels. For a matrix of pixels Triton chose
+    threads along a column, and each access touched 32 lines of memory.
+    """
+    pixel = tl.arange(0, SIDE * SIDE)
+    y, x = pixel // SIDE, pixel % SIDE
+    return y, x, y * size + x, (y < size) & (x < size)
+
+
+@triton.jit
+def _resize(image, y, x, inside, top, left, box_height, box_width, flipped, height, width, size):
+    """`augment.resample` with Pillow's bilinear weights: red, green and blue of each pixel of the view."""
+    center_y, first_y, reach_y, taps_y = _window(box_height, y.to(tl.float32), size)
+    center_x, first_x, reach_x, taps_x = _window(box_width, tl.where(flipped, size - 1 - x, x).to(tl.float32), size)
+    r = tl.zeros(y.shape, tl.float32)
+    g = tl.zeros(y.shape, tl.float32)
+    b = tl.zeros(y.shape, tl.float32)
+    total = tl.zeros(y.shape, tl.float32)
     for i in range(taps_y):
         weight_y = _weight(first_y + i, center_y, reach_y, box_height)
-        total_y += weight_y
         row = (top + first_y + i).to(tl.int32) * width
         for j in range(taps_x):
-            weight = weight_y[:, None] * _weight(first_x + j, center_x, reach_x, box_width)[None, :]
-            at = row[:, None] + (left + first_x + j).to(tl.int32)[None, :]
+            weight = weight_y * _weight(first_x + j, center_x, reach_x, box_width)
+            at = image + row + (left + first_x + j).to(tl.int32)
             counts = inside & (weight > 0)
-            r += weight * tl.load(image + at, mask=counts, other=0).to(tl.float32)
-            g += weight * tl.load(image + height * width + at, mask=counts, other=0).to(tl.float32)
-            b += weight * tl.load(image + 2 * height * width + at, mask=counts, other=0).to(tl.float32)
-    total = tl.where(inside, total_y[:, None] * total_x[None, :] * 255, 1.0)
-    return r / total, g / total, b / total, inside
+            r += weight * tl.load(at, mask=counts, other=0).to(tl.float32)
+            g += weight * tl.load(at + height * width, mask=counts, other=0).to(tl.float32)
+            b += weight * tl.load(at + 2 * height * width, mask=counts, other=0).to(tl.float32)
+            total += weight
+    scale = 1 / tl.where(inside, total * 255, 1.0)
+    return r * scale, g * scale, b * scale
 
 
 @triton.jit
@@ -183,17 +187,8 @@ def _color_jitter(r, g, b, u, inside, size, low_b, span_b, low_c, span_c, low_s,
 
 
 @triton.jit
-def _store(r, g, b, out, inside, size, SIDE: tl.constexpr):
-    """Write three planes in channels_last order."""
-    at = out + 3 * (tl.arange(0, SIDE)[:, None] * size + tl.arange(0, SIDE)[None, :])
-    tl.store(at, r, mask=inside)
-    tl.store(at + 1, g, mask=inside)
-    tl.store(at + 2, b, mask=inside)
-
-
-@triton.jit
 def _normalize(plane, mean, std, channel):
-    return tl.div_rn(plane - tl.load(mean + channel), tl.load(std + channel))
+    return (plane - tl.load(mean + channel)) * (1 / tl.load(std + channel))
 
 
 @triton.jit
@@ -220,7 +215,8 @@ def view_kernel(
         u, height, width, centre_height, centre_width, area_low, area_span, ratio_low, ratio_span
     )
     flipped = _happens(u, flip_column, flip)
-    r, g, b, inside = _resize(image, top, left, box_height, box_width, flipped, height, width, size, SIDE)
+    y, x, place, inside = _pixels(size, SIDE)
+    r, g, b = _resize(image, y, x, inside, top, left, box_height, box_width, flipped, height, width, size)
     if _happens(u, jitter_column, jitter):
         r, g, b = _color_jitter(
             r, g, b, u + jitter_column + 1, inside, size, brightness_low, brightness_span,
@@ -234,7 +230,9 @@ def view_kernel(
         r, g, b = _clamp(r), _clamp(g), _clamp(b)
         if mean is not None:
             r, g, b = _normalize(r, mean, std, 0), _normalize(g, mean, std, 1), _normalize(b, mean, std, 2)
-    _store(r, g, b, out, inside, size, SIDE)
+    tl.store(out + 3 * place, r, mask=inside)
+    tl.store(out + 3 * place + 1, g, mask=inside)
+    tl.store(out + 3 * place + 2, b, mask=inside)
 
 
 @triton.jit
@@ -271,12 +269,12 @@ def blur_kernel(
     number, channel = tl.program_id(0), tl.program_id(1)
     u += number * num_draws
     if _happens(u, blur_column, blur):
-        y, x = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
-        at = out + number.to(tl.int64) * (3 * size * size) + 3 * (y * size + x) + channel
-        inside = (y < size) & (x < size)
+        _, _, place, inside = _pixels(size, SIDE)
+        at = out + number.to(tl.int64) * (3 * size * size) + 3 * place + channel
         plane = tl.load(at, mask=inside, other=0.0)
         matrix = _blur_matrix(sigma_low + sigma_span * tl.load(u + blur_column + 1), size, SIDE)
-        plane = _clamp(_product(_product(matrix, plane), tl.trans(matrix)))
+        blurred = _product(_product(matrix, tl.reshape(plane, (SIDE, SIDE))), tl.trans(matrix))
+        plane = _clamp(tl.reshape(blurred, (SIDE * SIDE,)))
         if mean is not None:
             plane = _normalize(plane, mean, std, channel)
         tl.store(at, plane, mask=inside)
