@@ -2,10 +2,12 @@
 
 Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any
 batch of rows. Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a
-random number.
+random number. On CUDA, some functions of tensors without gradient are single kernels (functional_kernels.py).
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +26,24 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def _kernels(*tensors: Tensor) -> ModuleType | None:
+    """The kernels' module if it can process these tensors, whose gradients it does not compute; else None."""
+    if not tensors[0].is_cuda or torch.compiler.is_compiling():  # a compiler makes kernels of its own
+        return None
+    from mixnn import functional_kernels  # needs triton, which torch installs only with CUDA
+
+    need_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return functional_kernels if not need_grad and all(map(functional_kernels.supports, tensors)) else None
+
+
 def unit(v_D: Tensor) -> Tensor:
     """Each row divided by its l2 norm.
 
     >>> mixnn.functional.unit(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
-    return F.normalize(v_D, dim=-1)
+    kernels = _kernels(v_D)
+    return kernels.unit(v_D) if kernels else F.normalize(v_D, dim=-1)
 
 
 def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
@@ -91,13 +104,27 @@ def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) ->
     return unit(mixed_BKD) if mixer == "unit_renorm" else mixed_BKD
 
 
+def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
+    """Unit z, then z mixed with each of its neighbors as `mix` does it, (B, N, D); lam is one number, or one per row.
+
+    >>> mixnn.functional.mixed_targets(neighbors, z, 0.5, "unit").shape
+    torch.Size([8, 4, 16])
+    """
+    kernels = _kernels(z_BD, neighbors_BKD, *([lam] if isinstance(lam, Tensor) else []))
+    if kernels:
+        return kernels.mixed_targets(neighbors_BKD, z_BD, lam, mixer)
+    return torch.cat([unit(z_BD)[:, None], mix(neighbors_BKD, z_BD, lam, mixer)], dim=1)
+
+
 def split_weights(positive: float, neighbors: float, topk: int, like: Tensor) -> Tensor:
     """`positive` for z, `neighbors` divided evenly among the K, (N,).
 
     >>> mixnn.functional.split_weights(1.5, 0.5, topk=2, like=z)
     tensor([1.5000, 0.2500, 0.2500])
     """
-    return torch.cat([like.new_full((1,), positive), like.new_full((topk,), neighbors / max(topk, 1))])
+    w_N = like.new_full((topk + 1,), neighbors / max(topk, 1))
+    w_N[:1].fill_(positive)
+    return w_N
 
 
 def wse_weights(topk: int, like: Tensor) -> Tensor:
@@ -147,6 +174,9 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     >>> mixnn.functional.weighted_squared_error(-target, target[:, None], torch.ones(1))
     tensor(4.)
     """
+    kernels = _kernels(p_BD.detach(), targets_BND, w_BN)
+    if kernels:
+        return kernels.WeightedSquaredError.apply(p_BD, targets_BND, w_BN)
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
 
