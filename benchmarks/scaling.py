@@ -74,9 +74,8 @@ HEAD_FLOPS = 300e12  # per second, of a GPU's matrix products of the heads' size
 SEARCH_FLOPS = 40e12  # the same in fp32, for the search of the support set
 PER_GPU = 256  # images per GPU where the batch grows with the number of GPUs
 SETUPS = (
-    # 8.02 ms at 256 images was measured (docs/results.md); the fixed part is a guess until --measure was run.
+    # Rough times, used only without a file of measured ones.
     Setup("CIFAR, ResNet-18", "resnet18", 32, 256, 1.0e-3, 7.02e-3 / 256),
-    # 7 times ResNet-18's operations per image; a guess until --measure was run.
     Setup("224 pixels, ResNet-50", "resnet50", 224, 1024, 3.0e-3, 0.30e-3),
 )
 

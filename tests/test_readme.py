@@ -177,8 +177,28 @@ def test_times_are_those_of_the_committed_measurements():
     )
     share, ceiling = f"{one['share_of_ceiling']:.0%}", f"{one['matmul_tflops']:.0f}"
     assert f"{share} of the {ceiling} that a large matrix product reaches" in RESULTS
-    loop = one["plain_loop"]["ms_per_step"]
-    assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in RESULTS
+
+
+def test_the_page_on_speed_has_the_committed_measurements():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    peers = read("bench-peers-h200.json")["libraries"]
+    base = peers["mixnn-byol"]["loading"]["ms_per_step"]
+    for name, found in peers.items():
+        ms, ready = found["loading"]["ms_per_step"], f"{found['ready']['ms_per_step']:.1f}"
+        last = "the same" if name.startswith("mixnn") else ready
+        assert f" | {ms:.1f} | {ms / base:.1f} | {last} |\n" in page, name
+    for point in read("bench-growth-h200.json")["points"]:
+        speed = f"{point['ms_per_step']:.2f} | {point['images_per_s']:,} | {point['share_of_ceiling']:.0%}"
+        search = f"{point['search_ms']:.2f} | {point['search_share']:.1%} | {point['peak_memory_gib']:.1f}"
+        assert f" | {speed} | {search} |\n" in page, point["changes"]
+    small, large = read("bench-h200.json"), read("bench-resnet50-224-h200.json")
+    for kind in small["share_by_kernel"] | large["share_by_kernel"]:
+        shares = [one["share_by_kernel"].get(kind) for one in (small, large)]
+        times = zip(shares, (small["ms_per_step"], large["ms_per_step"]), strict=True)
+        cells = ["- | -" if share is None else f"{share * ms:.2f} | {share:.0%}" for share, ms in times]
+        assert f"| {kind} | {' | '.join(cells)} |\n" in page
+    for one in (small, large):
+        assert f"{one['tflops']:.0f} TFLOP/s, {one['share_of_ceiling']:.0%} of the" in page
 
 
 def test_twenty_epochs_are_those_of_the_committed_runs():
