@@ -219,3 +219,10 @@ def test_a_method_without_a_teacher_takes_no_momentum():
     with pytest.raises(UserError, match="momentum_end"):
         small("simclr", momentum_end=1.0)
     small("simclr").begin_step(0.5)
+
+
+def test_the_rates_of_a_recipe_are_those_of_its_optimizer():
+    config = configure("cifar10", {}, {"recipe": "fast", "optimizer": "sgd"})
+    default = configure("cifar10", {}, {})
+    assert (config.optimizer, config.lr, config.weight_decay) == ("sgd", default.lr, default.weight_decay)
+    assert config.epochs == configure("cifar10", {}, {"recipe": "fast"}).epochs
