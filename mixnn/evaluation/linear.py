@@ -82,7 +82,8 @@ def linear(
     for epoch in range(probe.epochs):
         lr = probe.lr * 0.1 ** sum(epoch >= drop for drop in probe.drops)
         order = torch.randperm(len(train), generator=generator, device=device)
-        x, y = features(backbone, train, order, view, generator, bf16, group), train_labels[order]
+        x = features(backbone, train, order, view, generator, bf16=bf16, group=group)
+        y = train_labels[order]
         wait_side_stream(device)
         held = [x, y]
         with side_stream(device):

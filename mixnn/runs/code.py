@@ -3,8 +3,8 @@
 A result stores both digests. If one differs from today's, the number may differ too, and `reproduce` says so.
 
 A digest covers what the code does and not how it is written. Comments, docstrings, formatting, the texts of errors and
-options, and what is said to the user are left out, so that rewording them does not make results look outdated. Renaming a variable
-or moving a function does: a digest cannot know that the numbers stay the same.
+options, and what is said to the user are left out, so that rewording them does not make results look outdated. Renaming
+a variable or moving a function does: a digest cannot know that the numbers stay the same.
 """
 
 from __future__ import annotations
