@@ -446,6 +446,12 @@ def parse_resolution(text: str, image_size: int) -> list[tuple[int, float]]:
     return found if found and found[-1][1] == 1 else [*found, (image_size, 1.0)]
 
 
+def check_augmentation(given: Any) -> None:
+    """UserError if changes of views do not have the form that a configuration stores. Their values are not checked."""
+    if not (isinstance(given, dict) and all(isinstance(parts, dict) for parts in given.values())):
+        raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """One pre-training run. Defaults are the paper's CIFAR-10 row.
@@ -602,8 +608,7 @@ class Config(Checked):
     def check(self) -> None:
         if not (isinstance(self.options, dict) and all(isinstance(name, str) for name in self.options)):
             raise UserError("options maps names to values, as in {topk: 5}")
-        if not (isinstance(self.augmentation, dict) and all(isinstance(v, dict) for v in self.augmentation.values())):
-            raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
+        check_augmentation(self.augmentation)
         if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):
             raise UserError("imports is a list of files and modules")
         if self.time_budget:

@@ -226,3 +226,9 @@ def test_the_rates_of_a_recipe_are_those_of_its_optimizer():
     default = configure("cifar10", {}, {})
     assert (config.optimizer, config.lr, config.weight_decay) == ("sgd", default.lr, default.weight_decay)
     assert config.epochs == configure("cifar10", {}, {"recipe": "fast"}).epochs
+
+
+@pytest.mark.parametrize("given", ["auto", {"strong": 1}])
+def test_changes_of_views_in_another_form_are_refused(given):
+    with pytest.raises(UserError, match="augmentation maps each view to its changes"):
+        configure("digits", {}, {"augmentation": given})
