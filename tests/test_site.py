@@ -3,6 +3,7 @@
 `make docs` builds the site and fails at any warning, which includes links and anchors. Here is what it cannot see.
 """
 
+import ast
 import re
 import shlex
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 import mixnn
+from docs.hooks import OUTSIDE
 from docs.pictures import view_times
 from mixnn.cli import main, parse
 from mixnn.methods import METHODS
@@ -38,6 +40,34 @@ def test_links_lead_to_files_and_headings(path: Path):
         target = path.parent / file if file else path
         assert target.exists(), file
         assert not anchor or anchor in anchors(target.read_text()), anchor
+
+
+def stray_tags(text: str) -> list[str]:
+    """What a browser would take for a tag outside code: `<` before a letter. Tags that pages need are left out."""
+    text = re.sub(r"^ *```.*?^ *```$|^ {4}.*?$|`[^`]*`|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"<(?!div |img |https?:)[A-Za-z][^\n]*", text)
+
+
+def test_stray_tags_are_seen_and_code_is_left_out():
+    assert stray_tags("so <p, t_i> is linear and <div markdown> is not") == [
+        "<p, t_i> is linear and <div markdown> is not"
+    ]
+    assert not stray_tags("`<p>` and a < b\n```\n<p>\n```\n\n    <p>\n<!-- begin x -->")
+
+
+@pytest.mark.parametrize("path", [*PAGES, *(ROOT / name for name in OUTSIDE if name.endswith(".md"))], ids=str)
+def test_a_page_has_no_stray_tags(path: Path):
+    assert not stray_tags(path.read_text())
+
+
+def test_docstrings_on_the_page_of_modules_have_no_stray_tags():
+    shown = re.findall(r"^::: (mixnn[a-z_.]+[a-z])", (ROOT / "docs/modules.md").read_text(), re.MULTILINE)
+    paths = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in shown]
+    assert ROOT / "mixnn/functional.py" in paths
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                assert not stray_tags(ast.get_docstring(node) or ""), f"{path}: {getattr(node, 'name', '')}"
 
 
 def test_the_list_of_all_pages_is_complete():
