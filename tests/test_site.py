@@ -17,7 +17,7 @@ from docs.hooks import OUTSIDE
 from docs.pictures import view_times
 from mixnn.cli import main, parse
 from mixnn.methods import METHODS
-from tests.test_readme import ROOT, anchors
+from tests.test_readme import README, ROOT, anchors
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 START = (ROOT / "docs/start.md").read_text()
@@ -80,6 +80,27 @@ def test_the_first_page_counts_the_methods():
     words = (ROOT / "docs/index.md").read_text()
     assert len(METHODS) - 1 == 11
     assert "Eleven self-supervised methods" in words
+
+
+def test_the_first_page_has_the_numbers_of_the_others():
+    words = " ".join((ROOT / "docs/index.md").read_text().split())
+    count, of = re.findall(r"Training adds to the start on (\d+) of (\d+)\.", (ROOT / "docs/folders.md").read_text())[0]
+    assert f"better on {count} of [{of} test folders](folders.md#what-it-gives)" in words
+    assert f"on {count} of [{of} folders](docs/folders.md#what-it-gives)" in " ".join(README.split())
+    faults = re.findall(r"`make chaos`: (\d+) faults", (ROOT / "docs/robustness.md").read_text())[0]
+    assert f"[{faults} faults](robustness.md)" in words
+    summary = (ROOT / "docs/findings.md").read_text().split("begin summary")[1].split("end summary")[0]
+    assert "Most of the paper's comparisons [need more runs](findings.md)." in words
+    counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) ", summary, re.MULTILINE))
+    assert int(counts["cannot tell"]) + int(counts["not run"]) > sum(map(int, counts.values())) / 2
+
+
+def test_a_page_has_one_name_in_the_menu_and_as_its_title():
+    """On the pages about folders, which are easily mixed up."""
+    menu = (ROOT / "mkdocs.yml").read_text().replace('"', "")
+    for page in ("tutorial", "folders", "data", "model-cards"):
+        title = (ROOT / f"docs/{page}.md").read_text().splitlines()[0].removeprefix("# ")
+        assert f"- {title}: {page}.md\n" in menu
 
 
 @pytest.mark.parametrize("page", ["index.md", "numbers.md", "scaling.md"])
