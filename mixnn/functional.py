@@ -122,7 +122,7 @@ def cas_weights(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> Tens
 
 
 def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> Tensor:
-    """Eq. 1: mean over B of sum_i w_i (2 - 2 <p, target_i>), p made unit, targets as they come.
+    """Eq. 1: mean over B of sum_i w_i (2 - 2 p . target_i), p made unit, targets as they come.
 
     For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same
     gradient.

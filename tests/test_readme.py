@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import mixnn
 from mixnn.cli import VERBS, parse
 from mixnn.paper.plan import plan_row
+from mixnn.paper.statistics import CONFIDENCE, t_quantile
 from mixnn.paper.tables import TABLES, Row, published
 
 ROOT = Path(__file__).parents[1]
@@ -53,8 +55,6 @@ def test_the_map_names_what_exists_and_all_of_it():
 
 
 def test_the_python_example_parses_and_its_names_exist():
-    import mixnn
-
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     ast.parse(block)
     names = re.findall(r"mixnn\.([a-z]+)\(", block)
@@ -130,7 +130,7 @@ def test_accuracies_in_the_readme_likewise(name: str):
 
 
 def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_as_is_said():
-    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
+    runs = RESULTS.split("**Noise.**")[1].split("The last run is")[0]
     for metric, last in zip(("linear", "kNN"), measured(MAIN["MNN"]), strict=True):
         *values, difference = cells(runs, metric)[:5]
         assert values[-1] == last
@@ -138,12 +138,26 @@ def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_
 
 
 def test_all_pages_state_the_noise_of_these_runs_and_the_same_rule():
-    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
+    runs = RESULTS.split("**Noise.**")[1].split("The last run is")[0]
     linear, knn = (statistics.stdev(map(float, cells(runs, metric)[:4])) for metric in ("linear", "kNN"))
-    for page in ("README.md", "docs/results.md"):
+    quantile = t_quantile(0.5 + CONFIDENCE / 2, 3)
+    needed = [quantile * 2**0.5 * deviation for deviation in (linear, knn)]
+    rule = "must differ by {:.2f} points linear or {:.2f} kNN".format(*needed)
+    for page in ("README.md", "docs/results.md", "docs/findings.md"):
         words = " ".join((ROOT / page).read_text().split())
-        assert f"standard deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
-        assert f"must differ by about {3 * linear:.1f} and {3 * knn:.1f} points to mean anything" in words
+        assert rule in words
+        assert page.endswith("findings.md") or f"deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
+    assert f"times {quantile:.2f}, because four runs" in " ".join(RESULTS.split())
+    reproduction = (ROOT / "docs/reproduction.md").read_text()
+    for metric, value in zip(("linear", "kNN"), needed, strict=True):
+        assert re.search(rf"^\| CIFAR-10 \| {metric} \| [\d.]+ \| {value:.2f} \|", reproduction, re.MULTILINE)
+
+
+def test_the_results_page_names_the_marks_of_its_table():
+    found = {row["name"]: row["marks"] for row in mixnn.reproduce("main", run=False, results=ROOT / "results")["main"]}
+    assert all("‡" in marks for marks in found.values())
+    assert [name for name, marks in found.items() if "†" in marks] == ["Supervised", "MNN"]
+    assert "all numbers have the mark ‡, and those of Supervised and MNN also †." in " ".join(RESULTS.split())
 
 
 def test_the_readmes_first_screen_has_the_numbers_of_mnn():
