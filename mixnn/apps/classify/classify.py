@@ -317,7 +317,7 @@ def _show_accuracy(results: dict[str, Any]) -> None:
             ("classifier", "accuracy", "95% interval"), [(title, *_cells(row)) for title, row in models.items()]
         )
         if held["models"][kept]["accuracy"] != held["accuracy"]:
-            print("Quote the last row: its tests had no part in the choice of the kept classifier.")
+            print("Quote the last row: there, the tested labels had no part in the choice.")
         print()
 
 
