@@ -216,8 +216,11 @@ def test_the_lightning_module_trains_and_two_processes_hold_the_same_support_set
     pytest.importorskip("lightning")
     (loss,) = losses(output(start("lightning_module.py")))
     assert 0 < loss < 2.5
-    lines = re.findall(r"rank (\d), support set (\S+), loss (\S+)", output(start("lightning_module.py", DEVICES=2)))
-    (first, rows, loss_0), (second, other_rows, loss_1) = sorted(lines)
+    common = {"DEVICES": 2, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": 0}  # as torchrun sets them
+    processes = [start("lightning_module.py", RANK=rank, LOCAL_RANK=rank, **common) for rank in range(2)]
+    lines = [re.findall(r"rank (\d), support set (\S+), loss (\S+)", output(process)) for process in processes]
+    [(first, rows, loss_0)], [(second, other_rows, loss_1)] = lines
     assert (first, second) == ("0", "1")
     assert rows == other_rows
     assert loss_0 != loss_1  # images of their own
