@@ -339,28 +339,67 @@ def option(
     high: float = math.inf,
     metavar: str = "",
 ) -> Any:
-    """A dataclass field with its `Param`."""
+    """A field of an option dataclass: its default, what it means and where the default comes from.
+
+    `choices` are the valid words, `low` and `high` the limits of a number. `mixnn methods NAME` prints all of it.
+
+    >>> @dataclass(frozen=True)
+    ... class SoftOptions(mixnn.methods.MSF.Options):
+    ...     temperature: float = mixnn.methods.option(0.1, "t of the weights", "our choice", low=1e-3)
+    >>> SoftOptions(temperature=0.5).temperature
+    0.5
+    """
     param = Param(meaning, source, choices, low, high, metavar=metavar)
     return dataclasses.field(default=default, metadata=vars(param))
 
 
 def other_default(cls: type, name: str, default: Any, source: str) -> Any:
-    """The option of a parent class, with another default and its source."""
+    """A parent's option with another default, and where that comes from.
+
+    >>> @dataclass(frozen=True)
+    ... class OneNeighbor(mixnn.methods.MSF.Options):
+    ...     topk: int = mixnn.methods.other_default(mixnn.methods.MSF.Options, "topk", 1, "our choice")
+    >>> OneNeighbor().topk
+    1
+    """
     meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
     return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
 
 
 @functools.cache
 def fields_of(cls: Any) -> dict[str, Parameter]:
-    """The fields of an option dataclass that `option` made, by name."""
-    hints = typing.get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.metadata]
-    return {f.name: Parameter(f.name, hints[f.name], Param(**f.metadata), f.default) for f in fields}
+    """The fields of an option dataclass by name: those that `option` made, and plain numbers, words and truth values.
+
+    A plain default in a subclass, as in `topk: int = 1`, keeps the meaning and the limits of the parent's option.
+    """
+    hints, found = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING and getattr(cls, field.name) is not field.default:
+            line = f"{field.name}: {getattr(hints[field.name], '__name__', hints[field.name])} = ..."
+            raise UserError(
+                f"{cls.__name__} sets {field.name}, which is not a field of its own: "
+                f"put @dataclass(frozen=True) above the class, and write `{line}`"
+            )
+        param = Param(**field.metadata) if field.metadata else _inherited_param(cls, field.name)
+        if param is None and set(kinds_of(hints[field.name])) <= KINDS.keys():
+            param = Param("")
+        if param is not None:
+            found[field.name] = Parameter(field.name, hints[field.name], param, field.default)
+    return found
+
+
+def _inherited_param(cls: type, name: str) -> Param | None:
+    """The `Param` of the nearest parent class that has one for this field, without the source of its default."""
+    for parent in cls.__mro__[1:]:
+        field = getattr(parent, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata:
+            return dataclasses.replace(Param(**field.metadata), source="")
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """Base of the option dataclasses: every field made by `option` is converted and checked at once."""
+    """Base of the option dataclasses: every field that is a setting is converted and checked at once."""
 
     @staticmethod
     def spell(name: str, value: Any) -> str:

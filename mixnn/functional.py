@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixnn.config import UserError
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Half precision as float32; float32 and float64 unchanged.
@@ -131,8 +133,19 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     >>> mixnn.functional.weighted_squared_error(-target, target[:, None], torch.ones(1))
     tensor(4.)
     """
+    _check_weights(p_BD, targets_BND, w_BN)
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
+
+
+def _check_weights(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> None:
+    """UserError unless every target of every prediction has one weight. Broadcasting would hide it: another loss."""
+    batch, num = targets_BND.shape[:2]
+    if len(p_BD) != batch:
+        raise UserError(f"{len(p_BD)} predictions with the targets of {batch} images: give targets for each prediction")
+    if w_BN.shape not in ((num,), (batch, num)):
+        shape = " x ".join(map(str, w_BN.shape))
+        raise UserError(f"weights {shape} for {num} targets: give {num} weights, or {batch} x {num}")
 
 
 def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
@@ -164,6 +177,9 @@ def soft_cross_entropy(logits_BM: Tensor, target_BM: Tensor) -> Tensor:
     >>> mixnn.functional.soft_cross_entropy(torch.zeros(1, 4), torch.full((1, 4), 0.25))
     tensor(1.3863)
     """
+    if target_BM.shape != logits_BM.shape:
+        given, wanted = (" x ".join(map(str, t.shape)) for t in (target_BM, logits_BM))
+        raise UserError(f"a target {given} for logits {wanted}: give both the same shape")
     return -(target_BM * logits_BM.log_softmax(dim=1)).sum(1).mean()
 
 
@@ -229,6 +245,7 @@ def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: f
 
     >>> loss = mixnn.functional.set_contrast(z, neighbors, torch.ones(8, 3), 0.1)
     """
+    _check_weights(p_BD, targets_BND, w_BN)
     num = targets_BND.shape[1]
     logits_BBN = cosines(p_BD, targets_BND.flatten(0, 1)).unflatten(1, (-1, num)) / temperature
     own_BN = logits_BBN.diagonal(dim1=0, dim2=1).T

@@ -308,8 +308,9 @@ class Run:
                 f"{self.path} was trained on {data}, images in memory that a run folder does not store\n"
                 f"give the same images again, in Python: {again}"
             )
-        if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
-            raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
+        if not Path(data).is_absolute():  # folders are stored as absolute paths: this is the name of a data set
+            with self.naming_imports():
+                DATASETS.find(data)
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
