@@ -156,7 +156,8 @@ def print_model(setup: Setup, fixed_batch: bool) -> None:
     method, first = build("mnn", setup), 0.0
     size = setup.batch_size if fixed_batch else PER_GPU
     title = f"{setup.name}, batch {size}{'' if fixed_batch else ' per GPU'}"
-    print(f"| {title}: GPUs | backbones | heads | gather | all-reduce | ms per step | images/s | times as fast | efficiency |")
+    columns = "backbones | heads | gather | all-reduce | ms per step | images/s | times as fast | efficiency"
+    print(f"| {title}: GPUs | {columns} |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         batch = size * (1 if fixed_batch else gpus)
@@ -169,7 +170,7 @@ def print_model(setup: Setup, fixed_batch: bool) -> None:
 
 def print_heads() -> None:
     """From which batch on it pays to divide the heads too: then each of their batch norms sends its sums."""
-    print("| largest batch for which replicated heads are faster | batch norms | 8 GPUs, NVLink | 64 GPUs, 8 machines |")
+    print("| largest batch at which replicated heads win | batch norms | 8 GPUs, NVLink | 64 GPUs, 8 machines |")
     print("|---|---:|---:|---:|")
     for setup in SETUPS:
         method = build("mnn", setup)
