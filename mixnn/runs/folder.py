@@ -310,7 +310,9 @@ class Run:
             )
         if not Path(data).is_absolute():  # folders are stored as absolute paths: this is the name of a data set
             with self.naming_imports():
-                DATASETS.find(data)
+                if self.config.imports:
+                    DATASETS.find(data)
+            raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
