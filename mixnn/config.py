@@ -506,7 +506,7 @@ class Config(Checked):
     recipe: str = option(
         "auto",
         "settings to start from, on a named data set: the paper's, fast (the paper's accuracy in the least time) or "
-        "best (the highest accuracy in the paper's time); auto: the paper's there, chosen ones for a folder",
+        "best (the highest accuracy in the paper's time); auto: its own, for CIFAR the paper's, chosen ones for a folder",
         choices=("auto", "paper", "fast", "best"),
     )
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
