@@ -505,8 +505,8 @@ class Config(Checked):
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     recipe: str = option(
         "auto",
-        "settings to start from, on a named data set: the paper's, fast (the paper's accuracy in the least time) or "
-        "best (the highest accuracy in the paper's time); auto: its own, for CIFAR the paper's, chosen ones for a folder",
+        "settings to start from, on a named data set: its own (paper), fast (the paper's accuracy in the least time) "
+        "or best (the highest accuracy in the paper's time); auto: paper, and for a folder what suits its images",
         choices=("auto", "paper", "fast", "best"),
     )
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)

@@ -218,7 +218,10 @@ def test_a_claim_in_short_has_our_difference_and_the_papers(few_runs):
     others = claims.CLAIMS["paper"][2].worse
     methods = [row.name for row in TABLES["main"].rows if row.name not in ("MNN", "Supervised")]
     assert sorted(f"main: {name}" for name in methods if name != "ReSSL") == sorted(others)
-    assert "compares MNN with nine methods. ReSSL, our tenth, is a row of our main table but not of the paper's." in words_of("findings")
+    assert (
+        "compares MNN with nine methods. ReSSL, our tenth, is a row of our main table but not of the paper's."
+        in words_of("findings")
+    )
 
 
 def test_a_claim_without_a_run_on_one_data_set_says_so(few_runs):
