@@ -74,9 +74,8 @@ HEAD_FLOPS = 300e12  # per second, of a GPU's matrix products of the heads' size
 SEARCH_FLOPS = 40e12  # the same in fp32, for the search of the support set
 PER_GPU = 256  # images per GPU where the batch grows with the number of GPUs
 SETUPS = (
-    # 8.02 ms at 256 images was measured (docs/results.md); the fixed part is a guess until --measure was run.
+    # Rough times, used only without a file of measured ones.
     Setup("CIFAR, ResNet-18", "resnet18", 32, 256, 1.0e-3, 7.02e-3 / 256),
-    # 7 times ResNet-18's operations per image; a guess until --measure was run.
     Setup("224 pixels, ResNet-50", "resnet50", 224, 1024, 3.0e-3, 0.30e-3),
 )
 
@@ -99,11 +98,6 @@ def gathered_bytes(method: Method, batch_size: int, feature_bytes: int = FEATURE
 def reduced_bytes(method: Method) -> int:
     """Gradients that are summed in a step."""
     return sum(p.numel() for p in method.parameters() if p.requires_grad) * GRADIENT_BYTES
-
-
-def image_bytes(method: Method, batch_size: int, image_size: int) -> int:
-    """Views that were gathered in a step until each process made its own: float32."""
-    return len(method.views) * batch_size * 3 * image_size**2 * 4
 
 
 def head_seconds(method: Method, batch_size: int) -> float:
@@ -148,14 +142,13 @@ def parts(setup: Setup, method: Method, batch_size: int, gpus: int) -> dict[str,
 
 
 def print_bytes() -> None:
-    print("| MiB per step | views | features | gradients | 224 pixels: views | features | gradients |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    print("| MiB per step | CIFAR: features | gradients | 224 pixels: features | gradients |")
+    print("|---|---:|---:|---:|---:|")
     for name in METHODS:
         cells = []
         for setup in SETUPS:
             method, size = build(name, setup), setup.batch_size
-            numbers = image_bytes(method, size, setup.image_size), gathered_bytes(method, size), reduced_bytes(method)
-            cells += [f"{number / MIB:,.1f}" for number in numbers]
+            cells += [f"{number / MIB:,.1f}" for number in (gathered_bytes(method, size), reduced_bytes(method))]
         print(f"| {name} | {' | '.join(cells)} |")
 
 
@@ -163,20 +156,21 @@ def print_model(setup: Setup, fixed_batch: bool) -> None:
     method, first = build("mnn", setup), 0.0
     size = setup.batch_size if fixed_batch else PER_GPU
     title = f"{setup.name}, batch {size}{'' if fixed_batch else ' per GPU'}"
-    print(f"| {title}: GPUs | backbones | heads | gather | all-reduce | ms per step | images/s | efficiency |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    columns = "backbones | heads | gather | all-reduce | ms per step | images/s | times as fast | efficiency"
+    print(f"| {title}: GPUs | {columns} |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         batch = size * (1 if fixed_batch else gpus)
         found = parts(setup, method, batch, gpus)
         rate = batch / sum(found.values())
         first = first or rate
         cells = [f"{1e3 * seconds:.2f}" for seconds in (*found.values(), sum(found.values()))]
-        print(f"| {gpus} | {' | '.join(cells)} | {rate:,.0f} | {100 * rate / first / gpus:.0f}% |")
+        print(f"| {gpus} | {' | '.join(cells)} | {rate:,.0f} | {rate / first:.1f} | {100 * rate / first / gpus:.0f}% |")
 
 
 def print_heads() -> None:
     """From which batch on it pays to divide the heads too: then each of their batch norms sends its sums."""
-    print("| heads of MNN | batch norms | replicated pays up to a batch of (NVLink) | (between machines) |")
+    print("| largest batch at which replicated heads win | batch norms | 8 GPUs, NVLink | 64 GPUs, 8 machines |")
     print("|---|---:|---:|---:|")
     for setup in SETUPS:
         method = build("mnn", setup)

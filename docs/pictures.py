@@ -86,13 +86,14 @@ def save(image: Image.Image, out: Path) -> None:
 
 def speed(out: Path) -> None:
     """A training step and a batch of views, next to the same in other libraries, on one H200."""
-    step = json.loads((ROOT / "results" / "bench-h200.json").read_text())
+    steps = json.loads((ROOT / "results" / "bench-peers-h200.json").read_text())["libraries"]
+    names = {"mixnn-byol": "mixnn", "lightly": "lightly", "plain": "plain PyTorch loop", "solo-learn": "solo-learn"}
     matplotlib.use("agg")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 2.4), width_ratios=(1, 1.1))
     bars(
         left,
-        "one training step of MNN, ms",
-        {"mixnn": step["ms_per_step"], "plain PyTorch loop": step["plain_loop"]["ms_per_step"]},
+        "one training step of BYOL, ms",
+        {name: steps[library]["loading"]["ms_per_step"] for library, name in names.items()},
     )
     bars(right, "strong views of a batch, ms (log)", view_times())
     right.set_xscale("log")
@@ -103,8 +104,8 @@ def speed(out: Path) -> None:
 
 
 def view_times() -> dict[str, float]:
-    """From the table for the H200 in docs/performance.md."""
-    table = (ROOT / "docs" / "performance.md").read_text().split("On one H200")[1]
+    """From the table of augmentation on the H200 in docs/performance.md."""
+    table = (ROOT / "docs" / "performance.md").read_text().split("## Augmentation")[1].split("On one H200")[1]
     row = re.search(r"256 images of 32 pixels.*\n\| \| strong \|(.+)\|", table)
     assert row is not None
     times = [float(cell.split("(")[0].replace(",", "")) for cell in row[1].split("|")]

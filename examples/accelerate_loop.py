@@ -21,7 +21,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(method.student.parameters(), lr=1e-3)
     loader = DataLoader(TwoViews(), batch_size=32, shuffle=True, drop_last=True)
     prepared, optimizer, loader = accelerator.prepare(method, optimizer, loader)
-    for epoch in range(2):
+    for epoch in range(5):
         for x1, x2 in loader:
             with accelerator.accumulate(prepared):
                 loss = prepared(x1, x2)

@@ -1,11 +1,13 @@
-"""MNN as a LightningModule, in mixed precision.
+"""MNN as a LightningModule, in mixed precision, on one or several devices.
 
     pip install lightning
     python examples/lightning_module.py
+    DEVICES=2 python examples/lightning_module.py
 
-Data and network are those of own_loop.py. On several devices, pass `process_group=torch.distributed.group.WORLD` to the
-method in `configure_model`, after Lightning has started the processes.
+Data and network are those of own_loop.py.
 """
+
+import os
 
 import lightning
 import torch
@@ -16,9 +18,15 @@ import mixnn
 
 
 class SelfSupervised(lightning.LightningModule):
-    def __init__(self, backbone, **options):
+    def __init__(self, network, **options):
         super().__init__()
-        self.method = mixnn.methods.MNN(backbone, **options)
+        self.network, self.options, self.method = network, options, None
+
+    def configure_model(self):  # not in __init__: here, Lightning has started its processes
+        if self.method is None:
+            torch.manual_seed(self.global_rank)  # for different views; Lightning makes the weights equal
+            group = torch.distributed.group.WORLD if self.trainer.world_size > 1 else None
+            self.method = mixnn.methods.MNN(self.network(), process_group=group, **self.options)
 
     def training_step(self, batch, _):
         loss = self.method(*batch)
@@ -34,17 +42,11 @@ class SelfSupervised(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    lightning.seed_everything(0)
-    module = SelfSupervised(network(), topk=5, support_size=1024)
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        precision="bf16-mixed",
-        accelerator="auto",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(module, DataLoader(TwoViews(), batch_size=64, shuffle=True, drop_last=True))
-    print(f"loss {trainer.callback_metrics['loss']:.3f}")
+    module = SelfSupervised(network, topk=5, support_size=1024)
+    devices = int(os.environ.get("DEVICES", "1"))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_epochs=2, precision="bf16-mixed", devices=devices, **quiet)
+    trainer.fit(module, DataLoader(TwoViews(), batch_size=64 // devices, shuffle=True, drop_last=True))
+    rows = module.method.support.z_QD.double().sum().item()
+    print(f"rank {module.global_rank}, support set {rows:.6f}, loss {trainer.callback_metrics['loss']:.3f}")
     encoder = module.method.student.f  # maps images to features

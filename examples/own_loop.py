@@ -2,12 +2,11 @@
 
     python examples/own_loop.py
 
-The data are scikit-learn's handwritten digits. A Dataset of your own may use any transform instead of `augment`, for
-example torchvision's, as long as it returns two views of an image.
+The data are the training images of scikit-learn's handwritten digits. A Dataset of your own may use any transform
+instead of `augment`, for example torchvision's, as long as it returns two views of an image.
 """
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -23,8 +22,10 @@ def augment(image):
 
 class TwoViews(Dataset):
     def __init__(self):
-        images = torch.tensor(load_digits().images, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1)
-        self.images = nn.functional.interpolate(images / 8 - 1, size=32, mode="bilinear")
+        train = mixnn.data.load("digits", "train")
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (train.mean, train.std))
+        images = nn.functional.interpolate(train.images / 255, size=32, mode="bilinear")
+        self.images = (images - mean) / std
 
     def __len__(self):
         return len(self.images)
@@ -46,7 +47,7 @@ if __name__ == "__main__":
     backbone = network()
     method = mixnn.methods.MNN(backbone, topk=5, support_size=1024)  # trains a copy of the backbone
     optimizer = torch.optim.AdamW(method.student.parameters(), lr=1e-3)
-    for epoch in range(2):
+    for epoch in range(5):
         for x1, x2 in DataLoader(TwoViews(), batch_size=64, shuffle=True, drop_last=True):
             loss = method(x1, x2)
             optimizer.zero_grad()

@@ -339,28 +339,67 @@ def option(
     high: float = math.inf,
     metavar: str = "",
 ) -> Any:
-    """A dataclass field with its `Param`."""
+    """A field of an option dataclass: its default, what it means and where the default comes from.
+
+    `choices` are the valid words, `low` and `high` the limits of a number. `mixnn methods NAME` prints all of it.
+
+    >>> @dataclass(frozen=True)
+    ... class SoftOptions(mixnn.methods.MSF.Options):
+    ...     temperature: float = mixnn.methods.option(0.1, "t of the weights", "our choice", low=1e-3)
+    >>> SoftOptions(temperature=0.5).temperature
+    0.5
+    """
     param = Param(meaning, source, choices, low, high, metavar=metavar)
     return dataclasses.field(default=default, metadata=vars(param))
 
 
 def other_default(cls: type, name: str, default: Any, source: str) -> Any:
-    """The option of a parent class, with another default and its source."""
+    """A parent's option with another default, and where that comes from.
+
+    >>> @dataclass(frozen=True)
+    ... class OneNeighbor(mixnn.methods.MSF.Options):
+    ...     topk: int = mixnn.methods.other_default(mixnn.methods.MSF.Options, "topk", 1, "our choice")
+    >>> OneNeighbor().topk
+    1
+    """
     meta = cls.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
     return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
 
 
 @functools.cache
 def fields_of(cls: Any) -> dict[str, Parameter]:
-    """The fields of an option dataclass that `option` made, by name."""
-    hints = typing.get_type_hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.metadata]
-    return {f.name: Parameter(f.name, hints[f.name], Param(**f.metadata), f.default) for f in fields}
+    """The fields of an option dataclass by name: those that `option` made, and plain numbers, words and truth values.
+
+    A plain default in a subclass, as in `topk: int = 1`, keeps the meaning and the limits of the parent's option.
+    """
+    hints, found = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING and getattr(cls, field.name) is not field.default:
+            line = f"{field.name}: {getattr(hints[field.name], '__name__', hints[field.name])} = ..."
+            raise UserError(
+                f"{cls.__name__} sets {field.name}, which is not a field of its own: "
+                f"put @dataclass(frozen=True) above the class, and write `{line}`"
+            )
+        param = Param(**field.metadata) if field.metadata else _inherited_param(cls, field.name)
+        if param is None and set(kinds_of(hints[field.name])) <= KINDS.keys():
+            param = Param("")
+        if param is not None:
+            found[field.name] = Parameter(field.name, hints[field.name], param, field.default)
+    return found
+
+
+def _inherited_param(cls: type, name: str) -> Param | None:
+    """The `Param` of the nearest parent class that has one for this field, without the source of its default."""
+    for parent in cls.__mro__[1:]:
+        field = getattr(parent, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.metadata:
+            return dataclasses.replace(Param(**field.metadata), source="")
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """Base of the option dataclasses: every field made by `option` is converted and checked at once."""
+    """Base of the option dataclasses: every field that is a setting is converted and checked at once."""
 
     @staticmethod
     def spell(name: str, value: Any) -> str:
@@ -446,6 +485,12 @@ def parse_resolution(text: str, image_size: int) -> list[tuple[int, float]]:
     return found if found and found[-1][1] == 1 else [*found, (image_size, 1.0)]
 
 
+def check_augmentation(given: Any) -> None:
+    """UserError if changes of views do not have the form that a configuration stores. Their values are not checked."""
+    if not (isinstance(given, dict) and all(isinstance(parts, dict) for parts in given.values())):
+        raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(Checked):
     """One pre-training run. Defaults are the paper's CIFAR-10 row.
@@ -460,8 +505,8 @@ class Config(Checked):
     method: str = option("mnn", "which method; `mixnn methods` lists them")
     recipe: str = option(
         "auto",
-        "settings to start from, on a named data set: the paper's, fast (the paper's accuracy in the least time) or "
-        "best (the highest accuracy in the paper's time); auto: the paper's there, chosen ones for a folder",
+        "settings to start from, on a named data set: its own (paper), fast (the paper's accuracy in the least time) "
+        "or best (the highest accuracy in the paper's time); auto: paper, and for a folder what suits its images",
         choices=("auto", "paper", "fast", "best"),
     )
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
@@ -602,8 +647,7 @@ class Config(Checked):
     def check(self) -> None:
         if not (isinstance(self.options, dict) and all(isinstance(name, str) for name in self.options)):
             raise UserError("options maps names to values, as in {topk: 5}")
-        if not (isinstance(self.augmentation, dict) and all(isinstance(v, dict) for v in self.augmentation.values())):
-            raise UserError("augmentation maps each view to its changes, as in {strong: {blur: 0.2}}")
+        check_augmentation(self.augmentation)
         if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):
             raise UserError("imports is a list of files and modules")
         if self.time_budget:

@@ -1,4 +1,4 @@
-"""The device of a run, a second CUDA stream for work that can run in parallel, and work outside autocast."""
+"""The device of a run, a second CUDA stream for work that can run in parallel, numbers to read later, and autocast."""
 
 from __future__ import annotations
 
@@ -66,6 +66,21 @@ def wait_side_stream(device: torch.device) -> None:
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+class Reading:
+    """A number that the host reads later, without waiting for what is queued on the device in the meantime."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if value.is_cuda else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(value.device))
+
+    def item(self) -> float:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return float(self._value.item())
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

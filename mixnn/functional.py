@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixnn.config import UserError
+
 # From LARGE columns on, the K largest of a row are found by way of the maxima of chunks of columns.
 LARGE, CHUNK = 32_768, 64
 
@@ -165,7 +167,7 @@ def cas_weights(q_BD: Tensor, neighbors_BKD: Tensor, temperature: float) -> Tens
 
 
 def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> Tensor:
-    """Eq. 1: mean over B of sum_i w_i (2 - 2 <p, target_i>), p made unit, targets as they come.
+    """Eq. 1: mean over B of sum_i w_i (2 - 2 p . target_i), p made unit, targets as they come.
 
     For unit targets this is the weighted sum of squared distances; for targets that mixing shortened it has the same
     gradient.
@@ -174,11 +176,22 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     >>> mixnn.functional.weighted_squared_error(-target, target[:, None], torch.ones(1))
     tensor(4.)
     """
+    _check_weights(p_BD, targets_BND, w_BN)
     kernels = _kernels(p_BD.detach(), targets_BND, w_BN)
     if kernels:
         return kernels.WeightedSquaredError.apply(p_BD, targets_BND, w_BN)
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
+
+
+def _check_weights(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> None:
+    """UserError unless every target of every prediction has one weight. Broadcasting would hide it: another loss."""
+    batch, num = targets_BND.shape[:2]
+    if len(p_BD) != batch:
+        raise UserError(f"{len(p_BD)} predictions with the targets of {batch} images: give targets for each prediction")
+    if w_BN.shape not in ((num,), (batch, num)):
+        shape = " x ".join(map(str, w_BN.shape))
+        raise UserError(f"weights {shape} for {num} targets: give {num} weights, or {batch} x {num}")
 
 
 def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
@@ -210,6 +223,9 @@ def soft_cross_entropy(logits_BM: Tensor, target_BM: Tensor) -> Tensor:
     >>> mixnn.functional.soft_cross_entropy(torch.zeros(1, 4), torch.full((1, 4), 0.25))
     tensor(1.3863)
     """
+    if target_BM.shape != logits_BM.shape:
+        given, wanted = (" x ".join(map(str, t.shape)) for t in (target_BM, logits_BM))
+        raise UserError(f"a target {given} for logits {wanted}: give both the same shape")
     return -(target_BM * logits_BM.log_softmax(dim=1)).sum(1).mean()
 
 
@@ -275,6 +291,7 @@ def set_contrast(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor, temperature: f
 
     >>> loss = mixnn.functional.set_contrast(z, neighbors, torch.ones(8, 3), 0.1)
     """
+    _check_weights(p_BD, targets_BND, w_BN)
     num = targets_BND.shape[1]
     logits_BBN = cosines(p_BD, targets_BND.flatten(0, 1)).unflatten(1, (-1, num)) / temperature
     own_BN = logits_BBN.diagonal(dim1=0, dim2=1).T

@@ -789,7 +789,7 @@ def run_both(*words: object, place: Path) -> Done:
     return first
 
 
-@kind("a killed rank", 10)
+@kind("one of two processes killed", 10)
 def killed_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     words, _ = fresh(lab, place, "digits")
     ranks = run_ranks(*words, "--out", "run", place=place)
@@ -804,7 +804,7 @@ def killed_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     return f"rank {which}", False
 
 
-@kind("a rank killed before it joins", 5)
+@kind("one of two processes killed before it joins", 5)
 def absent_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     words, _ = fresh(lab, place, "digits")
     which = rng.randrange(2)
@@ -823,7 +823,7 @@ def absent_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     return f"rank {which}", False
 
 
-@kind("a stopped rank", 8)
+@kind("one of two processes stopped", 8)
 def stopped_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     words, _ = fresh(lab, place, "digits")
     ranks = run_ranks(*words, "--out", "run", place=place)
@@ -840,7 +840,7 @@ def stopped_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     return f"rank {which}", False
 
 
-@kind("a slow rank", 6)
+@kind("one of two processes slow", 6)
 def slow_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     words, _ = fresh(lab, place, "digits")
     slow = slowing(rng.uniform(0.02, 0.3))
@@ -853,7 +853,7 @@ def slow_rank(lab: Lab, place: Path, rng: random.Random) -> Result:
     return "slow", False
 
 
-@kind("a rank with other data", 6)
+@kind("one of two processes with other data", 6)
 def other_data(lab: Lab, place: Path, rng: random.Random) -> Result:
     place.mkdir()
     for rank in (0, 1):
@@ -879,7 +879,7 @@ def other_data(lab: Lab, place: Path, rng: random.Random) -> Result:
 # The summary
 
 
-@kind("eight ranks, every method", 1)
+@kind("eight processes, every method", 1)
 def eight_ranks(_lab: Lab, place: Path, _rng: random.Random) -> Result:
     """Nothing is broken here: the steps of every method are compared with those of one process. CI does it for 2, 4."""
     from tests.training import test_dist

@@ -43,7 +43,7 @@ REGISTRIES = {
 }
 OBJECTS = ["Run", "Config", "View", "UserError", "MixnnWarning"]
 PARTS = {
-    "methods": ["Method"],
+    "methods": ["Method", "option", "other_default"],
     "functional": [],  # all
     "augment": ["augment", "Augment", "TwoViews", "strong", "weak", "normalize"],
     "nn": ["build_backbone", "ResNet", "Student", "Teacher", "SupportSet", "SplitBatchNorm", "mlp"],
@@ -74,6 +74,8 @@ INTRODUCTIONS = {
     "evaluation": "Protocols on features that you have. [evaluation.md](evaluation.md) says what the numbers mean.",
 }
 SETUP = """\
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import mixnn
 from mixnn.augment import strong, weak
 from mixnn.cli import main
+from mixnn.registry import import_code
+from mixnn.training.optimizers import can_be_captured, make_optimizer
 from tests.test_registry import forget
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +42,8 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(mixnn, "pretrain", short_pretrain, raising=False)
         for block in PYTHON:
             exec(block, names)
-    assert len(PYTHON) == 3
+    assert len(PYTHON) == 4
+    assert (names["images"].shape, names["images"].dtype, names["labels"].tolist()) == ((2, 16, 16, 3), "uint8", [0, 1])
     for command in COMMANDS:
         forget(monkeypatch)
         if OWN in command:
@@ -47,9 +51,21 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Path("my_package/my_module.py").write_text("")
         code = main((command + FEWER * (" pretrain " in command)).split()[1:])
         assert code == 0, (command, capsys.readouterr().err)
-    assert len(COMMANDS) == 15
+    assert len(COMMANDS) == 18
     assert 0 <= mixnn.Run.open("runs/stripes").results()["centers"]["accuracy"] <= 100
     monkeypatch.delitem(sys.modules, "my_package", raising=False)
+
+
+def test_the_optimizer_that_is_said_to_be_captured_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    forget(monkeypatch)
+    (tmp_path / "my_code.py").write_text(MY_CODE)
+    import_code(tmp_path / "my_code.py")
+    named = list(torch.nn.Linear(2, 2).named_parameters())
+    captured = {
+        name: can_be_captured(make_optimizer(named, mixnn.Config(data="digits", optimizer=name)))
+        for name in ("nesterov", "rmsprop")
+    }
+    assert captured == {"nesterov": True, "rmsprop": False}
 
 
 def test_the_table_of_views_states_the_codes_values():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mixnn import functional as F
+from mixnn.config import UserError
 
 B, D, K, Q = 5, 4, 3, 11
 MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
@@ -421,3 +422,22 @@ def test_the_first_centre_draw_is_the_row_and_every_pixel_is_as_likely():
             zeros = (F.mixing_map(torch.tensor(0.5), torch.tensor(0.8), centre, height, width) == 0).nonzero()
             first.append(zeros[:, axis].max().item())  # a box of side 2 around pixel c covers c - 1 and c
         assert [first.count(pixel) for pixel in range(size)] == [24 // size] * size
+
+
+@pytest.mark.parametrize("loss", [F.weighted_squared_error, lambda *args: F.set_contrast(*args, 0.2)])
+def test_a_number_of_weights_that_is_not_that_of_the_targets_is_refused(loss):
+    p_BD, targets_BND = torch.randn(8, 16), torch.randn(8, 3, 16)
+    for shape in ((3,), (8, 3)):
+        assert loss(p_BD, targets_BND, torch.ones(shape)).ndim == 0
+    for shape in ((1,), (), (8, 1), (1, 3), (2,)):  # all but the last would be broadcast
+        with pytest.raises(UserError, match="for 3 targets: give 3 weights, or 8 x 3"):
+            loss(p_BD, targets_BND, torch.ones(shape))
+    with pytest.raises(UserError, match="weights 4 for 1 targets"):
+        loss(p_BD, targets_BND[:, :1], torch.ones(4))
+    with pytest.raises(UserError, match="1 predictions with the targets of 8 images"):
+        loss(p_BD[:1], targets_BND, torch.ones(3))
+
+
+def test_a_soft_target_has_the_shape_of_its_logits():
+    with pytest.raises(UserError, match="a target 8 x 1 for logits 8 x 5"):
+        F.soft_cross_entropy(torch.randn(8, 5), torch.ones(8, 1))

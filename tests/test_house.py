@@ -159,3 +159,8 @@ def test_the_rule_of_the_core_sees_every_form(file, source, wrong):
 )
 def test_the_host_read_rule_sees_every_form(source, wrong):
     assert bool(host_reads(ast.parse(source), exempt=("means",))) == wrong
+
+
+def test_no_file_is_a_link():
+    folders = ("mixnn", "tests", "benchmarks", "docs", "examples", "results", "notes")
+    assert [path for folder in folders for path in (ROOT.parent / folder).rglob("*") if path.is_symlink()] == []

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import mixnn
 from mixnn.cli import VERBS, parse
 from mixnn.paper.plan import plan_row
+from mixnn.paper.statistics import CONFIDENCE, t_quantile
 from mixnn.paper.tables import TABLES, Row, published
 
 ROOT = Path(__file__).parents[1]
@@ -53,8 +55,6 @@ def test_the_map_names_what_exists_and_all_of_it():
 
 
 def test_the_python_example_parses_and_its_names_exist():
-    import mixnn
-
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     ast.parse(block)
     names = re.findall(r"mixnn\.([a-z]+)\(", block)
@@ -130,7 +130,7 @@ def test_accuracies_in_the_readme_likewise(name: str):
 
 
 def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_as_is_said():
-    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
+    runs = RESULTS.split("**Noise.**")[1].split("The last run is")[0]
     for metric, last in zip(("linear", "kNN"), measured(MAIN["MNN"]), strict=True):
         *values, difference = cells(runs, metric)[:5]
         assert values[-1] == last
@@ -138,12 +138,26 @@ def test_the_last_of_the_four_runs_is_the_committed_one_and_they_differ_as_much_
 
 
 def test_all_pages_state_the_noise_of_these_runs_and_the_same_rule():
-    runs = RESULTS.split("**Noise.**")[1].split("Three standard deviations")[0]
+    runs = RESULTS.split("**Noise.**")[1].split("The last run is")[0]
     linear, knn = (statistics.stdev(map(float, cells(runs, metric)[:4])) for metric in ("linear", "kNN"))
-    for page in ("README.md", "docs/results.md"):
+    quantile = t_quantile(0.5 + CONFIDENCE / 2, 3)
+    needed = [quantile * 2**0.5 * deviation for deviation in (linear, knn)]
+    rule = "must differ by {:.2f} points linear or {:.2f} kNN".format(*needed)
+    for page in ("README.md", "docs/results.md", "docs/findings.md"):
         words = " ".join((ROOT / page).read_text().split())
-        assert f"standard deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
-        assert f"must differ by about {3 * linear:.1f} and {3 * knn:.1f} points to mean anything" in words
+        assert rule in words
+        assert page.endswith("findings.md") or f"deviations of {linear:.2f} points linear and {knn:.2f} kNN" in words
+    assert f"times {quantile:.2f}, because four runs" in " ".join(RESULTS.split())
+    reproduction = (ROOT / "docs/reproduction.md").read_text()
+    for metric, value in zip(("linear", "kNN"), needed, strict=True):
+        assert re.search(rf"^\| CIFAR-10 \| {metric} \| [\d.]+ \| {value:.2f} \|", reproduction, re.MULTILINE)
+
+
+def test_the_results_page_names_the_marks_of_its_table():
+    found = {row["name"]: row["marks"] for row in mixnn.reproduce("main", run=False, results=ROOT / "results")["main"]}
+    assert all("‡" in marks for marks in found.values())
+    assert [name for name, marks in found.items() if "†" in marks] == ["Supervised", "MNN"]
+    assert "all numbers have the mark ‡, and those of Supervised and MNN also †." in " ".join(RESULTS.split())
 
 
 def test_the_readmes_first_screen_has_the_numbers_of_mnn():
@@ -177,8 +191,28 @@ def test_times_are_those_of_the_committed_measurements():
     )
     share, ceiling = f"{one['share_of_ceiling']:.0%}", f"{one['matmul_tflops']:.0f}"
     assert f"{share} of the {ceiling} that a large matrix product reaches" in RESULTS
-    loop = one["plain_loop"]["ms_per_step"]
-    assert f"| {loop:.1f} | {loop / one['ms_per_step']:.1f} times as long |" in RESULTS
+
+
+def test_the_page_on_speed_has_the_committed_measurements():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    peers = read("bench-peers-h200.json")["libraries"]
+    base = peers["mixnn-byol"]["loading"]["ms_per_step"]
+    for name, found in peers.items():
+        ms, ready = found["loading"]["ms_per_step"], f"{found['ready']['ms_per_step']:.1f}"
+        last = "the same" if name.startswith("mixnn") else ready
+        assert f" | {ms:.1f} | {ms / base:.1f} | {last} |\n" in page, name
+    for point in read("bench-growth-h200.json")["points"]:
+        speed = f"{point['ms_per_step']:.2f} | {point['images_per_s']:,} | {point['share_of_ceiling']:.0%}"
+        search = f"{point['search_ms']:.2f} | {point['search_share']:.1%} | {point['peak_memory_gib']:.1f}"
+        assert f" | {speed} | {search} |\n" in page, point["changes"]
+    small, large = read("bench-h200.json"), read("bench-resnet50-224-h200.json")
+    for kind in small["share_by_kernel"] | large["share_by_kernel"]:
+        shares = [one["share_by_kernel"].get(kind) for one in (small, large)]
+        times = zip(shares, (small["ms_per_step"], large["ms_per_step"]), strict=True)
+        cells = ["- | -" if share is None else f"{share * ms:.2f} | {share:.0%}" for share, ms in times]
+        assert f"| {kind} | {' | '.join(cells)} |\n" in page
+    for one in (small, large):
+        assert f"{one['tflops']:.0f} TFLOP/s, {one['share_of_ceiling']:.0%} of the" in page
 
 
 def test_twenty_epochs_are_those_of_the_committed_runs():

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import mixnn
 from mixnn import methods, registry
@@ -483,3 +486,114 @@ def test_the_version_needs_neither_torch_nor_the_entry_points():
     code = "import sys, mixnn.cli; mixnn.cli.main(['--version']); assert not {'torch', 'numpy'} & set(sys.modules)"
     code += "; from mixnn import registry; assert registry._entry_points.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=ENVIRONMENT)
+
+
+# What people write wrong, or differently
+
+
+class OneNeighbor(mixnn.methods.MSF):
+    """MSF with one neighbor."""
+
+    @dataclass(frozen=True)
+    class Options(mixnn.methods.MSF.Options):
+        """A plain default instead of `other_default`, and a plain option of its own."""
+
+        topk: int = 1
+        sharpness: float = 2.0
+
+
+def test_a_plain_default_of_an_option_is_listed_and_checked(capsys, monkeypatch):
+    monkeypatch.setitem(mixnn.METHODS, "one", OneNeighbor)
+    code, out, err = ask(capsys, "methods one")
+    assert code == 0, err
+    assert re.search(r"topk +1 +K, neighbors of an anchor", out)
+    assert re.search(r"sharpness +2\.0", out)
+    assert methods.resolve_options("one", {}, {"topk": "3", "sharpness": "0.5"})["sharpness"] == 0.5
+    for wrong in ({"topk": -1}, {"topk": "many"}, {"sharpness": "very"}):
+        with pytest.raises(mixnn.UserError):
+            methods.resolve_options("one", {}, wrong)
+
+
+def test_a_default_that_would_have_no_effect_is_refused():
+    class Forgotten(mixnn.methods.MSF.Options):  # without @dataclass, or without a type, topk stays 5
+        topk = 1
+
+    class Uses(mixnn.methods.MSF):
+        Options = Forgotten
+
+    with pytest.raises(mixnn.UserError, match=r"put @dataclass\(frozen=True\) above the class.*`topk: int = "):
+        Uses(Net(), support_size=8)
+
+
+def test_neighbors_of_a_method_that_has_none_are_refused(tmp_path: Path, monkeypatch):
+    class Greedy(mixnn.methods.BYOL):
+        """BYOL with a neighbor that it does not have."""
+
+        def loss(self, d):
+            targets = mixnn.functional.unit(torch.cat([d.z_BD[:, None], d.neighbors_BKD[:, :1]], dim=1))
+            weights = torch.tensor([1.0, 0.3])
+            return mixnn.functional.weighted_squared_error(d.p_BD, targets, weights)
+
+    monkeypatch.setitem(mixnn.METHODS, "greedy", Greedy)
+    settings = {name: value for name, value in SMALL.items() if name != "support_size"}
+    with pytest.raises(mixnn.UserError, match=r"has no neighbors: derive it from .* mixnn\.methods\.MSF"):
+        Greedy(Net(), hidden=8)(*torch.randn(2, 4, 3, 8, 8))
+    with pytest.raises(mixnn.UserError, match=r"has no neighbors"):
+        mixnn.pretrain("digits", method="greedy", out=tmp_path / "run", verbose=QUIET, **settings)
+    assert mixnn.methods.MSF(Net(), topk=0, hidden=8, support_size=8)(*torch.randn(2, 4, 3, 8, 8)) > 0  # K = 0 is BYOL
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x + torch.randn(3, x, x), lambda: None, 0.5])
+def test_a_view_that_is_not_a_view_is_refused(tmp_path: Path, monkeypatch, wrong):
+    monkeypatch.setitem(mixnn.VIEWS, "noisy", wrong)
+    with pytest.raises(mixnn.UserError, match=r"the view noisy is not made of the parts of mixnn\.View.*\n.*your own"):
+        mixnn.pretrain("digits", views={"strong": "noisy"}, out=tmp_path / "run", verbose=QUIET, **SMALL)
+
+
+def register_dots(function) -> None:
+    mixnn.DATASETS.register("dots", num_classes=2, size=8, splits={"pretrain": 32, "train": 32, "test": 16})(function)
+
+
+def test_a_data_set_may_return_tensors(tmp_path: Path):
+    rng = torch.Generator().manual_seed(0)
+
+    def dots(_, split):
+        count = 16 if split == "test" else 32
+        return torch.rand(count, 3, 8, 8, generator=rng), torch.arange(count, dtype=torch.int32) % 2, ("no", "yes")
+
+    register_dots(dots)
+    loaded = mixnn.data.load("dots", "test")
+    assert (loaded.images.dtype, loaded.images.shape) == (torch.uint8, (16, 3, 8, 8))
+    assert loaded.labels.tolist() == [0, 1] * 8
+    run = mixnn.pretrain("dots", out=tmp_path / "run", verbose=QUIET, **SMALL | {"backbone": Net(), "epochs": 0})
+    assert mixnn.evaluate(run, protocol="knn", verbose=QUIET)["knn"]["weighted"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (TensorDataset(torch.zeros(32, 3, 8, 8)), r"its function returns TensorDataset\nreturn three things: images"),
+        ((torch.zeros(32, 3, 8, 8), torch.zeros(32)), "its function returns Tensor, Tensor\nreturn three things"),
+        ((torch.zeros(32, 3, 8, 8), torch.zeros(32), ["a"]), "give one integer per image"),
+        ((torch.zeros(32, 3, 8, 8), ["a"] * 32, ["a"]), "give one integer per image"),
+        ((torch.zeros(32, 3, 8, 8), np.zeros(31, int), ["a"]), "give one integer per image"),
+        ((torch.zeros(32, 3, 8, 8), np.ones(32, int), ["a"]), "labels from 1 to 1, and 1 class names"),
+        ((torch.randn(32, 3, 8, 8), np.zeros(32, int), ["a"]), "give uint8, or floats from 0 to 1"),
+    ],
+)
+def test_a_data_set_that_returns_something_else_is_refused_by_name(returned, message):
+    register_dots(lambda *_: returned)
+    with pytest.raises(mixnn.UserError, match=rf"the data set dots, split train: .*{message}"):
+        mixnn.data.load("dots", "train")
+
+
+@pytest.mark.parametrize("words", ["evaluate run --protocol knn", "embed run", "diagnose run", "pretrain --resume run"])
+def test_a_run_on_a_registered_data_set_says_what_to_import(my_code: Path, capsys, monkeypatch, words):
+    code, _, err = ask(capsys, f"pretrain stripes {FLAGS} --set support_size=32 --out run --import my_code.py")
+    assert code == 0, err
+    forget(monkeypatch)
+    code, _, err = ask(capsys, words)
+    assert code == 2
+    assert "unknown data set 'stripes'" in err
+    assert f"if you trust this code, add --import {my_code}" in err
+    assert ask(capsys, f"{words} --import my_code.py")[0] == 0

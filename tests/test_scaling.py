@@ -30,6 +30,17 @@ def test_the_page_has_the_tables_of_the_script(scaling: Any, capsys: pytest.Capt
     assert [table.splitlines()[0] for table in tables if table not in page] == []
 
 
+def test_the_page_has_the_measured_steps_beside_the_model(scaling: Any):
+    page, found = (ROOT / "docs" / "scaling.md").read_text(), json.loads(scaling.MEASURED.read_text())["rows"]
+    for setup in scaling.SETUPS:
+        method, fitted = scaling.build("mnn", setup), scaling.with_times(setup, found)
+        times = {(row["batch_size"], row["nccl"]): row["ms_per_step"] for row in found if row["setup"] == setup.name}
+        for size in sorted({size for size, _ in times}):
+            model = 1e3 * (fitted.fixed + fitted.per_image * size + scaling.head_seconds(method, size))
+            assert f"| {size} | {times[size, False]:.2f} | {times[size, True]:.2f} | {model:.2f} |" in page
+    assert len(found) == 14
+
+
 def test_a_line_is_drawn_through_measured_steps(scaling: Any):
     setup = scaling.SETUPS[0]
     method = scaling.build("mnn", setup)

@@ -3,6 +3,7 @@
 `make docs` builds the site and fails at any warning, which includes links and anchors. Here is what it cannot see.
 """
 
+import ast
 import re
 import shlex
 import tomllib
@@ -12,10 +13,11 @@ import pytest
 import yaml
 
 import mixnn
+from docs.hooks import OUTSIDE
 from docs.pictures import view_times
 from mixnn.cli import main, parse
 from mixnn.methods import METHODS
-from tests.test_readme import ROOT, anchors
+from tests.test_readme import README, ROOT, anchors
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 START = (ROOT / "docs/start.md").read_text()
@@ -40,6 +42,34 @@ def test_links_lead_to_files_and_headings(path: Path):
         assert not anchor or anchor in anchors(target.read_text()), anchor
 
 
+def stray_tags(text: str) -> list[str]:
+    """What a browser would take for a tag outside code: `<` before a letter. Tags that pages need are left out."""
+    text = re.sub(r"^ *```.*?^ *```$|^ {4}.*?$|`[^`]*`|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"<(?!div |img |https?:)[A-Za-z][^\n]*", text)
+
+
+def test_stray_tags_are_seen_and_code_is_left_out():
+    assert stray_tags("so <p, t_i> is linear and <div markdown> is not") == [
+        "<p, t_i> is linear and <div markdown> is not"
+    ]
+    assert not stray_tags("`<p>` and a < b\n```\n<p>\n```\n\n    <p>\n<!-- begin x -->")
+
+
+@pytest.mark.parametrize("path", [*PAGES, *(ROOT / name for name in OUTSIDE if name.endswith(".md"))], ids=str)
+def test_a_page_has_no_stray_tags(path: Path):
+    assert not stray_tags(path.read_text())
+
+
+def test_docstrings_on_the_page_of_modules_have_no_stray_tags():
+    shown = re.findall(r"^::: (mixnn[a-z_.]+[a-z])", (ROOT / "docs/modules.md").read_text(), re.MULTILINE)
+    paths = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in shown]
+    assert ROOT / "mixnn/functional.py" in paths
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                assert not stray_tags(ast.get_docstring(node) or ""), f"{path}: {getattr(node, 'name', '')}"
+
+
 def test_the_list_of_all_pages_is_complete():
     listed = (ROOT / "docs/index.md").read_text().split("## All pages")[1]
     pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md", "modules.md"}  # GitHub shows no modules
@@ -50,6 +80,27 @@ def test_the_first_page_counts_the_methods():
     words = (ROOT / "docs/index.md").read_text()
     assert len(METHODS) - 1 == 11
     assert "Eleven self-supervised methods" in words
+
+
+def test_the_first_page_has_the_numbers_of_the_others():
+    words = " ".join((ROOT / "docs/index.md").read_text().split())
+    count, of = re.findall(r"Training adds to the start on (\d+) of (\d+)\.", (ROOT / "docs/folders.md").read_text())[0]
+    assert f"better on {count} of [{of} test folders](folders.md#what-it-gives)" in words
+    assert f"on {count} of [{of} folders](docs/folders.md#what-it-gives)" in " ".join(README.split())
+    faults = re.findall(r"`make chaos`: (\d+) faults", (ROOT / "docs/robustness.md").read_text())[0]
+    assert f"[{faults} faults](robustness.md)" in words
+    summary = (ROOT / "docs/findings.md").read_text().split("begin summary")[1].split("end summary")[0]
+    assert "Most of the paper's comparisons [need more runs](findings.md)." in words
+    counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) ", summary, re.MULTILINE))
+    assert int(counts["cannot tell"]) + int(counts["not run"]) > sum(map(int, counts.values())) / 2
+
+
+def test_a_page_has_one_name_in_the_menu_and_as_its_title():
+    """On the pages about folders, which are easily mixed up."""
+    menu = (ROOT / "mkdocs.yml").read_text().replace('"', "")
+    for page in ("tutorial", "folders", "data", "model-cards"):
+        title = (ROOT / f"docs/{page}.md").read_text().splitlines()[0].removeprefix("# ")
+        assert f"- {title}: {page}.md\n" in menu
 
 
 @pytest.mark.parametrize("page", ["index.md", "numbers.md", "scaling.md"])

@@ -2,8 +2,8 @@
 
 To save time, the test writes fewer digits, encodes them at 32 pixels, pretends that a step takes ten seconds, so that
 the time budget buys two dozen, and draws the learning curve of `classify` from fewer samples. What depends on luck in
-such a small run is fixed: the judgement never finds harm, and `classify` uses raw pixels before training and the run
-after it, as on the page. Output is compared with the page except for numbers and for which of two classifiers was kept.
+such a small run is fixed: the judgement never finds harm, and `classify` always uses the run, as on the page. Output is
+compared with the page except for numbers and for which of two classifiers was kept.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ import torch
 import mixnn
 from mixnn.apps.classify import classify as classifying
 from mixnn.apps.classify.classifiers import train_classifier
-from mixnn.apps.classify.features import RUN, START
+from mixnn.apps.classify.features import RUN
 from mixnn.cli import VERBS, command, main, parse
 from mixnn.progress import Reporter
 from mixnn.runs import start
@@ -113,12 +112,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SAMPLE": 32, "MIN_RETRIEVAL": 0.0, "MIN_RANK": 0.0, "MAX_FIRST": 1.0}.items():
         monkeypatch.setattr(judgement, name, value)
     monkeypatch.setattr(classifying, "train_classifier", functools.partial(train_classifier, draws=2))
-
-    def best_features(comparison: dict[str, Any]) -> str:
-        rows = comparison["accuracy"]
-        return RUN if START in rows else next(name for name in rows if name != RUN)
-
-    monkeypatch.setattr(classifying, "best_features", best_features)
+    monkeypatch.setattr(classifying, "best_features", lambda _: RUN)
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

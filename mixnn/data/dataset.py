@@ -39,7 +39,15 @@ from mixnn.data.folder import (
     sample_stats,
     sorted_classes,
 )
-from mixnn.data.image_set import NORMALIZATIONS, FolderSummary, ImageSet, Triple, channel_stats, read_normalization
+from mixnn.data.image_set import (
+    NORMALIZATIONS,
+    Arrays,
+    FolderSummary,
+    ImageSet,
+    Triple,
+    channel_stats,
+    read_normalization,
+)
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
 from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
 from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
@@ -218,10 +226,11 @@ class NamedDataset(Dataset):
 
     def _load(self, split: str, size: int) -> ImageSet:  # noqa: ARG002  (its images have one size)
         spec, folder = self.spec, self.spec.locate(self.root)
-        images, labels, classes = spec.read(folder, split)
+        images, labels, classes = _read_split(spec, folder, split)
         mean, std = spec.mean, spec.std
         if mean is None or std is None:
-            training = images if split == "train" and self.pretrain_is_train else spec.read(folder, "pretrain")[0]
+            is_training = split == "train" and self.pretrain_is_train
+            training = images if is_training else _read_split(spec, folder, "pretrain")[0]
             mean, std = channel_stats(torch.from_numpy(training))
         return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), None, classes, mean, std, spec.mirror)
 
@@ -231,6 +240,38 @@ class NamedDataset(Dataset):
         names = loaded.names or [f"{self.name}/{split}/{i}" for i in range(len(loaded))]
         labels = {n: loaded.classes[y] for n, y in zip(names, loaded.labels.tolist(), strict=True) if y >= 0}
         return ImageArrays(f"{self.name}, {split}", names, labels, arrays=loaded.images[:].numpy(), is_named=True)
+
+
+def _read_split(spec: DatasetSpec, folder: Path, split: str) -> Arrays:
+    """What the reader of a data set returns, as arrays; UserError that names the data set if it is something else."""
+    name, found = f"the data set {spec.name}, split {split}", spec.read(folder, split)
+    try:
+        return _as_arrays(found)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _as_arrays(found: Any) -> Arrays:
+    is_triple = isinstance(found, tuple | list) and len(found) == 3
+    if not is_triple or not isinstance(found[0], np.ndarray | torch.Tensor):
+        parts = found if isinstance(found, tuple | list) and len(found) < 5 else [found]
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise UserError(
+            f"its function returns {kinds}\n"
+            f"return three things: images {LAYOUTS} as an array or a tensor, labels (M), and the names of the classes"
+        )
+    images, labels, classes = found
+    is_ready = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3
+    images = images if is_ready else np.array(uint8_images(images))  # a copy: torch wants arrays that can be written
+    labels = labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise UserError(
+            f"{len(images)} images, and labels {labels.shape} of {labels.dtype}: give one integer per image"
+        )
+    if len(labels) and not -1 <= labels.min() <= labels.max() < len(classes):
+        limits = f"from {labels.min()} to {labels.max()}"
+        raise UserError(f"labels {limits}, and {len(classes)} class names: give -1 (unknown) to {len(classes) - 1}")
+    return images, labels.astype(np.int64, copy=False), list(classes)
 
 
 @dataclass

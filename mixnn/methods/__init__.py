@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from mixnn.config import make
+from mixnn.config import fields_of, make, option, other_default
 from mixnn.methods.byol import BYOL
 from mixnn.methods.cmsf import CMSF
 from mixnn.methods.contract import About, Aux, Batch, Method
@@ -55,6 +55,8 @@ __all__ = [
     "explain",
     "find",
     "has_support",
+    "option",
+    "other_default",
     "overview",
     "passes",
     "resolve_options",
@@ -162,17 +164,17 @@ def explain(name: str) -> str:
 def describe(name: str) -> list[dict[str, str]]:
     """A row per option of a method: name, default, values, meaning, source."""
     rows = []
-    for f in dataclasses.fields(find(name).Options):
-        meta = f.metadata
-        numbers = ["a number"] if meta["choices"] and math.isfinite(meta["high"]) else []
-        values = "|".join([*meta["choices"], *numbers])
+    options: Any = find(name).Options
+    for field in fields_of(options).values():
+        param = field.param
+        numbers = ["a number"] if param.choices and math.isfinite(param.high) else []
         rows.append(
             {
-                "name": f.name,
-                "default": str(f.default),
-                "values": values,
-                "meaning": meta["help"],
-                "source": meta["source"],
+                "name": field.name,
+                "default": str(field.default),
+                "values": "|".join([*param.choices, *numbers]),
+                "meaning": param.help,
+                "source": param.source,
             }
         )
     return rows

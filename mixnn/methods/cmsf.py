@@ -93,9 +93,9 @@ class CMSF(Mixture):
         return (first, second, second) if self.has_third_view(self.options) else (first, second)
 
     def loss(self, d: Direction) -> Tensor:
-        lists = [neighbors.z_BKD for neighbors in d.neighbor_lists] or [d.neighbors_BKD]
         losses = [
-            F.weighted_squared_error(d.p_BD, self.targets(d, list_BKD), self.weights(d, list_BKD)) for list_BKD in lists
+            F.weighted_squared_error(d.p_BD, self.targets(d, found.z_BKD), self.weights(d, found.z_BKD))
+            for found in d.neighbor_lists
         ]
         return torch.stack(losses).mean()
 

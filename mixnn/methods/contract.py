@@ -63,13 +63,19 @@ class Direction(NamedTuple):
     q_BD: Tensor
     p_BD: Tensor
     z_BD: Tensor
-    neighbor_lists: tuple[NeighborList, ...]  # CMSF has two, most methods one, some none
+    neighbor_lists: tuple[NeighborList, ...]  # CMSF has two, most methods one; none without the options of neighbors
     support_QD: Tensor  # the support set as this direction searches it, raw; Q = 0 without one
     draws: dict[str, Tensor]
 
     @property
     def neighbors_BKD(self) -> Tensor:
-        return self.neighbor_lists[0].z_BKD if self.neighbor_lists else self.z_BD[:, None][:, :0]
+        """Neighbors of z, raw and nearest first; K is 0 with topk=0."""
+        if not self.neighbor_lists:
+            raise UserError(
+                "this method has no neighbors: derive it from one that has, such as mixnn.methods.MSF or MNN, "
+                "or from their Options"
+            )
+        return self.neighbor_lists[0].z_BKD
 
 
 class DirectionRecord(NamedTuple):
@@ -88,15 +94,16 @@ class DirectionRecord(NamedTuple):
         """Copies without gradient: a compiled step that returns views of its tensors has crashed torch 2.13."""
         with torch.no_grad():
             rows = [
-                (d.q_BD, d.p_BD, d.z_BD, *(d.neighbor_lists[0] if d.neighbor_lists else _no_neighbors(d)))
+                (d.q_BD, d.p_BD, d.z_BD, *(d.neighbor_lists[0] if d.neighbor_lists else no_neighbors(d.z_BD)))
                 for d in directions
             ]
             return DirectionRecord(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
-def _no_neighbors(d: Direction) -> NeighborList:
-    none = torch.zeros(len(d.z_BD), 0, dtype=torch.long, device=d.z_BD.device)
-    return NeighborList(none, d.neighbors_BKD, none, none)
+def no_neighbors(z_BD: Tensor) -> NeighborList:
+    """An empty list for each anchor: K = 0."""
+    none = torch.zeros(len(z_BD), 0, dtype=torch.long, device=z_BD.device)
+    return NeighborList(none, z_BD[:, None][:, :0], none, none)
 
 
 class Aux(NamedTuple):

@@ -20,7 +20,16 @@ from mixnn import functional as F
 from mixnn.config import Checked, UserError, method_option, option
 from mixnn.device import full_precision, side_stream, wait_side_stream
 from mixnn.dist import PartialBatch
-from mixnn.methods.contract import VIEW_PAIRS, Aux, Batch, Direction, DirectionRecord, Method, NeighborList
+from mixnn.methods.contract import (
+    VIEW_PAIRS,
+    Aux,
+    Batch,
+    Direction,
+    DirectionRecord,
+    Method,
+    NeighborList,
+    no_neighbors,
+)
 from mixnn.nn.encoder import Student, Teacher, mlp
 from mixnn.nn.support_set import Rows, SupportSet
 
@@ -196,7 +205,11 @@ class Siamese(Method):
     ) -> Direction:
         q_BD, p_BD, z_BD = embeddings.q[a], embeddings.p[a], embeddings.z[b]
         supports = self.searched_rows(i, push)
-        lists = self.search(i, z_BD, supports, embeddings, batch) if supports and self.topk else ()
+        lists: tuple[NeighborList, ...] = ()
+        if supports and self.topk:
+            lists = self.search(i, z_BD, supports, embeddings, batch)
+        elif isinstance(self.options, Neighbors):  # topk=0
+            lists = (no_neighbors(z_BD),)
         support_QD = supports[0].z_QD if supports else z_BD[:0]
         return Direction(i, q_BD, p_BD, z_BD, lists, support_QD, batch.draws)
 

@@ -49,6 +49,7 @@ class Claim:
     chain: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     above: float | None = None
+    reads: str = ""
     equal: float = 0.0
     across: tuple[str, ...] = ()
 
@@ -175,9 +176,12 @@ def read_measure(run: Summary, measure: str) -> float | None:
 
 
 def judge_claims(finished: Summaries, claims: Iterable[Claim] | None = None) -> list[Verdict]:
-    """Every claim on every data set of the paper on which anything was run; by default the paper's, then ours."""
+    """Every claim on every data set of the paper on which anything was run; by default the paper's, then ours.
+
+    If nothing was run, every claim is "not run" on the first data set.
+    """
     evidence = Evidence(finished)
-    present = {summary["config"]["data"] for summary in finished.values()}
+    present = {summary["config"]["data"] for summary in finished.values()} & set(PAPER_DATASETS) or PAPER_DATASETS[:1]
     verdicts = []
     for claim in claims if claims is not None else [claim for group in CLAIMS.values() for claim in group]:
         if claim.across:
@@ -202,7 +206,9 @@ def judge(claim: Claim, data: str, evidence: Evidence) -> Verdict:
     if len(done) == len(judged) or worst.verdict.endswith(FAILS):
         return worst
     return dataclasses.replace(
-        worst, verdict=UNDECIDED, basis=f"{worst.basis}; {len(done)} of {len(judged)} comparisons"
+        worst,
+        verdict=UNDECIDED,
+        basis=f"{worst.basis}; only {len(done)} of {len(judged)} comparisons {'was' if len(done) == 1 else 'were'} run",
     )
 
 
@@ -281,13 +287,20 @@ def number_form(claim: Claim) -> Callable[[float], str]:
     return ("{:+.2f}" if claim.is_accuracy else "{:+.3f}").format
 
 
+def difference_text(verdict: Verdict) -> str:
+    """The difference with its sign or, if the claim says how it reads, in words: "the loss is 0.055 lower"."""
+    assert verdict.interval is not None
+    text = number_form(verdict.claim)(verdict.interval.mean)
+    return verdict.claim.reads.format(text[1:]) if verdict.claim.reads and text.startswith("+") else text
+
+
 def texts(verdict: Verdict) -> tuple[str, ...]:
     """A verdict as text, in COLUMNS."""
     number = number_form(verdict.claim)
     difference = ""
     if verdict.interval is not None:
-        mean, low, high = verdict.interval
-        difference = number(mean) + (f" [{number(low)}, {number(high)}]" if low < high else "")
+        _, low, high = verdict.interval
+        difference = difference_text(verdict) + (f" [{number(low)}, {number(high)}]" if low < high else "")
         difference += f": {verdict.decisive}" if len(verdict.claim.comparisons()) > 1 else ""
     paper = "" if verdict.paper is None else number(verdict.paper)
     return verdict.claim.label, verdict.data, difference, paper, verdict.basis, verdict.verdict
@@ -324,4 +337,5 @@ def print_claims(verdicts: Sequence[Verdict], form: str) -> None:
                 print(*[claim] * (claim != last), f"  {data}: {verdict}. {about} ({runs})", sep="\n")
                 last = claim
     if missing := not_run(verdicts):
-        print("\n".join(["", "Not run on any data set:", *(f"- {label}" for label in missing)]))
+        blank = [""] if any(verdict.verdict != NOT_RUN for verdict in verdicts) else []
+        print("\n".join([*blank, "Not run on any data set:", *(f"- {label}" for label in missing)]))

@@ -23,6 +23,7 @@ from mixnn.paper.claims import (
     Claim,
     Evidence,
     Verdict,
+    difference_text,
     judge_claims,
     markdown_claims,
     not_run,
@@ -30,15 +31,15 @@ from mixnn.paper.claims import (
     row_of,
 )
 from mixnn.paper.figures import figures
-from mixnn.paper.plan import Summaries, load_finished, runs_of
-from mixnn.paper.provenance import find_commits, read_commits
+from mixnn.paper.plan import RunKey, Summaries, key_of, load_finished, runs_of
+from mixnn.paper.provenance import MEANINGS, find_commits, marks_of, read_commits
 from mixnn.paper.render import as_markdown, fill
 from mixnn.paper.statistics import CONFIDENCE, t_quantile
 from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 from mixnn.progress import Reporter
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
-PAGES = tuple(Path("docs") / f"{name}.md" for name in ("reproduction", "findings", "reweighting"))
+PAGES = tuple(Path("docs") / f"{name}.md" for name in ("reproduction", "findings", "reweighting", "numbers"))
 RESULTS = Path("results")
 BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
@@ -59,6 +60,7 @@ FIGURES = (
     ("ours", "all methods over epochs; their purity; the main table", ("methods", "purity-methods", "main")),
     ("ours", "accuracy against the neighbors' share of the loss", ("share",)),
 )
+MAX_NAMED = 5  # runs in a list; more are only counted
 NEEDS_RUN = ("examples", "tsne")  # these are drawn from a run folder, not from results
 
 
@@ -198,7 +200,26 @@ def distances(sources: Sources) -> str:
             bounds = " to ".join(dict.fromkeys(f"{limit(found.values()):+.2f}" for limit in (min, max)))
             label = PROTOCOLS[protocol].label
             rows.append([NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
-    return markdown_table(["data", "", "methods", "ours minus theirs", "median distance", "over a point"], rows)
+    return markdown_table(
+        ["data", "", "methods", "ours minus theirs", "median absolute difference", "over a point"], rows
+    )
+
+
+def marked(sources: Sources) -> str:
+    """How many of the finished runs have each mark, with their names if these are few."""
+    evidence, commits = sources.evidence, read_commits(sources.results)
+    runs: dict[RunKey, tuple[str, str]] = {}  # the first row that shows a run, and the run's marks
+    for data in data_sets(evidence.finished):
+        for row in (row for table in TABLES.values() for row in table.rows):
+            for run in runs_of(row, data, evidence.seeds, {}, evidence.finished):
+                runs.setdefault(key_of(run), (f"{row.name} on {NAMES[data]}", marks_of([run], commits)))
+    lines = []
+    for mark, meaning in MEANINGS.items():
+        names = [name for name, marks in runs.values() if mark in marks]
+        amount = f"all {len(runs)}" if len(names) == len(runs) else f"{len(names)} of {len(runs)}"
+        few = f" ({', '.join(dict.fromkeys(names))})" if 0 < len(names) <= MAX_NAMED else ""
+        lines.append(f"- **{mark}** {meaning}: {amount} results{few}.")
+    return "\n".join(lines)
 
 
 def leads(sources: Sources) -> str:
@@ -334,7 +355,7 @@ def _in_short(verdict: Verdict | None) -> str:
     several, unfinished = len(verdict.claim.comparisons()) > 1, verdict.basis.partition("; ")[2]
     head = f"{verdict.verdict}:" if verdict.verdict == claims.UNDECIDED else f"**{verdict.verdict}:**"
     paper = "" if verdict.paper is None else f" (paper {number(verdict.paper)})"
-    parts = [f"{head} {number(verdict.interval.mean)}{paper}", *[verdict.decisive] * several]
+    parts = [f"{head} {difference_text(verdict)}{paper}", *[verdict.decisive] * several]
     parts += [unfinished] * bool(unfinished)
     parts += ["noise unknown"] * (verdict.interval.low == verdict.interval.high)
     return ", ".join(parts)
@@ -354,10 +375,21 @@ def _finding(says: str, form: str, *numbers: tuple[str, Column]) -> Block:
             else:
                 verdict = ", ".join(f"{value} ({protocol})" for protocol, value in verdicts.items())
             if all(texts):
-                lines.append(f"- {NAMES[data]}: {form.format(*texts)} Verdict: {verdict}.")
+                why = _why_undecided([v for v in judged if v])
+                lines.append(f"- {NAMES[data]}: {form.format(*texts)} Verdict: {verdict}{why}.")
         return "\n".join(lines)
 
     return block
+
+
+def _why_undecided(verdicts: Sequence[Verdict]) -> str:
+    """Why these verdicts are "cannot tell": how well the differences are known. Empty if all are decided."""
+    known = [
+        f"±{(v.interval.high - v.interval.low) / 2:.2f} {PROTOCOLS[v.claim.measure].label}"
+        for v in verdicts
+        if v.verdict == claims.UNDECIDED and v.interval
+    ]
+    return f", because the difference is known only to {' and '.join(known)}" if known else ""
 
 
 def drawn_figures(sources: Sources) -> str:
@@ -409,6 +441,7 @@ BLOCKS: dict[str, Block] = {
     "own-claims": _verdict_table("ours"),
     "reweighting": _verdict_table("ours", CONTROL),
     "coverage": coverage,
+    "marked": marked,
     "noise": noise,
     "distances": distances,
     "leads": leads,

@@ -24,8 +24,8 @@ COMMITS = "commits.json"
 # Marks in tables, and what they mean.
 UNCOMMITTED, NO_DIGEST = "†", "‡"
 MEANINGS = {
-    UNCOMMITTED: "the code that made the number is not known to be a commit",
-    NO_DIGEST: "the result does not record which code made the number, so that code may have changed since",
+    UNCOMMITTED: "no commit is known for the code that made the number, which is normal for an installed package",
+    NO_DIGEST: "the run is older than the records of its training code, so that code may have changed since",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mixnn.paper.plan import Summaries, Summary, accuracy, best_accuracy, changed_settings, precision_of, runs_of
 from mixnn.paper.provenance import MEANINGS, marks_of
-from mixnn.paper.tables import PROBE_EPOCHS, PROTOCOLS, Row, Table, published
+from mixnn.paper.tables import PAPER_DATASETS, PROBE_EPOCHS, PROTOCOLS, TABLES, Row, Table, published
 from mixnn.progress import print_table
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -202,6 +202,8 @@ def _long_heads(columns: Sequence[tuple[str, str]]) -> list[str]:
 def _footnotes(table: FilledTable) -> list[str]:
     """Notes of rows, which numbers were compared, what is open, and what the marks mean."""
     rows, found = table.rows, notes(table.rows)
+    if table.name in TABLES and table.data not in PAPER_DATASETS:
+        found.append(f"The paper has no numbers on {table.data}.")
     compared = [(row, p, row[p]) for row in rows for p in PROTOCOLS if row[p]["difference"] is not None]
     if any(cell["leaky"] is not None for *_, cell in compared):
         found.append("Differences are to the authors' numbers in the leaky order, or to their only run.")

@@ -34,8 +34,8 @@ from mixnn.config import (
 from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
-from mixnn.files import expand, try_lock
-from mixnn.paper.claims import judge_claims, print_claims
+from mixnn.files import PACKAGE, expand, try_lock
+from mixnn.paper.claims import NOT_RUN, judge_claims, print_claims
 from mixnn.paper.plan import (
     PlannedRun,
     Summaries,
@@ -50,9 +50,9 @@ from mixnn.paper.plan import (
     resolve_data,
     valid_results,
 )
-from mixnn.paper.provenance import is_trained_by_other_code, read_commits, stale_protocols, stale_runs
+from mixnn.paper.provenance import COMMITS, is_trained_by_other_code, read_commits, stale_protocols, stale_runs
 from mixnn.paper.render import FORMATS, fill, print_tables
-from mixnn.paper.tables import ORDERS, PROBE_EPOCHS, Row, Table, in_leaky_order, tables_with
+from mixnn.paper.tables import ORDERS, PAPER_DATASETS, PROBE_EPOCHS, TABLES, Row, Table, in_leaky_order, tables_with
 from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
@@ -124,8 +124,9 @@ def reproduce(
     if claims:
         if table or settings:
             raise UserError(f"{setting('claims', True)} takes all finished runs: leave out the table and the settings")
-        _warn_without_folder(expand(results), reporter)
         judged = judge_claims(load_finished(expand(results), probe_epochs))
+        if all(verdict.verdict == NOT_RUN for verdict in judged):
+            _warn_without_runs(expand(results), reporter)
         return Reproduction(
             {"claims": [verdict.as_dict() for verdict in judged]}, partial(print_claims, judged, output)
         )
@@ -146,8 +147,10 @@ def reproduce(
     folders = expand(results), expand(runs)
     runner = Runner(*folders, protocols, probe_epochs, reporter, stale)
     needed, finished = plan(chosen, data, seeds or [0], settings), runner.load_finished()
-    if dry_run or not run:
-        _warn_without_folder(runner.results, reporter)
+    fingerprints = {other.fingerprint for planned in needed for other in planned.either()}
+    if (dry_run or not run) and not any(fingerprint in fingerprints for fingerprint, _ in finished):
+        is_papers = data in PAPER_DATASETS and not settings and any(t.name in TABLES for t in chosen)
+        _warn_without_runs(runner.results, reporter, is_papers)
     if dry_run:
         return Reproduction({}, runner.plan(needed, finished))
     missing = [planned.here() for planned in needed if runner.missing_protocols(planned, finished)] if run else []
@@ -186,10 +189,20 @@ def show_reproduce(reproduction: Reproduction) -> None:
         raise UserError(reproduction.problem)
 
 
-def _warn_without_folder(results: Path, reporter: Reporter) -> None:
-    if not results.is_dir():
-        another = f"use {setting('results', 'FOLDER')} for another"
-        reporter.warn(f"no finished runs: there is no folder {results.absolute()}; {another}")
+def _warn_without_runs(results: Path, reporter: Reporter, is_papers: bool = True) -> None:
+    """Say that the folder has no finished run to show and, if the paper's are asked for, where those are."""
+    here, folder = results.is_dir(), results.absolute()
+    problem = (
+        f"{folder} has no finished runs of the paper" if here else f"no finished runs: there is no folder {folder}"
+    )
+    committed = PACKAGE.parent / "results"
+    if is_papers and (committed / COMMITS).is_file():
+        reporter.warn(f"{problem}; use {setting('results', str(committed))} to see the committed ones")
+    elif is_papers:
+        advice = f"run this in a checkout of it, or use {setting('results', 'FOLDER')}"
+        reporter.warn(f"{problem}; the committed ones are in results/ of mixnn's repository: {advice}")
+    elif not here:
+        reporter.warn(f"{problem}; use {setting('results', 'FOLDER')} for another")
 
 
 # What the user asks for, checked before anything runs

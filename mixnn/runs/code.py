@@ -3,8 +3,8 @@
 A result stores both digests. If one differs from today's, the number may differ too, and `reproduce` says so.
 
 A digest covers what the code does and not how it is written. Comments, docstrings, formatting, the texts of errors and
-what is said to the user are left out, so that rewording them does not make results look outdated. Renaming a variable
-or moving a function does: a digest cannot know that the numbers stay the same.
+options, and what is said to the user are left out, so that rewording them does not make results look outdated. Renaming
+a variable or moving a function does: a digest cannot know that the numbers stay the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mixnn.files import PACKAGE
 
 # Relative to the package; a folder stands for all its files. The method's own file and its bases' are added.
 TRAINING = (
-    *("functional.py", "augment.py", "diagnostics.py", "dist.py", "nn", "methods/mixture.py"),
+    *("functional.py", "augment.py", "augment_kernels.py", "diagnostics.py", "dist.py", "nn", "methods/mixture.py"),
     *("training/step.py", "training/trainer.py", "training/schedule.py"),
     *("training/optimizers.py", "training/prefetch.py", "training/views.py"),
 )
 EVALUATION = (
-    *("functional.py", "augment.py", "dist.py", "nn", "runs/encoder.py"),
+    *("functional.py", "augment.py", "augment_kernels.py", "dist.py", "nn", "runs/encoder.py"),
     *("evaluation/features.py", "evaluation/knn.py", "evaluation/linear.py", "evaluation/neighbors.py"),
 )
 FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of a method's bases that are not ours
@@ -81,6 +81,9 @@ def _words(node: object) -> Iterator[str]:
         yield f"{type(node).__name__} {node!r}"
     elif isinstance(node, ast.Raise):
         yield "Raise"
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "option":
+        yield "option"  # what it is for and where it comes from, the second and third argument, are texts
+        yield from _words([*node.args[:1], *node.keywords])
     elif not _is_text(node):
         yield type(node).__name__
         for name, value in ast.iter_fields(node):

@@ -308,7 +308,11 @@ class Run:
                 f"{self.path} was trained on {data}, images in memory that a run folder does not store\n"
                 f"give the same images again, in Python: {again}"
             )
-        if not hint and not Path(data).is_absolute():  # folders are stored as absolute paths
+        is_name = not Path(data).is_absolute()  # folders are stored as absolute paths
+        if is_name and self.config.imports:
+            with self.naming_imports():
+                DATASETS.find(data)
+        if is_name and not hint:
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from mixnn.config import Config, UserError
+from mixnn.config import Config, UserError, calling
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
+from mixnn.data.shards import is_shards
 from mixnn.files import check_folder_makeable, expand
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs.checkpoint import list_checkpoints
@@ -34,6 +35,9 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     """A run; or a folder of images, which stands for a run with the ImageNet encoder as it comes."""
     if isinstance(run, Run):
         return run
+    if is_shards(str(run)):
+        train = calling("pretrain", str(run))
+        raise UserError(f"{run} are shards, which have no encoder yet: train one with `{train}` and give its run")
     path = expand(run)
     if path.is_file():
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")

@@ -13,7 +13,17 @@ import torch
 
 from mixnn import dist, methods
 from mixnn.augment import VIEWS
-from mixnn.config import Config, UserError, checked, fields_of, make, method_option, setting, unknown
+from mixnn.config import (
+    Config,
+    UserError,
+    check_augmentation,
+    checked,
+    fields_of,
+    make,
+    method_option,
+    setting,
+    unknown,
+)
 from mixnn.data import DATASETS, Dataset, ImageSet, open_dataset
 from mixnn.data.image_set import read_normalization
 from mixnn.device import pick_device
@@ -59,6 +69,7 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     dataset = data if isinstance(data, Dataset) else open_data(data, settings)
     recipe = dict(dataset.recipe or {})
     recipe_options = dict(recipe.pop("options", {}))
+    check_augmentation(settings.get("augmentation", {}))
     augmentation = {view: dict(parts) for view, parts in settings.get("augmentation", {}).items()}
     for choice in choices(dataset, options, settings, num_images):
         view, _, part = choice.name.partition(".")

@@ -18,8 +18,9 @@ Recipe = Mapping[str, Any]
 AUTO = "auto"
 
 # Direction 1>2 alone costs half a step and has the better targets, of weak views. Crops of 3/4 of the side cost 56% and
-# show objects at about the size that whole images show them. Blur destroys much of an image of 32 pixels.
-_FEWER_PIXELS: Recipe = {
+# show objects at about the size that whole images show them. Blur destroys much of an image of 32 pixels. Muon learned
+# more per epoch than SGD, and as much per second. Not measured at full length yet (notes/log.md).
+_SHORT: Recipe = {
     "symmetric": False,
     "resolution": "75%:0.9",
     "batch_size": 512,
@@ -28,11 +29,14 @@ _FEWER_PIXELS: Recipe = {
     "weak_flip": 0.5,
     "momentum": 0.98,
     "momentum_end": 1.0,
+    "optimizer": "muon",
+    "lr": 0.012,
+    "weight_decay": 0.0,
 }
 RECIPES: dict[str, Recipe] = {
     "paper": {},
-    "fast": {"epochs": 300, **_FEWER_PIXELS},
-    "best": {"epochs": 560, **_FEWER_PIXELS},
+    "fast": {"epochs": 200, **_SHORT},
+    "best": {"epochs": 360, **_SHORT},
 }
 
 
@@ -42,6 +46,8 @@ def recipe_choices(name: str, method: str, options: Mapping[str, Any], given: Co
     `options` are those of the method that the user gave; `given` has the names of all that the user gave.
     """
     cls, recipe = methods.find(method), RECIPES["paper" if name == AUTO else name]
+    if "optimizer" in given:  # another one needs other rates
+        given = {*given, "lr", "weight_decay"}
     known = (fields_of(Config).keys() - cls.recipe.keys()) | {field.name for field in fields(cls.Options)}
     views = methods.views_of(method, methods.resolve_options(method, recipe, options)) if recipe else ()
     return [

@@ -90,8 +90,20 @@ def _changed(view: View, changes: Mapping[str, Any]) -> View:
 
 
 def _make_view(kind: str, size: int, settings: Mapping[str, Any]) -> View:
-    made = VIEWS.find(kind)
+    """The view of this name, from a View or a function of its size; UserError if it is neither."""
+    made: Any = VIEWS.find(kind)
+    reason = ""
     if not isinstance(made, View):
-        known = inspect.signature(made).parameters
-        made = made(size, **{name: value for name, value in settings.items() if name in known})
+        try:
+            known = inspect.signature(made).parameters
+            made = made(size, **{name: value for name, value in settings.items() if name in known})
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+    if not isinstance(made, View):
+        reason = reason or f"it gives a {type(made).__name__}"
+        raise UserError(
+            f"the view {kind} is not made of the parts of mixnn.View ({reason})\n"
+            "register a View, or a function that takes the size and returns a View; "
+            "other operations need a training loop of your own"
+        )
     return replace(made, size=size)

@@ -226,7 +226,7 @@ def test_the_threshold_is_so_near_that_about_one_pair_reaches_it_by_chance():
         near, far = (1 - np.median(cos[:, k]) for k in (10, 20))
         assert 1 - threshold == pytest.approx(near / 2000 ** np.log2(far / near), rel=0.05)
         assert (np.triu(bank @ bank.T, 1) >= threshold).sum() <= most
-        assert "times nearer than an image usually is to its neighbor number 10" in why
+        assert "times closer than an image and its neighbor number 10 usually are (" in why
     many = random_unit(200, 64)
     cos = np.sort(many.astype(np.float64) @ many.T, axis=1)[:, ::-1]
     assert similarity.default_threshold(many)[0] == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 5, abs=2e-3)

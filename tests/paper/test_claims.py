@@ -144,7 +144,7 @@ def test_the_worst_of_several_comparisons_decides():
     assert (undecided.verdict, undecided.decisive) == ("cannot tell", "MNN over BYOL")
     assert verdict(claim, {MNN: mnn, MSF: close, BYOL: better}).verdict == "does not hold"
     partly = verdict(claim, {MNN: mnn, MSF: good})
-    assert (partly.verdict, partly.basis) == ("cannot tell", "3 + 3, paired by seed; 1 of 2 comparisons")
+    assert (partly.verdict, partly.basis) == ("cannot tell", "3 + 3, paired by seed; only 1 of 2 comparisons was run")
     assert verdict(claim, {MNN: mnn, MSF: better}).verdict == "does not hold", "one is enough"
 
 
@@ -232,6 +232,19 @@ def test_the_command_prints_each_claim_with_its_verdict(form, capsys):
         (gradient,) = (r for r in found if "gradient stopped" in r["claim"]["says"] and r["data"] == "cifar10")
         assert gradient["verdict"] == "holds"
         assert gradient["interval"]["low"] > 3
+
+
+def test_without_runs_every_claim_is_listed_as_not_run(tmp_path, capsys):
+    assert mixnn.cli.main(["reproduce", "--claims", "--results", str(tmp_path)]) == 0
+    heading, *listed = capsys.readouterr().out.splitlines()
+    assert heading == "Not run on any data set:"
+    assert listed == [f"- {claim.label}" for claim in EVERY]
+
+
+def test_a_difference_is_printed_in_the_claims_own_words():
+    claim = Claim("lowers the loss", "loss", better=(MSF,), worse=(MNN,), reads="the loss is {} lower")
+    assert claims.texts(verdict(claim, {MNN: [0.5], MSF: [0.6]}))[2] == "the loss is 0.100 lower"
+    assert claims.texts(verdict(claim, {MNN: [0.6], MSF: [0.5]}))[2] == "-0.100", "not as claimed"
 
 
 def test_claims_take_no_table_and_no_settings():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mixnn.cli
+from mixnn import functional as F
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper import claims, pages
 from mixnn.paper.claims import Evidence, judge_claims
@@ -45,10 +46,12 @@ def test_every_data_set_with_results_has_its_page_of_tables_as_the_command_print
         assert capsys.readouterr().out == written[RESULTS / pages.tables_page(data)]
 
 
-def test_the_pages_have_every_block_once():
-    page = "".join((ROOT / path).read_text() for path in pages.PAGES)
-    assert sorted(re.findall(r"<!-- begin (.*?) -->", page)) == sorted(pages.BLOCKS)
-    assert sorted(re.findall(r"<!-- end (.*?) -->", page)) == sorted(pages.BLOCKS)
+def test_the_pages_have_every_block_and_no_page_has_one_twice():
+    texts = [(ROOT / path).read_text() for path in pages.PAGES]
+    for mark in ("begin", "end"):
+        found = [re.findall(rf"<!-- {mark} (.*?) -->", text) for text in texts]
+        assert all(len(names) == len(set(names)) for names in found)
+        assert {name for names in found for name in names} == set(pages.BLOCKS)
 
 
 def test_writing_a_page_twice_changes_nothing(finished):
@@ -94,6 +97,10 @@ def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
 
 def block(name, finished):
     return pages.BLOCKS[name](pages.Sources(Evidence(finished), judge_claims(finished), RESULTS))
+
+
+def words_of(page):
+    return " ".join((ROOT / "docs" / f"{page}.md").read_text().split())
 
 
 def committed(table, name, data="cifar10"):
@@ -205,9 +212,16 @@ def test_a_claim_in_short_has_our_difference_and_the_papers(few_runs):
     assert f"| MNN is more accurate than MSF (kNN, sec. 4.2) | **holds:** {mnn - msf:+.2f} (paper +1.57) |" in text
     unmix = [committed("main", name)["results"]["linear"]["last"] for name in ("MNN", "UnMix")]
     assert f"| cannot tell: {unmix[0] - unmix[1]:+.2f} (paper +1.10), MNN over UnMix |" in text, "the smallest lead"
-    assert "MNN over MSF, 1 of 9 comparisons |" in text
+    assert "MNN over MSF, only 1 of 9 comparisons was run |" in text
     loss = [committed("weights", name)["metrics"][-1]["loss"] for name in ("WSE", "WSE, mixture (MNN)")]
-    assert f"| cannot tell: {loss[0] - loss[1]:+.3f}, noise unknown |" in text
+    assert f"| cannot tell: the loss is {loss[0] - loss[1]:.3f} lower, noise unknown |" in text
+    others = claims.CLAIMS["paper"][2].worse
+    methods = [row.name for row in TABLES["main"].rows if row.name not in ("MNN", "Supervised")]
+    assert sorted(f"main: {name}" for name in methods if name != "ReSSL") == sorted(others)
+    assert (
+        "compares MNN with nine methods. ReSSL, our tenth, is a row of our main table but not of the paper's."
+        in words_of("findings")
+    )
 
 
 def test_a_claim_without_a_run_on_one_data_set_says_so(few_runs):
@@ -223,7 +237,9 @@ def test_what_was_found_has_the_numbers_of_the_runs(few_runs):
     for data in DATA:
         mnn, control = accuracies("main", "MNN", data), accuracies(*pages.CONTROL.split(": "), data)
         words = "MNN has {} linear and {} kNN; these weights without a mixture have {} and {}.".format(*mnn, *control)
-        assert f"- {pages.NAMES[data]}: {words} Verdict: cannot tell.\n" in block("found-mixing", few_runs) + "\n"
+        known = {"cifar10": "±1.35 linear and ±0.54 kNN", "cifar100": "±2.69 linear and ±1.07 kNN"}[data]
+        verdict = f"Verdict: cannot tell, because the difference is known only to {known}."
+        assert f"- {pages.NAMES[data]}: {words} {verdict}\n" in block("found-mixing", few_runs) + "\n"
     stopped, flowing = (committed(*name.split(": ")) for name in ("weights: CAS, mixture", pages.FLOWING))
     ends = [f"{run['metrics'][-1]['spread']:.2f}" for run in (stopped, flowing)]
     words = "is {} with the gradient stopped and {} without; the spread of the embeddings is {} and {}. Verdict: holds."
@@ -240,11 +256,16 @@ def test_verdicts_that_differ_by_protocol_are_both_named(few_runs):
     i = next(i for i, v in enumerate(verdicts) if v.claim.says.startswith("MNN's accuracy") and v.data == "cifar10")
     verdicts[i] = dataclasses.replace(verdicts[i], verdict="holds")
     text = pages.BLOCKS["found-leak"](pages.Sources(Evidence(few_runs), verdicts, RESULTS))
-    assert text.endswith("Verdict: holds (linear), cannot tell (kNN).")
+    assert text.endswith(
+        "Verdict: holds (linear), cannot tell (kNN), because the difference is known only to ±0.54 kNN."
+    )
 
 
 def test_a_finding_is_silent_about_a_data_set_without_its_runs(few_runs):
     assert "CIFAR-100" not in block("found-leak", few_runs)
+
+
+MORE_ACCURATE = "MNN is more accurate than MSF"
 
 
 def test_what_the_findings_say_without_numbers_is_true(few_runs):
@@ -259,9 +280,13 @@ def test_what_the_findings_say_without_numbers_is_true(few_runs):
     middles = re.findall(r"^\| CIFAR-10 .* (\d\.\d\d) \| [^|]* \|$", block("distances", few_runs), re.MULTILINE)
     assert len(middles) == 2
     assert max(map(float, middles)) < 0.5
-    assert "far ahead on CIFAR-100, a little on CIFAR-10" in page
-    ours = {data: [committed("main", m, data)["results"]["knn"]["weighted"] for m in ("MNN", "MSF")] for data in DATA}
-    assert 0 < ours["cifar10"][0] - ours["cifar10"][1] < 3 < ours["cifar100"][0] - ours["cifar100"][1]
+    leads = {(v.data, v.claim.measure): v for v in judge_claims(few_runs) if v.claim.says == MORE_ACCURATE}
+    assert "On CIFAR-100 it is far ahead." in page
+    assert all(leads["cifar100", measure].interval.low > 3 for measure in ("linear", "knn"))
+    linear, knn = (leads["cifar10", measure] for measure in ("linear", "knn"))
+    assert (linear.verdict, knn.verdict) == ("cannot tell", "holds")
+    assert f"its lead is clear in kNN accuracy ({knn.interval.mean:.2f} points), but too small" in page
+    assert f"to tell from noise in linear accuracy ({linear.interval.mean:.2f})." in page
 
 
 # The reproduction
@@ -275,7 +300,7 @@ def test_weights_and_lengths_on_the_page_are_those_of_the_runs():
     assert f"neighbors are {end['norm_ratio']:.3f} times as long as z, and their cosine to z is" in page
     assert f"is {end['cos_neighbors']:.3f}. These values give weights of {(1 - share) * scale:.2f} on z" in page
     assert f"and {share * scale:.2f} on the neighbors together. So neighbors have a share of {share:.2f}" in page
-    note = " ".join((ROOT / "docs" / "reweighting.md").read_text().split())
+    note = words_of("reweighting")
     assert f"run on CIFAR-10 they are {(1 - share) * scale:.2f} and {share * scale:.2f}/K." in note
     mixed, wse = (share_and_scale(committed("weights", n)["config"]["options"])[0] for n in ("MSE, mixture", "WSE"))
     assert f"more of the weight ({1 - mixed:.0%}) than WSE without mixture ({1 - wse:.0%})" in page
@@ -297,7 +322,12 @@ def test_published_numbers_on_the_page_are_those_of_the_tables():
     ]
     assert "is ahead by {} points on CIFAR-10 and {}, {} and {} on CIFAR-100, STL-10 and Tiny-".format(*ahead) in page
     runs = {plan_row(row, "cifar10", [0], {})[0].fingerprint for table in TABLES.values() for row in table.rows}
-    assert f"All tables on CIFAR-10 are {len(runs)} runs." in page
+    rows = sum(len(table.rows) for table in TABLES.values())
+    assert f"All tables on CIFAR-10 have {rows} rows and are {len(runs)} runs, because" in page
+    leaks = committed("controls", "MNN, leaky queue")["metrics"][-1]["own_image"]
+    stays = committed("main", "MNN")["metrics"][-1]["own_image"]
+    assert "there, about 90% of the images found themselves." in page
+    assert 0.85 < 2 * leaks - stays < 0.95
 
 
 def test_the_spread_falls_when_the_page_says():
@@ -330,15 +360,21 @@ def test_the_miniature_on_the_page_is_that_of_the_committed_runs():
 
 
 def test_the_number_that_is_followed_is_that_of_the_run():
-    linear = committed("main", "MNN")["results"]["linear"]["last"]
-    assert f"MNN's {linear:.2f}% linear accuracy" in (ROOT / "docs" / "numbers.md").read_text()
+    linear = committed("main", "MNN", "cifar100")["results"]["linear"]["last"]
+    assert f"MNN's {linear:.2f}% linear accuracy on CIFAR-100" in words_of("numbers")
+
+
+def test_marked_results_are_counted_and_named_if_they_are_few(first_seed):
+    commit, digest = block("marked", first_seed).splitlines()
+    assert commit.endswith("(Supervised on CIFAR-10, MNN on CIFAR-10).")
+    assert digest.endswith(f"all {len(first_seed)} results.")
 
 
 # The note
 
 
 def test_the_notes_identity_and_weights_are_right():
-    note = (ROOT / "docs" / "reweighting.md").read_text()
+    note = words_of("reweighting")
     generator = torch.Generator().manual_seed(0)
     p, z, z1 = torch.nn.functional.normalize(torch.randn(3, 8, dtype=torch.double, generator=generator), dim=1)
     lam = torch.linspace(0, 1, 10001, dtype=torch.double)
@@ -349,7 +385,7 @@ def test_the_notes_identity_and_weights_are_right():
     distance = (p - mixed).square().sum(1)
     rest = lam * (p - z1).square().sum() + (1 - lam) * (p - z).square().sum()
     torch.testing.assert_close(distance, rest - lam * (1 - lam) * (z1 - z).square().sum())
-    for c, words in ((0.8, "1.52 and 0.52/K for\n  c = 0.8"), (0.0, "1.62 and 0.62/K for c = 0")):
+    for c, words in ((0.8, "1.52 and 0.52/K for $c_i = 0.8$"), (0.0, "1.62 and 0.62/K for $c_i = 0$")):
         length = (1 - 2 * lam * (1 - lam) * (1 - c)).sqrt()
         assert f"{1 + ((1 - lam) / length).mean():.2f} and {(lam / length).mean():.2f}/K" in words
         assert words in note
@@ -359,21 +395,43 @@ def test_the_notes_identity_and_weights_are_right():
     assert "{:.2f} and {:.2f}/K".format(*approximate) in note
 
 
+def test_the_notes_weights_have_the_gradient_of_every_mixer():
+    """Exactly, if they are those of the vectors at hand."""
+    generator = torch.Generator().manual_seed(0)
+    p, z, neighbors = (
+        torch.randn(shape, dtype=torch.double, generator=generator) for shape in ((1, 8), (1, 8), (3, 8))
+    )
+    lengths = (neighbors.norm(dim=1) / z.norm()).tolist()
+    cosines = F.cosines(z, neighbors)[0].tolist()
+    for mixer in ("unit", "unit_renorm", "raw_renorm"):
+        lam, k = 0.3, len(neighbors)
+        shares = [lam * r / (lam * r + 1 - lam) if mixer == "raw_renorm" else lam for r in lengths]
+        norms = [(1 - 2 * s * (1 - s) * (1 - c)) ** 0.5 for s, c in zip(shares, cosines, strict=True)]
+        norms = [1.0] * k if mixer == "unit" else norms
+        own = 1 + sum((1 - s) / n for s, n in zip(shares, norms, strict=True)) / k
+        weights = torch.tensor([own, *(s / (k * n) for s, n in zip(shares, norms, strict=True))], dtype=torch.double)
+        mixed, plain = p.clone().requires_grad_(), p.clone().requires_grad_()
+        targets = torch.cat([F.unit(z)[:, None], F.mix(neighbors[None], z, lam, mixer)], dim=1)
+        F.weighted_squared_error(mixed, targets, F.wse_weights(k, p)).backward()
+        F.weighted_squared_error(plain, F.unit(torch.cat([z, neighbors]))[None], weights).backward()
+        torch.testing.assert_close(mixed.grad, plain.grad)
+
+
+def test_the_notes_measurements_are_every_ten_epochs():
+    assert "over all measurements (every ten epochs)" in words_of("reweighting")
+    for data in DATA:
+        epochs = [line["epoch"] for line in committed("main", "MNN", data)["metrics"] if "knn" in line]
+        assert epochs == list(range(10, 201, 10))
+
+
 def test_the_notes_shares_are_those_of_the_options():
     def share(table, name):
         (row,) = (row for row in TABLES[table].rows if row.name == name)
         return share_and_scale(plan_row(row, "cifar10", [0], {})[0].config.options)
 
+    rows = re.findall(r"\| (\d/\d) \| (\d) \|$", (ROOT / "docs/reweighting.md").read_text(), re.MULTILINE)
+    assert rows == [("1/4", "2"), ("1/4", "2"), ("1/2", "2"), ("5/6", "1")]
     assert share("main", "MNN") == pytest.approx((1 / 4, 2))
     assert share("weights", "WSE") == pytest.approx((1 / 2, 2))
     assert share("main", "MSF") == pytest.approx((5 / 6, 1))
     assert share("controls", "re-weighting (1.5, 0.5/K), no mixture") == pytest.approx((1 / 4, 2))
-
-
-def test_links_of_the_note_lead_to_files_and_headings():
-    note = (ROOT / "docs" / "reweighting.md").read_text()
-    links = re.findall(r"\]\(([^)]+)\)", note)
-    assert links
-    for file, _, anchor in (link.partition("#") for link in links):
-        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / file).read_text(), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -445,13 +445,36 @@ def test_without_the_data_the_table_is_printed_and_the_way_to_get_them_told_once
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["--no-run"], ["--dry-run"]])
-def test_a_folder_of_results_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys, words):
+@pytest.mark.parametrize("words", [["main", "--no-run"], ["main", "--dry-run"], ["--claims"]])
+def test_without_the_papers_runs_one_line_says_where_they_are(tmp_path, monkeypatch, capsys, words):
+    def said(checkout):
+        monkeypatch.setattr(reproduction, "PACKAGE", checkout / "mixnn")
+        assert mixnn.cli.main(["reproduce", *words]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
     monkeypatch.chdir(tmp_path)
-    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
-    assert f"there is no folder {tmp_path}/results" in capsys.readouterr().err
+    assert f"there is no folder {tmp_path}/results; use --results {HERE}/results" in said(HERE)
+    installed = said(tmp_path / "site-packages")
+    assert installed.endswith("results/ of mixnn's repository: run this in a checkout of it, or use --results FOLDER")
+    made = {**summary("mnn", {}, 0, 99.0, 99.0), "config": vars(configure("digits", {}, {"method": "mnn", **SMALL}))}
+    made["metrics"][-1]["epoch"] = SMALL["epochs"]
     (tmp_path / "results").mkdir()
-    assert mixnn.cli.main(["reproduce", "main", *words]) == 0
+    (tmp_path / "results" / "digits.json").write_text(json.dumps(made))
+    assert said(HERE).startswith(f"mixnn: {tmp_path}/results has no finished runs of the paper; use --results {HERE}")
+    assert mixnn.cli.main(["reproduce", *words, "--results", str(HERE / "results")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_that_is_not_the_papers_gets_no_advice_about_its_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["reproduce", "main", "--data", "digits", "--no-run"]
+    assert mixnn.cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert err.endswith(f"there is no folder {tmp_path}/results; use --results FOLDER for another\n")
+    assert "The paper has no numbers on digits." in out
+    (tmp_path / "results").mkdir()
+    assert mixnn.cli.main(words) == 0
     assert capsys.readouterr().err == ""
 
 

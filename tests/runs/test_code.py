@@ -18,6 +18,8 @@ def scale(x, reporter):
         raise ValueError("negative")
     reporter.info("scaling")
     return 2 * x
+
+rate: float = option(0.1, "how fast", "the paper", low=0)
 '''
 
 
@@ -35,6 +37,8 @@ def digest(folder: Path, text: str) -> str:
         ('ValueError("negative")', 'ValueError("x is negative: use another")'),
         ("scaling", "now scaling"),
         ("2 * x", "(2 * x)  # why"),
+        ('"how fast", "the paper"', '"the learning rate", "table 1 of the paper"'),
+        ('"how fast", "the paper"', '"how fast"'),
         ("(x, reporter)", "(\n    x,\n    reporter,\n)"),
     ],
 )
@@ -44,7 +48,16 @@ def test_words_and_formatting_do_not_change_the_digest(tmp_path: Path, old: str,
 
 
 @pytest.mark.parametrize(
-    "old, new", [("2 * x", "3 * x"), ("2 * x", "2.0 * x"), ("x < 0", "x <= 0"), ("2 * x", "x * 2"), ("math", "cmath")]
+    "old, new",
+    [
+        ("2 * x", "3 * x"),
+        ("2 * x", "2.0 * x"),
+        ("x < 0", "x <= 0"),
+        ("2 * x", "x * 2"),
+        ("math", "cmath"),
+        ("0.1", "0.2"),
+        ("low=0", "low=1"),
+    ],
 )
 def test_what_the_code_does_changes_the_digest(tmp_path: Path, old: str, new: str):
     assert digest(tmp_path, SOURCE.replace(old, new)) != digest(tmp_path, SOURCE)
@@ -64,7 +77,7 @@ def change(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        "functional.py", "augment.py", "dist.py", "nn/encoder.py", "methods/siamese.py", "methods/mixture.py",
+        "functional.py", "augment_kernels.py", "dist.py", "nn/encoder.py", "methods/siamese.py", "methods/mixture.py",
         "methods/mnn.py", "training/step.py", "training/trainer.py", "training/schedule.py",
     ],
 )  # fmt: skip
@@ -74,7 +87,7 @@ def test_all_that_trains_a_method_is_in_its_digest(monkeypatch: pytest.MonkeyPat
     after = code.training_digest("mnn"), code.training_digest("byol"), code.evaluation_digest()
     assert before[0] != after[0]
     assert (before[1] == after[1]) == (part == "methods/mnn.py"), "another method's file"
-    assert (before[2] != after[2]) == (part in ("functional.py", "augment.py", "dist.py", "nn/encoder.py"))
+    assert (before[2] != after[2]) == (part in ("functional.py", "augment_kernels.py", "dist.py", "nn/encoder.py"))
 
 
 @pytest.mark.parametrize("part", ["evaluation/knn.py", "evaluation/linear.py", "evaluation/features.py"])

@@ -137,6 +137,7 @@ def test_what_is_no_folder_of_images_is_refused_and_leaves_nothing(place):
     Path("photographs").mkdir()
     refused(r"called fotographs; did you mean photographs\?", "fotographs")
     refused("0.png is a file: give a run folder, or a folder of images", "photos/red/0.png")
+    refused("wds:a.tar are shards, which have no encoder yet: train one with `mixnn.pretrain", "wds:a.tar")
     refused("no images in .*empty\ngive a folder with files that end in", "empty")
     refused("no images in .*texts", "texts")
 

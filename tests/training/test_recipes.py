@@ -219,3 +219,16 @@ def test_a_method_without_a_teacher_takes_no_momentum():
     with pytest.raises(UserError, match="momentum_end"):
         small("simclr", momentum_end=1.0)
     small("simclr").begin_step(0.5)
+
+
+def test_the_rates_of_a_recipe_are_those_of_its_optimizer():
+    config = configure("cifar10", {}, {"recipe": "fast", "optimizer": "sgd"})
+    default = configure("cifar10", {}, {})
+    assert (config.optimizer, config.lr, config.weight_decay) == ("sgd", default.lr, default.weight_decay)
+    assert config.epochs == configure("cifar10", {}, {"recipe": "fast"}).epochs
+
+
+@pytest.mark.parametrize("given", ["auto", {"strong": 1}])
+def test_changes_of_views_in_another_form_are_refused(given):
+    with pytest.raises(UserError, match="augmentation maps each view to its changes"):
+        configure("digits", {}, {"augmentation": given})

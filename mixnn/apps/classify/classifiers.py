@@ -50,7 +50,13 @@ MAX_CHOOSING = 1000  # labels used to choose settings; more would only cost time
 # intervals contained the accuracy on fresh data in 91 to 93% of simulated sets; counted as 0.7 n, in 95 to 99% (nearest
 # neighbors, 15 to 50 labels, 150 sets each; logistic regression with 15 labels, 50 sets: 86 and 92%).
 EFFECTIVE = 0.7
-FEW_TO_LEARN_FROM = 2  # labels per class up to which the estimate is much too low: 5 points on average
+FEW_TO_LEARN_FROM = 5  # labels per class below which a test that trains on one less may miss the accuracy
+# Calibration on fewer labels than this per class is rough: with the ImageNet encoder, the average confidence was off by
+# 13 to 21 points in one of ten draws of 2 to 5 labels per class (notes/log.md).
+FEW_TO_CALIBRATE = 10
+# Standard deviation of the log of a temperature around `Setting.usual_temperature`. It keeps 15 labels from deciding:
+# with 3 labels per class the worst of 78 draws was 18 points too confident instead of 24 (notes/log.md).
+TEMPERATURE_SPREAD = 0.5
 CONFIDENT = 0.9  # from this confidence on, a label that contradicts a prediction is doubtful
 MAX_LISTED = 20  # confusions and doubtful labels in the results
 
@@ -73,6 +79,14 @@ class Setting:
 
     def __str__(self) -> str:
         return f"{'C' if self.model == 'logistic' else 'k'}={self.strength:g}, {self.space} embeddings"
+
+    @property
+    def usual_temperature(self) -> float:
+        """The temperature to expect before any label is held out: 0.3, 0.55 and 1 for C = 1, 10, 100; 1 for neighbors.
+
+        A smaller C shrinks the scores of logistic regression more than it lowers its accuracy.
+        """
+        return (self.strength / 100) ** 0.26 if self.model == "logistic" else 1.0
 
 
 # Best or nearly best on MNN's embeddings from one label per class on; used where labels are too few to choose.
@@ -269,11 +283,12 @@ def log_loss(scores: np.ndarray, y: np.ndarray, temperature: float = 1.0) -> flo
     return float(-log_softmax(scores / temperature, axis=1)[np.arange(len(y)), y].mean())
 
 
-def calibration_temperature(scores: np.ndarray, y: np.ndarray) -> float:
-    """Temperature with the lowest log loss on held-out scores; a prior keeps it near 1 where labels are few."""
+def calibration_temperature(scores: np.ndarray, y: np.ndarray, usual: float = 1.0) -> float:
+    """Temperature with the lowest log loss on held-out scores; a prior keeps it near `usual` where labels are few."""
 
     def cost(log_t: float) -> float:
-        return len(y) * log_loss(scores, y, math.exp(log_t)) + log_t**2 / 2
+        prior = ((log_t - math.log(usual)) / TEMPERATURE_SPREAD) ** 2 / 2
+        return len(y) * log_loss(scores, y, math.exp(log_t)) + prior
 
     return math.exp(minimize_scalar(cost, bounds=(-4, 4), method="bounded", options={"xatol": 0.01}).x)
 
@@ -291,14 +306,15 @@ class CrossValidated:
 def select_settings(data: LabelledSet, settings: Sequence[Setting], rng: np.random.Generator) -> list[CrossValidated]:
     """The best setting of each model, best model first; the defaults if nothing can be held out."""
     if not can_hold_out(data.y):
-        return [CrossValidated(DEFAULTS[model]) for model in dict.fromkeys(s.model for s in settings)]
+        defaults = [DEFAULTS[model] for model in dict.fromkeys(s.model for s in settings)]
+        return [CrossValidated(setting, temperature=setting.usual_temperature) for setting in defaults]
     data = data.subset(stratified_sample(data.y, MAX_CHOOSING, rng))
     folds = balanced_folds(data.y, min(INNER_FOLDS, int(np.bincount(data.y).max())), rng)
     tested = np.unique(np.concatenate(folds))
     y, ranked = data.y[tested], []
     for setting, scores in out_of_fold_scores(data, settings, folds).items():
         scores = scores[tested]
-        temperature = calibration_temperature(scores, y)
+        temperature = calibration_temperature(scores, y, setting.usual_temperature)
         accuracy = float((scores.argmax(1) == y).mean())
         ranked.append(CrossValidated(setting, accuracy, log_loss(scores, y, temperature), temperature))
     ranked.sort(key=lambda result: result.log_loss)  # less noisy than accuracy where labels are few
@@ -575,10 +591,10 @@ def _notes(held: HeldOut | None, data: LabelledSet, num_suggested: int) -> list[
     single = [repr(c) for c, count in zip(data.classes, counts, strict=True) if count == 1]
     listed = ", ".join(single[:5]) + (f" and {len(single) - 5} more" if len(single) > 5 else "")
     notes = [f"Classes with one label are trained on but never tested: {listed}."] if single else []
-    if np.median(counts[counts > 1]) <= FEW_TO_LEARN_FROM:
+    if np.median(counts[counts > 1]) < FEW_TO_LEARN_FROM:
         notes.append(
-            "Most classes have two labels, so each test left them one to learn from. "
-            "With both, the accuracy on other images is probably several points higher."
+            f"Most classes have fewer than {FEW_TO_LEARN_FROM} labels, and each test trains on one less per class. "
+            "So the accuracy on other images tends to be higher, and may lie above the interval."
         )
     if num_suggested:
         notes.append(

@@ -11,14 +11,15 @@ from mixnn.apps.classify import files, page
 from mixnn.apps.classify.advice import advise, training_gain
 from mixnn.apps.classify.classifiers import (
     CONFIDENT,
+    FEW_TO_CALIBRATE,
     MODELS,
     Classifier,
     TrainingResult,
     summarize_predictions,
     train_classifier,
 )
+from mixnn.apps.classify.features import CLEARLY, START, Features, all_features, best_features, compare
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
-from mixnn.apps.classify.features import START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
@@ -119,7 +120,8 @@ def classify(
 
     Returns the results as a dictionary; its method `predict` labels other images.
 
-    If raw pixels or the network before training are clearly better on these labels, they are used instead of the run.
+    If raw pixels or the network before training are clearly better on the held-out labels (p < 0.1, one-sided exact
+    McNemar test), they are used instead of the run.
 
     >>> labels = {"cat0.png": "cat", "cat1.png": "cat", "dog0.png": "dog", "dog1.png": "dog"}
     >>> fitted = mixnn.classify("runs/photos", labels)
@@ -254,7 +256,7 @@ def show_classify(results: dict[str, Any]) -> None:
         _show_curve(results["curve"])
         _print_lines(_mistakes(results["held_out"]))
         _print_lines(_predictions(results["predicted"], "unlabeled"))
-        _print_lines([_calibration(results["held_out"])])
+        _print_lines(_calibration(results))
         _print_lines(results["advice"])
     if "applied" in results:
         _print_lines(_predictions(results["applied"], "new"))
@@ -300,7 +302,7 @@ def _show_accuracy(results: dict[str, Any]) -> None:
         ]
     )
     comparison = results["comparison"]
-    _print_lines([*_chosen(results), _gain(comparison), *results["notes"], ""])
+    _print_lines([*_chosen(results), _gain(results), *results["notes"], ""])
     cells = [(title, *_cells(row)) for title, row in comparison["accuracy"].items()]
     cells.append((f"always {held['commonest']!r}", f"{held['commonest_share']:.1f}%", ""))
     print_table(("same labels, trained on", "accuracy", "95% interval"), cells)
@@ -310,10 +312,12 @@ def _show_accuracy(results: dict[str, Any]) -> None:
     if len(held["models"]) > 1:
         kept = results["classifier"]["model"]
         models = {MODELS[m] + " (kept)" * (m == kept): row for m, row in held["models"].items()}
-        models["the better one, chosen in each fold"] = held
+        models["chosen in each fold (accuracy above)"] = held
         print_table(
             ("classifier", "accuracy", "95% interval"), [(title, *_cells(row)) for title, row in models.items()]
         )
+        if held["models"][kept]["accuracy"] != held["accuracy"]:
+            print("Quote the last row: there, the tested labels had no part in the choice.")
         print()
 
 
@@ -322,11 +326,16 @@ def _chosen(results: dict[str, Any]) -> list[str]:
     name = results["features"]
     if name == RUN_FEATURES:
         return []
-    ahead = results["comparison"]["accuracy"][name]["ahead"]
-    return [f"Predictions use {name}, not {RUN_FEATURES}: {ahead:.1f} points better on these labels."]
+    row = results["comparison"]["accuracy"][name]
+    return [
+        f"Predictions use {name}, not {RUN_FEATURES}: {row['ahead']:.1f} points better on these labels.",
+        f"That is clearly better (p = {row['p']:.1g}, limit {CLEARLY}): "
+        f"{row['only']:,} labels are right only with {name}, {row['run_only']:,} only with {RUN_FEATURES}.",
+    ]
 
 
-def _gain(comparison: dict[str, Any]) -> str:
+def _gain(results: dict[str, Any]) -> str:
+    comparison, chosen = results["comparison"], results["features"] != RUN_FEATURES
     gain = training_gain(comparison)
     points = f"{round(gain, 1) or 0.0:+.1f} points"
     if START in comparison["accuracy"]:
@@ -334,7 +343,7 @@ def _gain(comparison: dict[str, Any]) -> str:
     else:  # a run that was not trained
         text = f"Gain from the encoder: {points} over raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
-    return text if abs(gain) > 2 * error else f"{text} These are too few labels to be sure."
+    return text if chosen or abs(gain) > 2 * error else f"{text} These are too few labels to be sure."
 
 
 def _show_classes(results: dict[str, Any]) -> None:
@@ -391,16 +400,26 @@ def _predictions(summary: dict[str, Any], which: str) -> list[str]:
     if not summary["images"]:
         return []
     images = plural(summary["images"], f"{which} image")
-    return [f"Predicted labels for {images}, {summary['sure']:,} with a confidence of {CONFIDENT} or more."]
+    return [
+        f"Predicted labels for {images}, {summary['sure']:,} with a confidence of {CONFIDENT} or more. "
+        f"Confidences average {summary['mean_confidence']:.1f}%."
+    ]
 
 
-def _calibration(held: dict[str, Any] | None) -> str:
+def _calibration(results: dict[str, Any]) -> list[str]:
+    held, labels_per_class = results["held_out"], results["labelled"] / len(results["classes"])
     if not held:
-        return "Use the confidence to rank predictions; it is not calibrated."
-    return (
+        return ["Use the confidence to rank predictions; it is not calibrated."]
+    lines = [
         "Confidences are calibrated by cross-validation: "
         f"they average {held['mean_confidence']:.1f}% on held-out labels, and {held['accuracy']:.1f}% are right."
-    )
+    ]
+    if labels_per_class < FEW_TO_CALIBRATE:
+        lines.append(
+            f"With fewer than {FEW_TO_CALIBRATE} labels per class, the average confidence can be 20 points too high or "
+            "too low. Use it to rank predictions."
+        )
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str]:
