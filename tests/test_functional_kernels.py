@@ -1,29 +1,14 @@
-"""The CUDA kernels of functional.py against plain PyTorch: on a GPU, or else in Triton's interpreter.
-
-The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
+"""The CUDA kernels of functional.py against plain PyTorch: on a GPU, or else in Triton's interpreter."""
 
 import pytest
 import torch
 
 from mixnn import functional as F
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
 
-if not importlib.util.find_spec("triton"):
-    pytest.skip("triton is not installed", allow_module_level=True)
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if CUDA or INTERPRETED:
     from mixnn import functional_kernels as kernels
 
-runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
-DEVICE = "cuda" if CUDA else "cpu"
 SHAPES = [(1, 1), (300, 128), (7, 3, 20), (5, 2000)]
 MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 LAMS = ("one number", "one draw", "a draw per row")
@@ -41,12 +26,9 @@ def close(ours, want):
     torch.testing.assert_close(ours, want.to(ours), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@starts_interpreter
 def test_kernels_equal_plain_torch_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{NUM_TESTS} passed" in done.stdout
+    check_in_interpreter(__file__, NUM_TESTS)
 
 
 @runs_kernels

@@ -1,31 +1,15 @@
-"""The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter.
-
-The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
+"""The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter."""
 
 import pytest
 import torch
 
 from mixnn.nn import batch_norm
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
 
-if not importlib.util.find_spec("triton"):
-    pytest.skip("triton is not installed", allow_module_level=True)
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if CUDA or INTERPRETED:
     from mixnn.nn import batch_norm_kernels as kernels
 
-runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
-DEVICE = "cuda" if CUDA else "cpu"
 EPS = 1e-5
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
 FORMS = [  # residual, ReLU, two gradients
@@ -99,12 +83,9 @@ def compare(layout, form, dtype):
     return y, stats, signs, *grads
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@starts_interpreter
 def test_kernels_equal_plain_torch_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CASES) + len(LAYOUTS) + 2} passed" in done.stdout
+    check_in_interpreter(__file__, len(CASES) + len(LAYOUTS) + 2)
 
 
 @runs_kernels
