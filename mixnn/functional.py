@@ -113,7 +113,7 @@ def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixe
     torch.Size([8, 4, 16])
     """
     kernels = _kernels(z_BD, neighbors_BKD, *([lam] if isinstance(lam, Tensor) else []))
-    if kernels:
+    if kernels and z_BD.shape == neighbors_BKD.shape[::2]:
         return kernels.mixed_targets(neighbors_BKD, z_BD, lam, mixer)
     return torch.cat([unit(z_BD)[:, None], mix(neighbors_BKD, z_BD, lam, mixer)], dim=1)
 
@@ -178,7 +178,7 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     """
     _check_weights(p_BD, targets_BND, w_BN)
     kernels = _kernels(p_BD.detach(), targets_BND, w_BN)
-    if kernels:
+    if kernels and p_BD.shape == targets_BND.shape[::2]:
         return kernels.WeightedSquaredError.apply(p_BD, targets_BND, w_BN)
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()

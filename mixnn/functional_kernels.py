@@ -86,8 +86,13 @@ def squared_error_kernel(p, targets, w, losses, slopes, num, stride, DIM: tl.con
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether there are kernels for it: float32, not empty, and vectors that are not too long."""
-    return tensor.dtype == torch.float32 and 0 < tensor.numel() < 2**31 and tensor.shape[-1] <= MAX_DIM
+    """Whether there are kernels for it: float32, not a number, not empty, and vectors that are not too long."""
+    return (
+        tensor.dtype == torch.float32
+        and tensor.dim() > 0
+        and 0 < tensor.numel() < 2**31
+        and tensor.shape[-1] <= MAX_DIM
+    )
 
 
 def unit(v_D: Tensor) -> Tensor:
