@@ -8,6 +8,7 @@ import mixnn.progress
 from mixnn.config import Config, UserError
 from mixnn.training.optimizers import (
     POLYNOMIALS,
+    VECTORS,
     OptimizerState,
     can_be_captured,
     make_optimizer,
@@ -316,7 +317,8 @@ def test_muon_turns_weights_by_the_learning_rate_and_others_as_sgd_does():
         step = orthogonal(p.grad.flatten(1)[None])[0].view(p.shape)
         moved = old - 0.02 * old.norm() * step / step.norm()
         torch.testing.assert_close(p.detach(), moved * old.norm() / moved.norm(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(parameters[3].detach(), before[3] - 0.02 * parameters[3].grad)
+    update = parameters[3].grad + 0.1 * before[3]  # with weight decay
+    torch.testing.assert_close(parameters[3].detach(), before[3] - 0.02 * VECTORS * update)
 
 
 def test_the_length_of_weights_stays_in_muon_wherever_gradients_point():
