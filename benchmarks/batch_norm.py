@@ -1,7 +1,7 @@
 """Times split batch norm on a GPU, forward and backward, in every layer of a ResNet-18 at 32 pixels (512 images, bf16).
 
     python benchmarks/batch_norm.py
-    python benchmarks/batch_norm.py --settings default HINTS=False BACKWARD.rows=64,BACKWARD.warps=4   also constants
+    python benchmarks/batch_norm.py --settings default COLS=32 BACKWARD.rows=64,BACKWARD.warps=4   also constants
     python benchmarks/batch_norm.py --files OLD.py ...   also other versions of batch_norm_kernels.py
 
 First every layer is compared with plain PyTorch in float32 (relative error of the worst output). Times are medians of
@@ -39,10 +39,7 @@ from mixnn.nn import batch_norm_kernels as kernels
 IMAGES, VIEWS, GROUPS, EPS = 512, 2, 8, 1e-5
 CALLS, REPLAYS = 20, 15
 ROTATED = 400e6  # bytes: several times the L2 cache
-NAMES = (
-    "FORWARD RESIDUAL BACKWARD COLS SUM_PROGRAMS SUM_ROWS SUM_WARPS SUM_STAGES "
-    "BACKWARDS GROUPS_FIRST HINTS SIGN_BITS EARLY"
-)
+NAMES = "FORWARD RESIDUAL BACKWARD COLS SUM_PROGRAMS SUM_ROWS SUM_WARPS SUM_STAGES"
 CONSTANTS = {name: getattr(kernels, name) for name in NAMES.split()}
 
 

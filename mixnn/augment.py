@@ -307,7 +307,7 @@ def make_views(
     mean_C: Tensor,
     std_C: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Normalized views of the images at these positions, or of all of them. On CUDA a small view is a single kernel."""
+    """Normalized views of the images at these positions, or of all. On CUDA a small view is one or two kernels."""
     chosen = [_kernels(images_BCHW, view) for view in views]
     if None in chosen or mean_C.dtype != torch.float32:
         images_BCHW = images_BCHW if index_B is None else images_BCHW[index_B]

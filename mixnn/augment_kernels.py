@@ -1,11 +1,12 @@
-"""A whole view as one CUDA kernel written in Triton, with one program per image.
+"""A whole view as two CUDA kernels written in Triton: all stages but the blur, a program per image; then the blur.
 
 `augment.py` has the same stages in plain PyTorch, hundreds of small kernels on CUDA, and a test compares the two.
 What is decided per image (crop, flip, order of the color jitter, blur) agrees exactly: it is computed from the same
 uniforms by the same float32 operations, with correctly rounded divisions and roots and without fused multiply-adds.
 
 There the resampling is products of matrices; here a pixel of the view sums the few pixels whose weight is not zero, for
-example 2 x 2 where a crop is enlarged.
+example 2 x 2 where a crop is enlarged. The blur is a product of matrices in both, and has a kernel of its own because
+it needs more registers.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -22,6 +23,7 @@ from triton.language.extra import libdevice
 MAX_SIZE = 64  # of a view: a program holds it in registers
 MAX_SIDE = 128  # of an image: a pixel of a view reads all pixels under it, one after another
 PIXELS_PER_WARP = 128  # with 256 a program uses twice the registers, and more than there are at 64 x 64 pixels
+BLUR_WARPS = 16  # at most; its programs need more registers
 
 ATTEMPTS = tl.constexpr(10)  # as augment.NUM_ATTEMPTS; the crop takes 2 * ATTEMPTS + 2 uniforms
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -93,35 +95,39 @@ def _weight(pixel, center, reach, length):
 
 
 @triton.jit
-def _resize(image, top, left, box_height, box_width, flipped, height, width, size, SIDE: tl.constexpr):
-    """`augment.resample` with Pillow's bilinear weights: three planes (SIDE, SIDE) of the box, 0 outside the view."""
-    out = tl.arange(0, SIDE)
-    inside = (out < size)[:, None] & (out < size)[None, :]
-    along_y = out.to(tl.float32)
-    along_x = tl.where(flipped, size - 1 - out, out).to(tl.float32)
-    center_y, first_y, reach_y, taps_y = _window(box_height, along_y, size)
-    center_x, first_x, reach_x, taps_x = _window(box_width, along_x, size)
-    total_x = tl.zeros((SIDE,), tl.float32)
-    for j in range(taps_x):
-        total_x += _weight(first_x + j, center_x, reach_x, box_width)
+def _pixels(size, SIDE: tl.constexpr):
+    """Row, column and place in memory of each pixel of a square, and which are inside the view.
 
-    r = tl.zeros((SIDE, SIDE), tl.float32)
-    g = tl.zeros((SIDE, SIDE), tl.float32)
-    b = tl.zeros((SIDE, SIDE), tl.float32)
-    total_y = tl.zeros((SIDE,), tl.float32)
+    They are one long vector, so that neighboring threads have neighboring pixels. For a matrix of pixels Triton chose
+    threads along a column, and each access touched 32 lines of memory.
+    """
+    pixel = tl.arange(0, SIDE * SIDE)
+    y, x = pixel // SIDE, pixel % SIDE
+    return y, x, y * size + x, (y < size) & (x < size)
+
+
+@triton.jit
+def _resize(image, y, x, inside, top, left, box_height, box_width, flipped, height, width, size):
+    """`augment.resample` with Pillow's bilinear weights: red, green and blue of each pixel of the view."""
+    center_y, first_y, reach_y, taps_y = _window(box_height, y.to(tl.float32), size)
+    center_x, first_x, reach_x, taps_x = _window(box_width, tl.where(flipped, size - 1 - x, x).to(tl.float32), size)
+    r = tl.zeros(y.shape, tl.float32)
+    g = tl.zeros(y.shape, tl.float32)
+    b = tl.zeros(y.shape, tl.float32)
+    total = tl.zeros(y.shape, tl.float32)
     for i in range(taps_y):
         weight_y = _weight(first_y + i, center_y, reach_y, box_height)
-        total_y += weight_y
         row = (top + first_y + i).to(tl.int32) * width
         for j in range(taps_x):
-            weight = weight_y[:, None] * _weight(first_x + j, center_x, reach_x, box_width)[None, :]
-            at = row[:, None] + (left + first_x + j).to(tl.int32)[None, :]
+            weight = weight_y * _weight(first_x + j, center_x, reach_x, box_width)
+            at = image + row + (left + first_x + j).to(tl.int32)
             counts = inside & (weight > 0)
-            r += weight * tl.load(image + at, mask=counts, other=0).to(tl.float32)
-            g += weight * tl.load(image + height * width + at, mask=counts, other=0).to(tl.float32)
-            b += weight * tl.load(image + 2 * height * width + at, mask=counts, other=0).to(tl.float32)
-    total = tl.where(inside, total_y[:, None] * total_x[None, :] * 255, 1.0)
-    return r / total, g / total, b / total, inside
+            r += weight * tl.load(at, mask=counts, other=0).to(tl.float32)
+            g += weight * tl.load(at + height * width, mask=counts, other=0).to(tl.float32)
+            b += weight * tl.load(at + 2 * height * width, mask=counts, other=0).to(tl.float32)
+            total += weight
+    scale = 1 / tl.where(inside, total * 255, 1.0)
+    return r * scale, g * scale, b * scale
 
 
 @triton.jit
@@ -181,47 +187,8 @@ def _color_jitter(r, g, b, u, inside, size, low_b, span_b, low_c, span_c, low_s,
 
 
 @triton.jit
-def _blur(r, g, b, sigma, out, inside, size, SIDE: tl.constexpr):
-    """`augment.blur_matrix` as box blurs, three along each axis; pixels beyond an edge are those at the edge.
-
-    The threads exchange pixels through the memory of the result, whose final values come later.
-    """
-    variance = tl.div_rn(sigma * sigma, 3.0)
-    full = tl.floor((tl.sqrt_rn(12 * variance + 1) - 1) / 2)
-    part = (2 * full + 1) * (full * (full + 1) - 3 * variance) / (6 * (variance - (full + 1) * (full + 1)))
-    radius = full + part
-    reach = full.to(tl.int32) + 1
-    y, x = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
-    for i in range(6):
-        _store(r, g, b, out, inside, size, SIDE)
-        tl.debug_barrier()  # all pixels are written
-        r = tl.zeros((SIDE, SIDE), tl.float32)
-        g = tl.zeros((SIDE, SIDE), tl.float32)
-        b = tl.zeros((SIDE, SIDE), tl.float32)
-        for d in range(-reach, reach + 1):
-            weight = _clamp(tl.minimum(radius + 1 - d, radius + 1 + d)) / (2 * radius + 1)
-            from_y = tl.minimum(tl.maximum(y + tl.where(i < 3, d, 0), 0), size - 1)
-            from_x = tl.minimum(tl.maximum(x + tl.where(i < 3, 0, d), 0), size - 1)
-            at = out + 3 * (from_y * size + from_x)
-            r += weight * tl.load(at, mask=inside, other=0.0)
-            g += weight * tl.load(at + 1, mask=inside, other=0.0)
-            b += weight * tl.load(at + 2, mask=inside, other=0.0)
-        tl.debug_barrier()  # all pixels are read
-    return r, g, b
-
-
-@triton.jit
-def _store(r, g, b, out, inside, size, SIDE: tl.constexpr):
-    """Write three planes in channels_last order."""
-    at = out + 3 * (tl.arange(0, SIDE)[:, None] * size + tl.arange(0, SIDE)[None, :])
-    tl.store(at, r, mask=inside)
-    tl.store(at + 1, g, mask=inside)
-    tl.store(at + 2, b, mask=inside)
-
-
-@triton.jit
-def _normalize(plane, mean, std, channel: tl.constexpr):
-    return tl.div_rn(plane - tl.load(mean + channel), tl.load(std + channel))
+def _normalize(plane, mean, std, channel):
+    return (plane - tl.load(mean + channel)) * (1 / tl.load(std + channel))
 
 
 @triton.jit
@@ -236,7 +203,7 @@ def view_kernel(
     flip_column, jitter_column, gray_column, blur_column, flip, jitter, gray, blur,
     centre_height, centre_width, area_low, area_span, ratio_low, ratio_span,
     brightness_low, brightness_span, contrast_low, contrast_span, saturation_low, saturation_span, hue_low, hue_span,
-    sigma_low, sigma_span, SIDE: tl.constexpr,
+    SIDE: tl.constexpr,
 ):  # fmt: skip
     """The view of this program's image: images[index], or the image of the program's number without an index."""
     number = tl.program_id(0)
@@ -248,7 +215,8 @@ def view_kernel(
         u, height, width, centre_height, centre_width, area_low, area_span, ratio_low, ratio_span
     )
     flipped = _happens(u, flip_column, flip)
-    r, g, b, inside = _resize(image, top, left, box_height, box_width, flipped, height, width, size, SIDE)
+    y, x, place, inside = _pixels(size, SIDE)
+    r, g, b = _resize(image, y, x, inside, top, left, box_height, box_width, flipped, height, width, size)
     if _happens(u, jitter_column, jitter):
         r, g, b = _color_jitter(
             r, g, b, u + jitter_column + 1, inside, size, brightness_low, brightness_span,
@@ -258,13 +226,58 @@ def view_kernel(
         r = _luma(r, g, b)
         g = r
         b = r
+    if not _happens(u, blur_column, blur):  # or else `blur_kernel` does the rest
+        r, g, b = _clamp(r), _clamp(g), _clamp(b)
+        if mean is not None:
+            r, g, b = _normalize(r, mean, std, 0), _normalize(g, mean, std, 1), _normalize(b, mean, std, 2)
+    tl.store(out + 3 * place, r, mask=inside)
+    tl.store(out + 3 * place + 1, g, mask=inside)
+    tl.store(out + 3 * place + 2, b, mask=inside)
+
+
+@triton.jit
+def _box_through(distance, radius):
+    """Sum of a box blur's weights of the pixels up to this distance."""
+    return _clamp((radius + 1 + distance) / (2 * radius + 1))
+
+
+@triton.jit
+def _product(a, b):
+    """a @ b in float32; not on tensor cores, which would round to TF32 or need many more registers."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def _blur_matrix(sigma, size, SIDE: tl.constexpr):
+    """`augment.blur_matrix`, with zeros outside the view."""
+    variance = tl.div_rn(sigma * sigma, 3.0)
+    full = tl.floor((tl.sqrt_rn(12 * variance + 1) - 1) / 2)
+    part = (2 * full + 1) * (full * (full + 1) - 3 * variance) / (6 * (variance - (full + 1) * (full + 1)))
+    y, x = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
+    distance = (x - y).to(tl.float32)
+    through = tl.where(x == size - 1, 1.0, _box_through(distance, full + part))
+    before = tl.where(x == 0, 0.0, _box_through(distance - 1, full + part))
+    box = tl.where((y < size) & (x < size), through - before, 0.0)
+    return _product(_product(box, box), box)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def blur_kernel(
+    u, mean, std, out, size, num_draws, blur_column, blur, sigma_low, sigma_span, SIDE: tl.constexpr
+):  # fmt: skip
+    """Blurs one channel of a view that `view_kernel` left as it was before the blur, and normalizes it."""
+    number, channel = tl.program_id(0), tl.program_id(1)
+    u += number * num_draws
     if _happens(u, blur_column, blur):
-        sigma = sigma_low + sigma_span * tl.load(u + blur_column + 1)
-        r, g, b = _blur(r, g, b, sigma, out, inside, size, SIDE)
-    r, g, b = _clamp(r), _clamp(g), _clamp(b)
-    if mean is not None:
-        r, g, b = _normalize(r, mean, std, 0), _normalize(g, mean, std, 1), _normalize(b, mean, std, 2)
-    _store(r, g, b, out, inside, size, SIDE)
+        _, _, place, inside = _pixels(size, SIDE)
+        at = out + number.to(tl.int64) * (3 * size * size) + 3 * place + channel
+        plane = tl.load(at, mask=inside, other=0.0)
+        matrix = _blur_matrix(sigma_low + sigma_span * tl.load(u + blur_column + 1), size, SIDE)
+        blurred = _product(_product(matrix, tl.reshape(plane, (SIDE, SIDE))), tl.trans(matrix))
+        plane = _clamp(tl.reshape(blurred, (SIDE * SIDE,)))
+        if mean is not None:
+            plane = _normalize(plane, mean, std, channel)
+        tl.store(at, plane, mask=inside)
 
 
 def supports(images: Tensor, size: int) -> bool:
@@ -289,11 +302,18 @@ def make_view(
     """
     height, width = images.shape[2:]
     out = torch.empty((len(u), 3, size, size), device=u.device, memory_format=torch.channels_last)
-    side = max(16, triton.next_power_of_2(size))
+    side, u = max(16, triton.next_power_of_2(size)), u.contiguous()
+    sigma = {name: numbers[name] for name in ("sigma_low", "sigma_span")}
+    numbers = {name: value for name, value in numbers.items() if name not in sigma}
     with torch.cuda.device_of(images):
         view_kernel[(len(u),)](
-            images, None if index is None else index.contiguous(), u.contiguous(), mean, std, out,
+            images, None if index is None else index.contiguous(), u, mean, std, out,
             height, width, size, u.shape[1], **numbers, SIDE=side,
             num_warps=side * side // PIXELS_PER_WARP, enable_fp_fusion=False,
         )  # fmt: skip
+        if numbers["blur"] > 0:
+            blur_kernel[(len(u), 3)](
+                u, mean, std, out, size, u.shape[1], numbers["blur_column"], numbers["blur"], **sigma, SIDE=side,
+                num_warps=min(BLUR_WARPS, side * side // PIXELS_PER_WARP), enable_fp_fusion=False,
+            )  # fmt: skip
     return out

@@ -539,7 +539,7 @@ class Config(Checked):
     )
     decayed: str = option(
         "all",
-        "parameters with weight decay: all, or weights (not biases and norms; lars and muon never decay those)",
+        "what has weight decay: all, or weights (not biases and norms; lars never decays these, muon only these)",
         "authors' code",
         choices=("all", "weights"),
     )

@@ -2,16 +2,21 @@
 
 Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any
 batch of rows. Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a
-random number.
+random number. On CUDA, some functions of tensors without gradient are single kernels (functional_kernels.py).
 """
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mixnn.config import UserError
+
+# From LARGE columns on, the K largest of a row are found by way of the maxima of chunks of columns.
+LARGE, CHUNK = 32_768, 64
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -23,13 +28,24 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def _kernels(*tensors: Tensor) -> ModuleType | None:
+    """The kernels' module if it can process these tensors, whose gradients it does not compute; else None."""
+    if not tensors[0].is_cuda or torch.compiler.is_compiling():  # a compiler makes kernels of its own
+        return None
+    from mixnn import functional_kernels  # needs triton, which torch installs only with CUDA
+
+    need_grad = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return functional_kernels if not need_grad and all(map(functional_kernels.supports, tensors)) else None
+
+
 def unit(v_D: Tensor) -> Tensor:
     """Each row divided by its l2 norm.
 
     >>> mixnn.functional.unit(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
-    return F.normalize(v_D, dim=-1)
+    kernels = _kernels(v_D)
+    return kernels.unit(v_D) if kernels else F.normalize(v_D, dim=-1)
 
 
 def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
@@ -42,12 +58,24 @@ def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
 
 
 def nearest(sim_BQ: Tensor, topk: int) -> Tensor:
-    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K).
+    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K). Equal cosines come in any order.
 
     >>> mixnn.functional.nearest(torch.tensor([[0.1, 0.9, 0.5]]), topk=2)
     tensor([[1, 2]])
     """
-    return sim_BQ.topk(topk, dim=1).indices
+    batch, size = sim_BQ.shape
+    num = size // CHUNK
+    if size < LARGE or num < 4 * topk:
+        return sim_BQ.topk(topk, dim=1).indices
+    # Chunk j has the columns j, j + num, j + 2 num, ... The K largest cosines are in the K chunks whose maxima are
+    # largest, or in the last columns, which fill no chunk.
+    maxima_BN = sim_BQ[:, : num * CHUNK].unflatten(1, (CHUNK, num)).amax(1)
+    chunks_BK = maxima_BN.topk(topk, dim=1, sorted=False).indices
+    columns = torch.arange(size, device=sim_BQ.device)
+    candidates_BM = (chunks_BK[:, :, None] + columns[: num * CHUNK : num]).flatten(1)
+    if size % CHUNK:
+        candidates_BM = torch.cat([candidates_BM, columns[num * CHUNK :].expand(batch, -1)], dim=1)
+    return candidates_BM.gather(1, sim_BQ.gather(1, candidates_BM).topk(topk, dim=1).indices)
 
 
 def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +86,9 @@ def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tens
     (tensor([[2, 0]]), tensor([[True, True]]))
     """
     same_BQ = (labels_B[:, None] == labels_Q[None, :]) & (labels_B >= 0)[:, None]
-    top = sim_BQ.masked_fill(~same_BQ, -torch.inf).topk(topk, dim=1)
-    return top.indices, top.values > -torch.inf
+    sim_BQ = sim_BQ.masked_fill(~same_BQ, -torch.inf)
+    index_BK = nearest(sim_BQ, topk)
+    return index_BK, sim_BQ.gather(1, index_BK) > -torch.inf
 
 
 def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
@@ -77,13 +106,27 @@ def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) ->
     return unit(mixed_BKD) if mixer == "unit_renorm" else mixed_BKD
 
 
+def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
+    """Unit z, then z mixed with each of its neighbors as `mix` does it, (B, N, D); lam is one number, or one per row.
+
+    >>> mixnn.functional.mixed_targets(neighbors, z, 0.5, "unit").shape
+    torch.Size([8, 4, 16])
+    """
+    kernels = _kernels(z_BD, neighbors_BKD, *([lam] if isinstance(lam, Tensor) else []))
+    if kernels and z_BD.shape == neighbors_BKD.shape[::2]:
+        return kernels.mixed_targets(neighbors_BKD, z_BD, lam, mixer)
+    return torch.cat([unit(z_BD)[:, None], mix(neighbors_BKD, z_BD, lam, mixer)], dim=1)
+
+
 def split_weights(positive: float, neighbors: float, topk: int, like: Tensor) -> Tensor:
     """`positive` for z, `neighbors` divided evenly among the K, (N,).
 
     >>> mixnn.functional.split_weights(1.5, 0.5, topk=2, like=z)
     tensor([1.5000, 0.2500, 0.2500])
     """
-    return torch.cat([like.new_full((1,), positive), like.new_full((topk,), neighbors / max(topk, 1))])
+    w_N = like.new_full((topk + 1,), neighbors / max(topk, 1))
+    w_N[:1].fill_(positive)
+    return w_N
 
 
 def wse_weights(topk: int, like: Tensor) -> Tensor:
@@ -134,6 +177,9 @@ def weighted_squared_error(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> T
     tensor(4.)
     """
     _check_weights(p_BD, targets_BND, w_BN)
+    kernels = _kernels(p_BD.detach(), targets_BND, w_BN)
+    if kernels and p_BD.shape == targets_BND.shape[::2]:
+        return kernels.WeightedSquaredError.apply(p_BD, targets_BND, w_BN)
     dot_BN = torch.einsum("bd,bnd->bn", unit(p_BD), targets_BND)
     return (w_BN * (2 - 2 * dot_BN)).sum(-1).mean()
 

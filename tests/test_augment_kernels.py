@@ -1,31 +1,17 @@
-"""The CUDA kernel of a view against plain PyTorch: on a GPU, or else in Triton's interpreter.
+"""The CUDA kernel of a view against plain PyTorch: on a GPU, or else in Triton's interpreter."""
 
-The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped.
-"""
-
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from mixnn import augment as aug
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
 
-if not importlib.util.find_spec("triton"):
-    pytest.skip("triton is not installed", allow_module_level=True)
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if CUDA or INTERPRETED:
     from mixnn import augment_kernels as kernels
 
-runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
-DEVICE = "cuda" if CUDA else "cpu"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CASES = {  # view, height and width of the images
     "strong": (aug.strong(32), (32, 32)),
@@ -64,12 +50,9 @@ def close(ours, want):
     torch.testing.assert_close(ours, want, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@starts_interpreter
 def test_kernels_equal_plain_torch_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CASES) + 2} passed" in done.stdout
+    check_in_interpreter(__file__, len(CASES) + 2)
 
 
 @runs_kernels

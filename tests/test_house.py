@@ -7,8 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "mixnn"
 ORDER = [
-    *("config", "files", "registry", "processes", "dist", "device", "progress", "functional", "augment_kernels"),
-    *("augment", "data", "nn", "methods", "diagnostics", "runs", "evaluation", "training", "apps", "paper", "cli"),
+    *("config", "files", "registry", "processes", "dist", "device", "progress"),
+    *("functional_kernels", "functional", "augment_kernels", "augment", "data", "nn", "methods", "diagnostics"),
+    *("runs", "evaluation", "training", "apps", "paper", "cli"),
 ]
 DOORS = ("__init__.py", "__main__.py")  # of the package itself: they lead everywhere
 FILES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}

@@ -14,6 +14,7 @@ from mixnn.cli import VERBS, parse
 from mixnn.paper.plan import plan_row
 from mixnn.paper.statistics import CONFIDENCE, t_quantile
 from mixnn.paper.tables import TABLES, Row, published
+from mixnn.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -213,6 +214,26 @@ def test_the_page_on_speed_has_the_committed_measurements():
         assert f"| {kind} | {' | '.join(cells)} |\n" in page
     for one in (small, large):
         assert f"{one['tflops']:.0f} TFLOP/s, {one['share_of_ceiling']:.0%} of the" in page
+
+
+def test_the_page_on_speed_has_the_committed_runs_of_the_recipes():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = read("recipes/cifar10-final.json")
+    (fast,) = (row for row in rows if row["name"] == "muon-decay-long")
+    numbers = f"{fast['epochs']} | {fast['seconds']:.1f} | {fast['linear']:.2f} | {fast['knn']:.2f}"
+    assert f"| those of `fast`, seed {fast['seed']} | {numbers} |\n" in page
+    assert RECIPES["fast"].items() - {("epochs", 200)} <= {(k, as_tuple(v)) for k, v in fast["settings"].items()}
+    paper = read("cifar10-mnn-b8e2e2d3-seed0.json")
+    linear, knn = paper["results"]["linear"]["last"], paper["results"]["knn"]["weighted"]
+    seconds = paper["metrics"][-1]["seconds"]
+    assert f"| the paper's recipe, seed 0 | 200 | {seconds:.1f} | {linear:.2f} | {knn:.2f} |\n" in page
+    before = [row for row in rows if row["name"] == "muon-large-targets-95"]
+    means = [statistics.mean(row[name] for row in before) for name in ("knn", "linear")]
+    assert "had {:.1f}% kNN but only {:.1f}% linear".format(*means) in " ".join(page.split())
+
+
+def as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def test_twenty_epochs_are_those_of_the_committed_runs():

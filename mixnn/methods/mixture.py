@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mixnn import functional as F
@@ -103,8 +102,7 @@ class Mixture(Siamese):
 
     def targets(self, d: Direction, neighbors_BKD: Tensor) -> Tensor:
         """z and the mixtures of z with its neighbors, (B, N, D)."""
-        mixed_BKD = F.mix(neighbors_BKD, d.z_BD, self.lam(d), self.options.mixer)
-        return torch.cat([F.unit(d.z_BD)[:, None], mixed_BKD], dim=1)
+        return F.mixed_targets(neighbors_BKD, d.z_BD, self.lam(d), self.options.mixer)
 
     def lam(self, d: Direction) -> Tensor | float:
         """Share of the neighbor in a mixture; 1 where nothing is mixed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from mixnn import functional as F
@@ -28,7 +27,7 @@ class MSF(Siamese):
     Options = MSFOptions
 
     def loss(self, d: Direction) -> Tensor:
-        targets_BND = torch.cat([F.unit(d.z_BD)[:, None], F.unit(d.neighbors_BKD)], dim=1)
+        targets_BND = F.mixed_targets(d.neighbors_BKD, d.z_BD, 1.0, "none")
         return F.weighted_squared_error(d.p_BD, targets_BND, F.mse_weights(self.topk, d.p_BD))
 
     def neighbor_share(self, norm_ratio: float, cosine: float) -> float | None:

@@ -172,7 +172,8 @@ class Siamese(Method):
         with full_precision(batch.views[0].device):  # only networks run under the caller's autocast
             push = self.rows_to_push(embeddings, batch)
             directions = [self.direction(i, a, b, embeddings, push, batch) for i, (a, b) in enumerate(self.pairs)]
-            loss = self.options.loss_scale * self.combine([self.loss(d) for d in directions], batch)
+            loss = self.combine([self.loss(d) for d in directions], batch)
+            loss = loss if self.options.loss_scale == 1 else self.options.loss_scale * loss
             record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
             return loss, Aux(push, record, self.metrics(directions))
 

@@ -33,7 +33,6 @@ class Tiles(NamedTuple):
     alone: int  # most rows of a small cell, which stay in registers between the sums and the result
     rows: int  # rows of a larger cell to which a program applies the sums
     warps: int
-    registers: int | None = None  # most registers of a thread; None: the compiler decides
 
 
 FORWARD = Tiles(alone=1024, rows=128, warps=8)
@@ -44,11 +43,6 @@ ALONE_COLS, ALONE_WARPS, ALONE_REGISTERS = 32, 8, 128  # of a small cell
 SUM_PROGRAMS = 512  # enough to fill a GPU; more programs make more partial sums
 SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4  # their tiles, which are pipelined through shared memory
 PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
-BACKWARDS = True, False  # whether the first launch, and the second, go from the last rows to the first
-GROUPS_FIRST = True  # whether neighboring programs belong to different groups, whose images are neighbors; or to a cell
-HINTS = True  # tell the L2 cache which tensors are read for the last time
-SIGN_BITS = True  # keep the sign of y, which backward needs after a residual and ReLU, in a bit instead of reading y
-EARLY = False  # start the second launch before the first one ends (programmatic dependent launch, from Hopper on)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
 NOT_SPECIALIZED = ("tiles", "chunks", "groups", "per_view", "pixels", "rows", "num_groups")
@@ -64,13 +58,22 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 
 @triton.jit
+def _place(program, chunks, num_groups):
+    """Group, chunk of rows and block of channels. Neighboring programs have different groups: neighboring images."""
+    return program % num_groups, program // num_groups % chunks, program // num_groups // chunks
+
+
+@triton.jit
 def _channels(block, COLS: tl.constexpr):
     return block * COLS + tl.arange(0, COLS)
 
 
 @triton.jit
-def _tile(group, tile, groups, per_view, pixels, rows, channels, FULL: tl.constexpr, ROWS: tl.constexpr):
-    """Where the image starts that has the tile's first row; offsets of the rows from there; which rows exist."""
+def _tile(
+    group, tile, block, groups, per_view, pixels, rows, channels,
+    FULL: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Where the tile's first image starts; offsets of rows from there; which rows exist; the block of channels."""
     first = tile * ROWS // pixels
     image = (group // groups) * per_view + first * groups + group % groups
     row = tile * ROWS - first * pixels + tl.arange(0, ROWS)
@@ -80,28 +83,32 @@ def _tile(group, tile, groups, per_view, pixels, rows, channels, FULL: tl.conste
         exists = tl.full((ROWS, 1), True, tl.int1)
     else:
         exists = (row < rows - first * pixels)[:, None]
-    return image.to(tl.int64) * pixels * channels, offset, exists
+    return image.to(tl.int64) * pixels * channels, offset, exists, block
+
+
+@triton.jit
+def _store(out, numbers, at, COLS: tl.constexpr):
+    start, offset, exists, block = at
+    pointers = out + start + (offset[:, None] + _channels(block, COLS)[None, :])
+    tl.store(pointers, numbers.to(out.dtype.element_ty), mask=exists)
 
 
 # A tile is loaded and kept as 32-bit words, which hold one float32 or two 16-bit numbers.
 
 
 @triton.jit
-def _words_at(x, block, start, offset, COLS: tl.constexpr):
+def _words_at(x, at, COLS: tl.constexpr):
     NUM: tl.constexpr = 32 // x.dtype.element_ty.primitive_bitwidth
+    start, offset, _, block = at
     column = _channels(block, COLS // NUM)
     return (x + start).to(tl.pointer_type(tl.int32), bitcast=True) + ((offset // NUM)[:, None] + column[None, :])
 
 
 @triton.jit
-def _load(x, block, start, offset, exists, COLS: tl.constexpr, LAST: tl.constexpr):
-    """Words of a tile. LAST: they are not read again."""
-    at = _words_at(x, block, start, offset, COLS)
-    if LAST:
-        words = tl.load(at, mask=exists, other=0, eviction_policy="evict_first")
-    else:
-        words = tl.load(at, mask=exists, other=0)
-    return words
+def _load(x, at, COLS: tl.constexpr, LAST: tl.constexpr = False):
+    """Words of a tile. LAST: they are not read again, and may leave the L2 cache first."""
+    policy: tl.constexpr = "evict_first" if LAST else ""
+    return tl.load(_words_at(x, at, COLS), mask=at[2], other=0, eviction_policy=policy)
 
 
 @triton.jit
@@ -145,30 +152,30 @@ def _keep(words):
 
 
 @triton.jit
-def _store_pair(out, a, b, block, index, num, channels, COLS: tl.constexpr):
+def _store_pair(out, a, b, channel, index, num, channels):
     """Store vectors a and b as row `index` of each half of a (2, num, channels) matrix."""
-    at = index * channels + _channels(block, COLS)
+    at = index * channels + channel
     tl.store(out + at, a)
     tl.store(out + num * channels + at, b)
 
 
 @triton.jit
-def _load_pair(pair, block, index, num, channels, COLS: tl.constexpr):
-    at = index * channels + _channels(block, COLS)
+def _load_pair(pair, channel, index, num, channels):
+    at = index * channels + channel
     return tl.load(pair + at), tl.load(pair + num * channels + at)
 
 
 @triton.jit
-def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
+def _add_rows(sums, channel, start, num, total, channels):
     """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix.
 
     Other programs of the launch may have stored them, so loads pass by the L1 cache.
     """
-    a = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
-    b = tl.zeros((PARTIAL_ROWS, COLS), tl.float32)
+    a = tl.zeros((PARTIAL_ROWS, channel.shape[0]), tl.float32)
+    b = tl.zeros((PARTIAL_ROWS, channel.shape[0]), tl.float32)
     for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
         row = i + tl.arange(0, PARTIAL_ROWS)
-        at = (start + row)[:, None] * channels + _channels(block, COLS)[None, :]
+        at = (start + row)[:, None] * channels + channel[None, :]
         exists = (row < num)[:, None]
         a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
         b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
@@ -176,10 +183,10 @@ def _add_rows(sums, block, start, num, total, channels, COLS: tl.constexpr):
 
 
 @triton.jit
-def _add_groups(sums, d_parameters, block, channels, num_groups, COLS: tl.constexpr):
+def _add_groups(sums, d_parameters, channel, channels, num_groups):
     """Gradients of bias and weight: the sums of all groups."""
-    d_bias, d_weight = _add_rows(sums, block, 0, num_groups, num_groups, channels, COLS)
-    _store_pair(d_parameters, d_bias, d_weight, block, 0, 1, channels, COLS)
+    d_bias, d_weight = _add_rows(sums, channel, 0, num_groups, num_groups, channels)
+    _store_pair(d_parameters, d_bias, d_weight, channel, 0, 1, channels)
 
 
 @triton.jit
@@ -195,36 +202,6 @@ def _is_last(counter, num):
     return last
 
 
-# Programs of a launch
-
-
-@triton.jit
-def _place(chunks, channels, num_groups, BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, COLS: tl.constexpr):
-    """Group, chunk of rows and block of channels of this program."""
-    program = tl.program_id(0)
-    if BACK:
-        program = tl.num_programs(0) - 1 - program
-    if GROUPS_FIRST:
-        group, chunk, block = program % num_groups, program // num_groups % chunks, program // num_groups // chunks
-    else:
-        blocks = channels // COLS
-        group, chunk, block = program // chunks // blocks, program % chunks, program // chunks % blocks
-    return group, chunk, block
-
-
-@triton.jit
-def _let_next_start(EARLY: tl.constexpr):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def _wait_for_sums(EARLY: tl.constexpr):
-    """Wait for the end of the first launch, which without EARLY has ended."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-
-
 # Forward
 
 
@@ -235,9 +212,8 @@ def _moments(a, b, rows):
 
 
 @triton.jit
-def _affine(mean, var, weight, bias, eps, block, COLS: tl.constexpr):
+def _affine(mean, var, weight, bias, eps, channel):
     """1 / std, and the scale and shift that batch norm amounts to."""
-    channel = _channels(block, COLS)
     inverse_std = tl.rsqrt(var + eps)
     scale = inverse_std * tl.load(weight + channel)
     return inverse_std, scale, tl.load(bias + channel) - mean * scale
@@ -245,248 +221,231 @@ def _affine(mean, var, weight, bias, eps, block, COLS: tl.constexpr):
 
 @triton.jit
 def _store_y(
-    words, residual_words, y, signs, scale, shift, block, start, offset, exists,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    words, residual_words, y, signs, scale, shift, at,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
+    """Store y, and its signs as bits, which backward needs after a residual and ReLU."""
     dtype: tl.constexpr = y.dtype.element_ty
     out = _numbers(words, dtype) * scale[None, :] + shift[None, :]
     if RESIDUAL:
         out += _numbers(residual_words, dtype)
     if RELU:
         out = tl.maximum(out, 0.0)
-    tl.store(y + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
-    if SIGNS:
+    _store(y, out, at, COLS)
+    if RESIDUAL and RELU:
         bits = tl.reshape((out > 0).to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
-        at = (offset // 8)[:, None] + _channels(block, COLS // 8)[None, :]
-        tl.store(signs + start // 8 + at, tl.sum(bits, 2).to(tl.uint8), mask=exists)
+        _store(signs, tl.sum(bits, 2), (at[0] // 8, at[1] // 8, at[2], at[3]), COLS // 8)
 
 
 @_kernel
 def bn_forward_alone_kernel(
     x, residual, weight, bias, y, stats, signs, eps, groups, per_view, pixels, rows, channels, num_groups,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr,
-    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y = relu((x - mean) / std * weight + bias + residual), if a cell is one tile."""
-    dtype: tl.constexpr = x.dtype.element_ty
     blocks = channels // COLS
     group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    words = _load(x, block, start, offset, exists, COLS, False)
+    channel = _channels(block, COLS)
+    at = _tile(group, 0, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, at, COLS)
     residual_words = words
     if RESIDUAL:
-        residual_words = _load(residual, block, start, offset, exists, COLS, False)
-    value = _numbers(words, dtype)
+        residual_words = _load(residual, at, COLS)
+    value = _numbers(words, x.dtype.element_ty)
     mean, var = _moments(tl.sum(value, 0), tl.sum(value * value, 0), rows)
-    _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
-    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-    _store_y(
-        _keep(words), residual_words, y, signs, scale, shift, block, start, offset, exists,
-        RESIDUAL, RELU, SIGNS, ROWS, COLS,
-    )  # fmt: skip
+    _store_pair(stats, mean, var, channel, group, num_groups, channels)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    _store_y(_keep(words), residual_words, y, signs, scale, shift, at, RESIDUAL, RELU, ROWS, COLS)
 
 
 @_kernel
 def bn_sum_kernel(
     x, stats, partial, counters, tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
-    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Mean and variance of every cell, from sums of x and x^2 over chunks of some tiles."""
-    _let_next_start(EARLY)
-    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
+    group, chunk, block = _place(tl.num_programs(0) - 1 - tl.program_id(0), chunks, num_groups)
+    channel = _channels(block, COLS)
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
     for i in tl.range(tiles, num_stages=STAGES):
         tile = chunk * tiles + i
-        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
-        value = _numbers(_load(x, block, start, offset, exists, COLS, False), x.dtype.element_ty)
+        at = _tile(group, tile, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        value = _numbers(_load(x, at, COLS), x.dtype.element_ty)
         a += value
         b += value * value
     row, total = group * chunks, num_groups * chunks
-    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), block, row + chunk, total, channels, COLS)
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), channel, row + chunk, total, channels)
     if _is_last(counters + group * (channels // COLS) + block, chunks):
-        sum_x, sum_x2 = _add_rows(partial, block, row, chunks, total, channels, COLS)
+        sum_x, sum_x2 = _add_rows(partial, channel, row, chunks, total, channels)
         mean, var = _moments(sum_x, sum_x2, rows)
-        _store_pair(stats, mean, var, block, group, num_groups, channels, COLS)
+        _store_pair(stats, mean, var, channel, group, num_groups, channels)
 
 
 @_kernel
 def bn_forward_kernel(
     x, residual, weight, bias, y, stats, signs, eps, chunks, groups, per_view, pixels, rows, channels, num_groups,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
-    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
-    FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y = relu((x - mean) / std * weight + bias + residual), with the moments from bn_sum_kernel."""
-    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
-    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    words = _load(x, block, start, offset, exists, COLS, HINTS)
+    group, chunk, block = _place(tl.program_id(0), chunks, num_groups)
+    channel = _channels(block, COLS)
+    at = _tile(group, chunk, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, at, COLS, LAST=True)
     residual_words = words
     if RESIDUAL:
-        residual_words = _load(residual, block, start, offset, exists, COLS, HINTS)
-    _wait_for_sums(EARLY)
-    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-    _, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-    _store_y(
-        words, residual_words, y, signs, scale, shift, block, start, offset, exists,
-        RESIDUAL, RELU, SIGNS, ROWS, COLS,
-    )  # fmt: skip
+        residual_words = _load(residual, at, COLS, LAST=True)
+    mean, var = _load_pair(stats, channel, group, num_groups, channels)
+    _, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    _store_y(words, residual_words, y, signs, scale, shift, at, RESIDUAL, RELU, ROWS, COLS)
 
 
 # Backward
 
 
 @triton.jit
-def _load_slope(
-    dy, dy2, saved, block, start, offset, exists,
-    TWO: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, COLS: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
-    """Words of one or two gradients, and what is saved for the ReLU's mask."""
-    words = _load(dy, block, start, offset, exists, COLS, LAST)
+def _load_gradients(dy, dy2, at, TWO: tl.constexpr, COLS: tl.constexpr, LAST: tl.constexpr):
+    """Words of one or two gradients."""
+    words = _load(dy, at, COLS, LAST)
     words2 = words
     if TWO:
-        words2 = _load(dy2, block, start, offset, exists, COLS, LAST)
-    mask = words
-    if SIGNS:
-        at = (saved + start // 8).to(tl.pointer_type(tl.int32), bitcast=True)
-        mask = tl.load(at + ((offset // 32)[:, None] + _channels(block, COLS // 32)[None, :]), mask=exists, other=0)
-    elif SAVED:
-        mask = _load(saved, block, start, offset, exists, COLS, LAST)
-    return words, words2, mask
+        words2 = _load(dy2, at, COLS, LAST)
+    return words, words2
+
+
+@triton.jit
+def _load_signs(signs, at, COLS: tl.constexpr):
+    start, offset, exists, block = at
+    words = (signs + start // 8).to(tl.pointer_type(tl.int32), bitcast=True)
+    return tl.load(words + ((offset // 32)[:, None] + _channels(block, COLS // 32)[None, :]), mask=exists, other=0)
 
 
 @triton.jit
 def _slope(
-    loaded, words, scale, shift, dtype: tl.constexpr,
-    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    gradients, signs, words, scale, shift, dtype: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before the ReLU, whose mask is saved or recomputed from x.
+    """The gradient before the ReLU, whose mask is recomputed from x, or after a residual read from the signs.
 
     Two gradients are added as autograd does it, so their sum is rounded.
     """
-    slope = _numbers(loaded[0], dtype)
+    slope = _numbers(gradients[0], dtype)
     if TWO:
-        slope = (slope + _numbers(loaded[1], dtype)).to(dtype).to(tl.float32)
-    if RELU:
-        if SIGNS:
-            bits = (loaded[2][:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
-            positive = tl.reshape(bits, (ROWS, COLS)) > 0
-        elif SAVED:
-            positive = _numbers(loaded[2], dtype) > 0
-        else:
-            positive = _numbers(words, dtype) * scale[None, :] + shift[None, :] > 0
-        slope = tl.where(positive, slope, 0.0)
+        slope = (slope + _numbers(gradients[1], dtype)).to(dtype).to(tl.float32)
+    if RESIDUAL:
+        bits = (signs[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
+        slope = tl.where(tl.reshape(bits, (ROWS, COLS)) > 0, slope, 0.0)
+    elif RELU:
+        slope = tl.where(_numbers(words, dtype) * scale[None, :] + shift[None, :] > 0, slope, 0.0)
     return slope
 
 
 @triton.jit
-def _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS: tl.constexpr):
-    dtype: tl.constexpr = dx.dtype.element_ty
+def _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, at, COLS: tl.constexpr):
     of_x = -scale * inverse_std * b * (1.0 / rows)
     rest = -scale * a * (1.0 / rows) - mean * of_x
-    out = slope * scale[None, :] + (_numbers(words, dtype) * of_x[None, :] + rest[None, :])
-    tl.store(dx + start + (offset[:, None] + _channels(block, COLS)[None, :]), out.to(dtype), mask=exists)
+    x = _numbers(words, dx.dtype.element_ty)
+    _store(dx, slope * scale[None, :] + (x * of_x[None, :] + rest[None, :]), at, COLS)
 
 
 @_kernel
 def bn_backward_alone_kernel(
-    dy, dy2, x, saved, weight, bias, stats, eps, dx, slopes, sums, d_parameters, counters,
+    dy, dy2, x, signs, weight, bias, stats, eps, slopes, sums, counters, dx, d_parameters,
     groups, per_view, pixels, rows, channels, num_groups,
-    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), if a cell is one tile.
 
-    SAVED: also stores the slopes, which are the residual's gradient.
+    RESIDUAL: also stores the slopes, which are the residual's gradient.
     """
     dtype: tl.constexpr = x.dtype.element_ty
     blocks = channels // COLS
     group, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    start, offset, exists = _tile(group, 0, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    words = _load(x, block, start, offset, exists, COLS, False)
-    loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, False)
-    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-    slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
+    channel = _channels(block, COLS)
+    at = _tile(group, 0, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, at, COLS)
+    gradients = _load_gradients(dy, dy2, at, TWO, COLS, False)
+    bits = words
+    if RESIDUAL:
+        bits = _load_signs(signs, at, COLS)
+    mean, var = _load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    slope = _slope(gradients, bits, words, scale, shift, dtype, TWO, RESIDUAL, RELU, ROWS, COLS)
     a = tl.sum(slope, 0)
     b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
     slope_words = _keep(_words(slope, dtype))
-    if SAVED:
-        tl.store(_words_at(slopes, block, start, offset, COLS), slope_words, mask=exists)
+    if RESIDUAL:
+        tl.store(_words_at(slopes, at, COLS), slope_words, mask=at[2])
     slope = _numbers(_keep(slope_words), dtype)
-    _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
-    _store_pair(sums, a, b, block, group, num_groups, channels, COLS)
+    _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, at, COLS)
+    _store_pair(sums, a, b, channel, group, num_groups, channels)
     if _is_last(counters + block, num_groups):
-        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
+        _add_groups(sums, d_parameters, channel, channels, num_groups)
 
 
 @_kernel
 def bn_sum_slope_kernel(
-    dy, dy2, x, saved, weight, bias, stats, eps, slopes, sums, partial, counters,
+    dy, dy2, x, signs, weight, bias, stats, eps, slopes, sums, partial, counters,
     tiles, chunks, groups, per_view, pixels, rows, channels, num_groups,
-    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, SIGNS: tl.constexpr, HINTS: tl.constexpr,
-    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    TWO: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums of the slope and of slope * x_hat of every cell.
 
-    SAVED: also stores the slopes, which are the residual's gradient.
+    RESIDUAL: also stores the slopes, which are the residual's gradient.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    _let_next_start(EARLY)
-    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
-    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
+    group, chunk, block = _place(tl.num_programs(0) - 1 - tl.program_id(0), chunks, num_groups)
+    channel = _channels(block, COLS)
+    mean, var = _load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
     for i in tl.range(tiles, num_stages=STAGES):
         tile = chunk * tiles + i
-        start, offset, exists = _tile(group, tile, groups, per_view, pixels, rows, channels, FULL, ROWS)
-        words = _load(x, block, start, offset, exists, COLS, False)
-        loaded = _load_slope(dy, dy2, saved, block, start, offset, exists, TWO, SAVED, SIGNS, COLS, HINTS and SAVED)
-        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, SAVED, SIGNS, ROWS, COLS)
-        if SAVED:
-            tl.store(_words_at(slopes, block, start, offset, COLS), _words(slope, dtype), mask=exists)
+        at = _tile(group, tile, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+        words = _load(x, at, COLS)
+        gradients = _load_gradients(dy, dy2, at, TWO, COLS, LAST=RESIDUAL)
+        bits = words
+        if RESIDUAL:
+            bits = _load_signs(signs, at, COLS)
+        slope = _slope(gradients, bits, words, scale, shift, dtype, TWO, RESIDUAL, RELU, ROWS, COLS)
+        if RESIDUAL:
+            tl.store(_words_at(slopes, at, COLS), _words(slope, dtype), mask=at[2])
         a += slope
         b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
     row, total = group * chunks, num_groups * chunks
-    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, block, row + chunk, total, channels, COLS)
+    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, channel, row + chunk, total, channels)
     if _is_last(counters + group * (channels // COLS) + block, chunks):
-        sum_1, sum_x_hat = _add_rows(partial, block, row, chunks, total, channels, COLS)
-        _store_pair(sums, sum_1, sum_x_hat, block, group, num_groups, channels, COLS)
+        sum_1, sum_x_hat = _add_rows(partial, channel, row, chunks, total, channels)
+        _store_pair(sums, sum_1, sum_x_hat, channel, group, num_groups, channels)
 
 
 @_kernel
 def bn_backward_kernel(
-    dy, dy2, x, weight, bias, stats, eps, dx, slopes, sums, d_parameters,
+    dy, dy2, x, weight, bias, stats, eps, sums, dx, d_parameters,
     chunks, groups, per_view, pixels, rows, channels, num_groups,
-    TWO: tl.constexpr, RELU: tl.constexpr, SAVED: tl.constexpr, HINTS: tl.constexpr,
-    BACK: tl.constexpr, GROUPS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    TWO: tl.constexpr, RELU: tl.constexpr, LAST: tl.constexpr,
     FULL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / std * (slope - mean(slope) - x_hat * mean(slope * x_hat)), with sums from bn_sum_slope_kernel.
 
-    SAVED: the slopes are stored already. One program per block of channels also adds up the sums of all groups.
+    LAST: nothing reads dy and dy2 later. One program per block of channels also adds up the sums of all groups.
     """
     dtype: tl.constexpr = x.dtype.element_ty
-    group, chunk, block = _place(chunks, channels, num_groups, BACK, GROUPS_FIRST, COLS)
-    start, offset, exists = _tile(group, chunk, groups, per_view, pixels, rows, channels, FULL, ROWS)
-    words = _load(x, block, start, offset, exists, COLS, HINTS)
-    mean, var = _load_pair(stats, block, group, num_groups, channels, COLS)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, block, COLS)
-    if SAVED:
-        _wait_for_sums(EARLY)
-        slope = _numbers(_load(slopes, block, start, offset, exists, COLS, False), dtype)
-    else:
-        loaded = _load_slope(dy, dy2, dy, block, start, offset, exists, TWO, False, False, COLS, HINTS)
-        _wait_for_sums(EARLY)
-        slope = _slope(loaded, words, scale, shift, dtype, TWO, RELU, False, False, ROWS, COLS)
-    a, b = _load_pair(sums, block, group, num_groups, channels, COLS)
-    _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, block, start, offset, exists, COLS)
+    group, chunk, block = _place(tl.program_id(0), chunks, num_groups)
+    channel = _channels(block, COLS)
+    at = _tile(group, chunk, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
+    words = _load(x, at, COLS, LAST=True)
+    mean, var = _load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    gradients = _load_gradients(dy, dy2, at, TWO, COLS, LAST)
+    slope = _slope(gradients, words, words, scale, shift, dtype, TWO, False, RELU, ROWS, COLS)
+    a, b = _load_pair(sums, channel, group, num_groups, channels)
+    _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, at, COLS)
     if (group == 0) & (chunk == 0):
-        _add_groups(sums, d_parameters, block, channels, num_groups, COLS)
+        _add_groups(sums, d_parameters, channel, channels, num_groups)
 
 
 # Launches
@@ -552,14 +511,14 @@ class _Layout:
         if self.alone:
             self.sizes |= {"num_warps": max(1, ALONE_WARPS * size // most_alone), "maxnreg": ALONE_REGISTERS}
             return
+        self.sizes |= {"num_warps": tiles.warps}
         self.chunks = triton.cdiv(rows, size)
-        self.sizes |= {"num_warps": tiles.warps, "maxnreg": tiles.registers}
         sum_tiles = triton.cdiv(rows, sum_size)
         self.tiles_per_sum = max(1, sum_tiles * self.cells // SUM_PROGRAMS)
         self.sum_chunks = triton.cdiv(sum_tiles, self.tiles_per_sum)
         full = rows % (self.tiles_per_sum * sum_size) == 0
-        self.sum_sizes: dict[str, Any] = {"FULL": full, "ROWS": sum_size, "COLS": cols, "STAGES": SUM_STAGES}
-        self.sum_sizes |= {"num_warps": SUM_WARPS}
+        self.sum_sizes: dict[str, Any] = {"FULL": full, "ROWS": sum_size, "COLS": cols}
+        self.sum_sizes |= {"STAGES": SUM_STAGES, "num_warps": SUM_WARPS}
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
@@ -571,18 +530,12 @@ class _Layout:
         kernel[(self.cells,)](*args, *self.numbers, **form, **self.sizes)
 
     def launch_sums(self, kernel: Any, *args: Any, **form: bool) -> None:
-        partial = self.empty(self.num_groups, self.sum_chunks)
-        kernel[(self.cells * self.sum_chunks,)](
-            *args, partial, self.counters(), self.tiles_per_sum, self.sum_chunks, *self.numbers,
-            BACK=BACKWARDS[0], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, **form, **self.sum_sizes,
-        )  # fmt: skip
+        counts = self.tiles_per_sum, self.sum_chunks
+        args += self.empty(self.num_groups, self.sum_chunks), self.counters()
+        kernel[(self.cells * self.sum_chunks,)](*args, *counts, *self.numbers, **form, **self.sum_sizes)
 
     def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
-        early = {"launch_pdl": True} if EARLY else {}
-        kernel[(self.cells * self.chunks,)](
-            *args, self.chunks, *self.numbers,
-            BACK=BACKWARDS[1], GROUPS_FIRST=GROUPS_FIRST, EARLY=EARLY, HINTS=HINTS, **form, **self.sizes, **early,
-        )  # fmt: skip
+        kernel[(self.cells * self.chunks,)](*args, self.chunks, *self.numbers, **form, **self.sizes)
 
 
 def supports(dtype: torch.dtype, channels: int) -> bool:
@@ -597,7 +550,7 @@ def forward(
     layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
     y, stats, signs = torch.empty_like(x), layout.empty(layout.num_groups), empty_signs(x, residual, relu)
     tensors = x, x if residual is None else residual, weight, bias, y, stats, signs
-    form = {"RESIDUAL": residual is not None, "RELU": relu, "SIGNS": signs.numel() > 0}
+    form = {"RESIDUAL": residual is not None, "RELU": relu}
     if layout.alone:
         layout.launch_alone(bn_forward_alone_kernel, *tensors, eps, **form)
     else:
@@ -608,28 +561,29 @@ def forward(
 
 def empty_signs(x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     """Memory for the sign bits of y, if backward will need them."""
-    return x.new_empty(x.numel() // 8 if SIGN_BITS and relu and residual is not None else 0, dtype=torch.uint8)
+    return x.new_empty(x.numel() // 8 if relu and residual is not None else 0, dtype=torch.uint8)
 
 
 def backward(
-    dy: Tensor, dy2: Tensor | None, x: Tensor, saved: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
+    dy: Tensor, dy2: Tensor | None, x: Tensor, signs: Tensor | None, stats: Tensor, weight: Tensor, bias: Tensor,
     views: int, groups: int, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm_backward` on CUDA."""
     layout = _Layout(x, views, groups, BACKWARD)
     sums, d_parameters = layout.empty(layout.num_groups), layout.empty()
-    dx, slopes = torch.empty_like(x), x.new_empty(0) if saved is None else torch.empty_like(x)
-    second, known = dy if dy2 is None else dy2, x if saved is None else saved
-    given, form = (weight, bias, stats, eps), {"TWO": dy2 is not None, "RELU": relu, "SAVED": saved is not None}
-    signs = saved is not None and saved.dtype == torch.uint8
+    dx, slopes = torch.empty_like(x), x.new_empty(0) if signs is None else torch.empty_like(x)
+    given = weight, bias, stats, eps
+    gradients, two = (dy, dy if dy2 is None else dy2), dy2 is not None
+    tensors = *gradients, x, x if signs is None else signs, *given, slopes, sums
+    form = {"TWO": two, "RESIDUAL": signs is not None, "RELU": relu}
     if layout.alone:
-        out = dx, slopes, sums, d_parameters, layout.counters()
-        layout.launch_alone(bn_backward_alone_kernel, dy, second, x, known, *given, *out, **form, SIGNS=signs)
-    else:
-        layout.launch_sums(
-            bn_sum_slope_kernel, dy, second, x, known, *given, slopes, sums, **form, SIGNS=signs, HINTS=HINTS
-        )
-        layout.launch(bn_backward_kernel, dy, second, x, *given, dx, slopes, sums, d_parameters, **form)
+        layout.launch_alone(bn_backward_alone_kernel, *tensors, layout.counters(), dx, d_parameters, **form)
+        return dx, slopes, d_parameters
+    layout.launch_sums(bn_sum_slope_kernel, *tensors, **form)
+    form = {"TWO": two, "RELU": relu, "LAST": True}
+    if signs is not None:  # the slopes are stored, so they take the gradients' place
+        gradients, form = (slopes, slopes), {"TWO": False, "RELU": False, "LAST": False}
+    layout.launch(bn_backward_kernel, *gradients, x, *given, sums, dx, d_parameters, **form)
     return dx, slopes, d_parameters
 
 

@@ -30,7 +30,7 @@ MAX_BYTES = 2**30  # of random images, unless their number is given; 50,000 of 2
 REPEATS = 5
 KERNELS = (  # kinds of kernels and parts of their names; the first match counts
     ("batch norm", ("bn_",)),
-    ("views", ("view_kernel",)),
+    ("views", ("view_kernel", "blur_kernel")),
     ("optimizer and teacher", ("multi_tensor", "foreach")),
     ("selection of neighbors", ("topk", "TopK", "radix", "bitonic")),
     (

@@ -21,12 +21,12 @@ from mixnn.files import PACKAGE
 
 # Relative to the package; a folder stands for all its files. The method's own file and its bases' are added.
 TRAINING = (
-    *("functional.py", "augment.py", "augment_kernels.py", "diagnostics.py", "dist.py", "nn", "methods/mixture.py"),
-    *("training/step.py", "training/trainer.py", "training/schedule.py"),
+    *("functional.py", "functional_kernels.py", "augment.py", "augment_kernels.py", "diagnostics.py", "dist.py", "nn"),
+    *("methods/mixture.py", "training/step.py", "training/trainer.py", "training/schedule.py"),
     *("training/optimizers.py", "training/prefetch.py", "training/views.py"),
 )
 EVALUATION = (
-    *("functional.py", "augment.py", "augment_kernels.py", "dist.py", "nn", "runs/encoder.py"),
+    *("functional.py", "functional_kernels.py", "augment.py", "augment_kernels.py", "dist.py", "nn", "runs/encoder.py"),
     *("evaluation/features.py", "evaluation/knn.py", "evaluation/linear.py", "evaluation/neighbors.py"),
 )
 FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of a method's bases that are not ours

@@ -1,38 +1,23 @@
-"""The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter.
-
-The interpreter is chosen by an environment variable when Triton is imported, for the whole process. So without a GPU
-one test runs this file in a process of its own, where the others are not skipped.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
+"""The CUDA kernels of batch norm against plain PyTorch: on a GPU, or else in Triton's interpreter."""
 
 import pytest
 import torch
 
 from mixnn.nn import batch_norm
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
 
-if not importlib.util.find_spec("triton"):
-    pytest.skip("triton is not installed", allow_module_level=True)
-CUDA = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if CUDA or INTERPRETED:
     from mixnn.nn import batch_norm_kernels as kernels
 
-runs_kernels = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="run in the interpreter, in another process")
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")]
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array")  # the interpreter's, with numpy before 2.4
-DEVICE = "cuda" if CUDA else "cpu"
 EPS = 1e-5
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-7}
-FORMS = [  # residual, ReLU, two gradients, signs of y as bits
-    (False, False, False, False),
-    (False, True, True, False),
-    (True, True, False, True),
-    (True, True, True, False),
+FORMS = [  # residual, ReLU, two gradients
+    (False, False, False),
+    (False, True, True),
+    (True, True, False),
+    (True, True, True),
+    (True, False, False),
 ]
 LAYOUTS = [  # images, channels, side (0: vectors), views, groups; pixels that do and do not fill tiles
     (8, 32, 3, 1, 1),
@@ -45,13 +30,10 @@ LAYOUTS = [  # images, channels, side (0: vectors), views, groups; pixels that d
 
 
 CASES = [  # every layout with one form in float32 and with another in bf16
-    (layout, FORMS[(i + j) % 4], dtype)
+    (layout, FORMS[(i + 3 * j) % len(FORMS)], dtype)
     for i, layout in enumerate(LAYOUTS)
     for j, dtype in enumerate((torch.float32, torch.bfloat16))
 ]
-
-
-ORDERS = [((False, True), True), ((False, False), False), ((True, False), False)]  # directions, groups first
 
 
 def tensors(images, channels, side, dtype=torch.float32):
@@ -80,10 +62,10 @@ def close(ours, want, dtype=torch.float32):
     torch.testing.assert_close(ours, want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
-def compare(layout, form, dtype, monkeypatch):
+def compare(layout, form, dtype):
     """Forward and backward against plain PyTorch; returns everything that the kernels computed."""
-    (images, channels, side, views, groups), (residual, relu, two, bits) = layout, form
-    monkeypatch.setattr(kernels, "SIGN_BITS", bits)
+    (images, channels, side, views, groups), (residual, relu, two) = layout, form
+    bits = residual and relu  # as backward needs them
     x, extra, dy, dy2, weight, bias = tensors(images, channels, side, dtype)
     args = (x, extra if residual else None, weight, bias, views, groups, EPS, relu)
     y, stats, signs = kernels.forward(*args)
@@ -93,51 +75,24 @@ def compare(layout, form, dtype, monkeypatch):
     assert y.stride() == x.stride()
     assert signs.numel() == (y.numel() // 8 if bits else 0)
     args = (stats, weight, bias, views, groups, EPS, relu)
-    saved = (signs if bits else y) if residual else None
-    grads = kernels.backward(dy, dy2 if two else None, x, saved, *args)
-    wants = batch_norm.plain_backward(dy, dy2 if two else None, x, y if residual else None, *args)
+    grads = kernels.backward(dy, dy2 if two else None, x, signs if bits else None, *args)
+    wants = batch_norm.plain_backward(dy, dy2 if two else None, x, y if bits else None, *args)
     for ours, want in zip(grads[:2], wants[:2], strict=True):
         close(ours, want, dtype)
     torch.testing.assert_close(grads[2], wants[2], rtol=1e-4, atol=1e-3)  # sums, not means
     return y, stats, signs, *grads
 
 
-@pytest.mark.skipif(CUDA or INTERPRETED, reason="the kernels run in this process")
+@starts_interpreter
 def test_kernels_equal_plain_torch_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CASES) + len(LAYOUTS) + len(ORDERS) + 2} passed" in done.stdout
+    check_in_interpreter(__file__, len(CASES) + len(LAYOUTS) + 2)
 
 
 @runs_kernels
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout, form, dtype", CASES, ids=str)
-def test_kernels_equal_plain_torch(layout, form, dtype, monkeypatch):
-    compare(layout, form, dtype, monkeypatch)
-
-
-@runs_kernels
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("backwards, groups_first", ORDERS)
-def test_the_order_of_programs_changes_no_bit(backwards, groups_first, monkeypatch):
-    case = (4, 96, 4, 1, 2), FORMS[3], torch.float32, monkeypatch
-    wants = compare(*case)
-    monkeypatch.setattr(kernels, "BACKWARDS", backwards)
-    monkeypatch.setattr(kernels, "GROUPS_FIRST", groups_first)
-    assert all(map(torch.equal, compare(*case), wants))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not CUDA or torch.cuda.get_device_capability() < (9, 0), reason="needs a Hopper GPU")
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_an_early_start_of_the_second_launch_changes_no_bit(form, monkeypatch):
-    case = (64, 64, 16, 2, 2), form, torch.bfloat16, monkeypatch
-    wants = compare(*case)
-    monkeypatch.setattr(kernels, "EARLY", True)
-    for _ in range(20):
-        assert all(map(torch.equal, compare(*case), wants))
+def test_kernels_equal_plain_torch(layout, form, dtype):
+    compare(layout, form, dtype)
 
 
 @runs_kernels
@@ -145,15 +100,15 @@ def test_an_early_start_of_the_second_launch_changes_no_bit(form, monkeypatch):
 def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, monkeypatch):
     monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
     monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
-    compare(layout, form, dtype, monkeypatch)
+    compare(layout, form, dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout", [(64, 64, 8, 2, 2), (16, 512, 16, 1, 8), (64, 32, 16, 1, 1)], ids=str)
-def test_replays_of_a_graph_of_two_streams_give_the_bits_of_the_first_call(layout, monkeypatch):
-    wants = compare(layout, FORMS[-2], torch.bfloat16, monkeypatch)
+def test_replays_of_a_graph_of_two_streams_give_the_bits_of_the_first_call(layout):
+    wants = compare(layout, FORMS[2], torch.bfloat16)
     images, channels, side, views, groups = layout
     x, extra, dy, _, weight, bias = tensors(images, channels, side, torch.bfloat16)
 

@@ -1,0 +1,96 @@
+"""The CUDA kernels of functional.py against plain PyTorch: on a GPU, or else in Triton's interpreter."""
+
+import pytest
+import torch
+
+from mixnn import functional as F
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
+
+if CUDA or INTERPRETED:
+    from mixnn import functional_kernels as kernels
+
+SHAPES = [(1, 1), (300, 128), (7, 3, 20), (5, 2000)]
+MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
+LAMS = ("one number", "one draw", "a draw per row")
+SIZES = [(6, 5, 128), (3, 1, 20), (1, 12, 7)]  # batch, neighbors, length
+NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + 1
+
+
+def draw(*shape, seed=0):
+    """Vectors of very different lengths."""
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=rng) * torch.rand(*shape[:-1], 1, generator=rng).mul(5).exp()).to(DEVICE)
+
+
+def close(ours, want):
+    torch.testing.assert_close(ours, want.to(ours), rtol=2e-6, atol=2e-6)
+
+
+@starts_interpreter
+def test_kernels_equal_plain_torch_in_the_interpreter():
+    check_in_interpreter(__file__, NUM_TESTS)
+
+
+@runs_kernels
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_unit_rows_equal_plain_torch(shape):
+    v = draw(*shape)
+    v.view(-1, shape[-1])[-1] = 0  # stays zero
+    close(kernels.unit(v), torch.nn.functional.normalize(v, dim=-1))
+
+
+@runs_kernels
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("lam", LAMS)
+def test_mixed_targets_equal_plain_torch(mixer, lam):
+    batch, topk, dim = SIZES[0]
+    neighbors, z = draw(batch, topk, dim), draw(batch, dim, seed=1)
+    draws = torch.rand(batch, 1, 1, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    share = {"one number": 0.3, "one draw": draws[:1], "a draw per row": draws}[lam]
+    mixed = F.mix(neighbors.double(), z.double(), share if isinstance(share, float) else share.double(), mixer)
+    unit_z = torch.nn.functional.normalize(z.double(), dim=-1)
+    close(kernels.mixed_targets(neighbors, z, share, mixer), torch.cat([unit_z[:, None], mixed], dim=1))
+
+
+@runs_kernels
+@pytest.mark.parametrize("per_row", [False, True])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_weighted_squared_error_and_its_gradient_equal_plain_torch(size, per_row):
+    batch, topk, dim = size
+    p, targets = draw(batch, dim), torch.nn.functional.normalize(draw(batch, topk + 1, dim, seed=1), dim=-1)
+    w = torch.rand((batch, topk + 1) if per_row else (topk + 1,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    ours, wide = p.clone().requires_grad_(), p.double().cpu().requires_grad_()
+    loss = kernels.WeightedSquaredError.apply(ours, targets, w)
+    want = F.weighted_squared_error(wide, targets.double().cpu(), w.double().cpu())
+    (3 * loss).backward()
+    (3 * want).backward()
+    close(loss, want)
+    close(ours.grad, wide.grad)
+
+
+@runs_kernels
+def test_kernels_are_for_float32_and_vectors_that_are_not_too_long():
+    for tensor in (torch.ones(2, 3).double(), torch.ones(2, 3).bfloat16(), torch.ones(2, 0), torch.ones(2, 5000)):
+        assert not kernels.supports(tensor)
+    assert kernels.supports(torch.ones(2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_functions_on_a_gpu_use_the_kernels_unless_a_gradient_is_needed(monkeypatch):
+    calls = []
+    for name in ("unit", "mixed_targets"):
+        real = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, name=name, real=real: calls.append(name) or real(*args))
+    z, neighbors, p = draw(4, 8), draw(4, 3, 8), draw(4, 8, seed=1).requires_grad_()
+    targets = F.mixed_targets(neighbors, z, 0.5, "unit")
+    F.unit(z)
+    assert F.weighted_squared_error(p, targets, torch.ones(4, device="cuda")).grad_fn.name() == (
+        "WeightedSquaredErrorBackward"
+    )
+    assert calls == ["mixed_targets", "unit"]
+    F.unit(p).sum().backward()
+    w = torch.ones(4, device="cuda", requires_grad=True)
+    F.weighted_squared_error(p, targets, w).backward()
+    assert w.grad is not None
+    assert calls == ["mixed_targets", "unit"]
