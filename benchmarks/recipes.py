@@ -76,7 +76,7 @@ CANDIDATES: dict[str, Settings] = {
     "small-two-way": {"resolution": "75%:0.9", "strong.blur": 0.0, "momentum_end": 1.0, "weak_flip": 0.5},
     "small-lr": {**SMALL, "lr": 0.12},
     "smaller-first": {**SMALL, "resolution": "50%:0.25,75%:0.9"},
-    "small-muon": {**SMALL, "optimizer": "muon", "lr": 0.006, "weight_decay": 0.0},
+    "small-muon": {**SMALL, "optimizer": "muon", "lr": 0.006},
     "small-large-targets": {**SMALL, "weak.area": [0.5, 1.0]},
     "small-two-students": {**SMALL, "student_views": 2, "batch_size": 256, "bn_groups": 8},
     "small-blur": {**SMALL, "strong.blur": 0.5},

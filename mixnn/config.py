@@ -506,7 +506,8 @@ class Config(Checked):
     recipe: str = option(
         "auto",
         "settings to start from, on a named data set: its own (paper), fast (the paper's accuracy in the least time) "
-        "or best (the highest accuracy in the paper's time); auto: paper, and for a folder what suits its images",
+        "or best (the highest accuracy in the paper's time), both made for CIFAR-10; auto: paper, and for a folder "
+        "what suits its images",
         choices=("auto", "paper", "fast", "best"),
     )
     epochs: int = option(200, "passes over the images", "paper, table of parameters", low=0)
@@ -539,7 +540,8 @@ class Config(Checked):
     )
     decayed: str = option(
         "all",
-        "what has weight decay: all, or weights (not biases and norms; lars never decays these, muon only these)",
+        "which parameters have weight decay: all, or weights (not biases and norms); lars decays only weights, muon "
+        "only biases and norms",
         "authors' code",
         choices=("all", "weights"),
     )

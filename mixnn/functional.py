@@ -2,7 +2,7 @@
 
 Shapes: B images, D embedding, K neighbors, N = K + 1 targets (0 is z itself), Q support slots. A leading B may be any
 batch of rows. Vectors come in raw and are made unit here, where they are used; nothing below holds state or draws a
-random number. On CUDA, some functions of tensors without gradient are single kernels (functional_kernels.py).
+random number. On CUDA, some functions run as one kernel if their inputs need no gradient (functional_kernels.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def _kernels(*tensors: Tensor) -> ModuleType | None:
-    """The kernels' module if it can process these tensors, whose gradients it does not compute; else None."""
-    if not tensors[0].is_cuda or torch.compiler.is_compiling():  # a compiler makes kernels of its own
+    """functional_kernels if it supports these tensors and none needs a gradient; else None."""
+    if not all(t.is_cuda for t in tensors) or torch.compiler.is_compiling():  # a compiler makes kernels of its own
         return None
     from mixnn import functional_kernels  # needs triton, which torch installs only with CUDA
 
@@ -107,13 +107,13 @@ def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) ->
 
 
 def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
-    """Unit z, then z mixed with each of its neighbors as `mix` does it, (B, N, D); lam is one number, or one per row.
+    """Unit z, then z mixed with each of its neighbors as `mix` does it, (B, N, D).
 
     >>> mixnn.functional.mixed_targets(neighbors, z, 0.5, "unit").shape
     torch.Size([8, 4, 16])
     """
     kernels = _kernels(z_BD, neighbors_BKD, *([lam] if isinstance(lam, Tensor) else []))
-    if kernels and z_BD.shape == neighbors_BKD.shape[::2]:
+    if kernels and kernels.can_mix(neighbors_BKD, z_BD, lam):
         return kernels.mixed_targets(neighbors_BKD, z_BD, lam, mixer)
     return torch.cat([unit(z_BD)[:, None], mix(neighbors_BKD, z_BD, lam, mixer)], dim=1)
 

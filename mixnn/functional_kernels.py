@@ -1,4 +1,4 @@
-"""CUDA kernels written in Triton for the functions of a step that would else be dozens of small launches.
+"""CUDA kernels written in Triton for the functions of a step that would otherwise take dozens of small launches.
 
 `functional.py` has them in plain PyTorch, and a test compares the two. Matrices are float32, and only the prediction's
 gradient is computed.
@@ -41,7 +41,7 @@ def targets_kernel(
     neighbors, z, lam, value, out, num, stride, MIXER: tl.constexpr, DIM: tl.constexpr, COLS: tl.constexpr
 ):  # fmt: skip
     """Target 0 of this program's row is unit z, the others are mixed. lam is a number per row, or else `value`."""
-    row, target = tl.program_id(0), tl.program_id(1)
+    row, target = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, COLS)
     exists = column < DIM
     mixed = tl.load(z + row * DIM + column, mask=exists, other=0.0)
@@ -68,7 +68,7 @@ def squared_error_kernel(p, targets, w, losses, slopes, num, stride, DIM: tl.con
     With u = p / |p| and m = sum_i w_i target_i, the error is 2 sum_i w_i - 2 <u, m>. Its gradient points away from the
     part of m that is orthogonal to u: -2 (m - <u, m> u) / |p|.
     """
-    row, column = tl.program_id(0), tl.arange(0, COLS)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLS)
     exists = column < DIM
     v = tl.load(p + row * DIM + column, mask=exists, other=0.0)
     mean = tl.zeros((COLS,), tl.float32)
@@ -86,7 +86,7 @@ def squared_error_kernel(p, targets, w, losses, slopes, num, stride, DIM: tl.con
 
 
 def supports(tensor: Tensor) -> bool:
-    """Whether there are kernels for it: float32, not a number, not empty, and vectors that are not too long."""
+    """Whether there are kernels for it: float32, at least one dimension, not empty, rows of at most MAX_DIM."""
     return (
         tensor.dtype == torch.float32
         and tensor.dim() > 0
@@ -101,34 +101,43 @@ def unit(v_D: Tensor) -> Tensor:
     dim = v_D.shape[-1]
     out, rows, columns = torch.empty_like(v_D), v_D.numel() // dim, triton.next_power_of_2(dim)
     size = max(1, PER_PROGRAM // columns)
-    unit_kernel[(triton.cdiv(rows, size),)](v_D, out, rows, DIM=dim, ROWS=size, COLS=columns, num_warps=4)
+    with torch.cuda.device_of(v_D):
+        unit_kernel[(triton.cdiv(rows, size),)](v_D, out, rows, DIM=dim, ROWS=size, COLS=columns, num_warps=4)
     return out
 
 
+def can_mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float) -> bool:
+    """Whether there is a kernel for these shapes: lam is a number, (1, 1, 1) or (B, 1, 1)."""
+    lams = ((1, 1, 1), (len(z_BD), 1, 1))
+    return z_BD.shape == neighbors_BKD.shape[::2] and (not isinstance(lam, Tensor) or tuple(lam.shape) in lams)
+
+
 def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
-    """`functional.mixed_targets` on CUDA, without gradient; lam is a number, or one per row or for all."""
+    """`functional.mixed_targets` on CUDA, without gradient, of what `can_mix` allows."""
     batch, topk, dim = neighbors_BKD.shape
     out = z_BD.new_empty(batch, topk + 1, dim)
     draws, value = (lam.contiguous(), 0.0) if isinstance(lam, Tensor) else (None, 1.0 * lam)
     stride = 0 if draws is None or len(draws) == 1 else 1
-    targets_kernel[(batch, topk + 1)](
-        neighbors_BKD.contiguous(), z_BD.contiguous(), draws, value, out, topk + 1, stride,
-        MIXER=mixer, DIM=dim, COLS=triton.next_power_of_2(dim), num_warps=1,
-    )  # fmt: skip
+    with torch.cuda.device_of(z_BD):
+        targets_kernel[(batch, topk + 1)](
+            neighbors_BKD.contiguous(), z_BD.contiguous(), draws, value, out, topk + 1, stride,
+            MIXER=mixer, DIM=dim, COLS=triton.next_power_of_2(dim), num_warps=1,
+        )  # fmt: skip
     return out
 
 
 class WeightedSquaredError(torch.autograd.Function):
-    """`functional.weighted_squared_error` on CUDA, with the gradient of p_BD alone."""
+    """`functional.weighted_squared_error` on CUDA, with the gradient of p_BD alone, and no second derivative."""
 
     @staticmethod
     def forward(ctx: Any, p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> Tensor:
         (batch, dim), num, w_BN = p_BD.shape, targets_BND.shape[1], w_BN.contiguous()
         losses, slopes = p_BD.new_empty(batch), torch.empty_like(p_BD, memory_format=torch.contiguous_format)
-        squared_error_kernel[(batch,)](
-            p_BD.contiguous(), targets_BND.contiguous(), w_BN, losses, slopes, num, num if w_BN.dim() > 1 else 0,
-            DIM=dim, COLS=triton.next_power_of_2(dim), num_warps=1,
-        )  # fmt: skip
+        with torch.cuda.device_of(p_BD):
+            squared_error_kernel[(batch,)](
+                p_BD.contiguous(), targets_BND.contiguous(), w_BN, losses, slopes, num, num if w_BN.dim() > 1 else 0,
+                DIM=dim, COLS=triton.next_power_of_2(dim), num_warps=1,
+            )  # fmt: skip
         ctx.save_for_backward(slopes)
         return losses.mean()
 

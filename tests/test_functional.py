@@ -77,9 +77,9 @@ def test_nearest_of_many_rows_with_ties_are_different_rows_of_the_same_cosines()
     sim = torch.randint(7, (8, 40_000), generator=torch.Generator().manual_seed(0)).float()
     sim[0] = -torch.inf
     sim[1, 100:] = -torch.inf
-    index = F.nearest(sim, 200)
-    assert sim.gather(1, index).equal(sim.topk(200, dim=1).values)
-    assert all(len(row.unique()) == 200 for row in index)
+    index = F.nearest(sim, 150)  # of 625 chunks, enough
+    assert sim.gather(1, index).equal(sim.topk(150, dim=1).values)
+    assert all(len(row.unique()) == 150 for row in index)
 
 
 def test_nearest_of_many_rows_uses_chunks_only_if_there_are_enough(monkeypatch):

@@ -13,7 +13,7 @@ SHAPES = [(1, 1), (300, 128), (7, 3, 20), (5, 2000)]
 MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 LAMS = ("one number", "one draw", "a draw per row")
 SIZES = [(6, 5, 128), (3, 1, 20), (1, 12, 7)]  # batch, neighbors, length
-NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + 1
+NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + 2
 
 
 def draw(*shape, seed=0):
@@ -35,6 +35,8 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_unit_rows_equal_plain_torch(shape):
     v = draw(*shape)
+    every_second = draw(*shape[:-1], 2 * shape[-1], seed=1)[..., ::2]  # not contiguous
+    close(kernels.unit(every_second), torch.nn.functional.normalize(every_second, dim=-1))
     v.view(-1, shape[-1])[-1] = 0  # stays zero
     close(kernels.unit(v), torch.nn.functional.normalize(v, dim=-1))
 
@@ -73,6 +75,16 @@ def test_kernels_are_for_float32_and_vectors_that_are_not_too_long():
     for tensor in (torch.ones(2, 3).double(), torch.ones(2, 3).bfloat16(), torch.ones(2, 0), torch.ones(2, 5000)):
         assert not kernels.supports(tensor)
     assert kernels.supports(torch.ones(2, 3))
+
+
+@runs_kernels
+def test_shapes_that_only_broadcasting_understands_are_not_for_the_kernel():
+    neighbors, z = torch.ones(4, 3, 8), torch.ones(4, 8)
+    assert all(kernels.can_mix(neighbors, z, lam) for lam in (0.5, torch.ones(1, 1, 1), torch.ones(4, 1, 1)))
+    for shape in ((4, 3, 1), (1, 3, 1), (3, 1), (8,), (1, 1, 8)):
+        assert not kernels.can_mix(neighbors, z, torch.ones(shape))
+    assert not kernels.can_mix(neighbors, torch.ones(1, 8), 0.5)
+    assert not kernels.can_mix(neighbors, torch.ones(4, 1), 0.5)
 
 
 @pytest.mark.gpu

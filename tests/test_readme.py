@@ -221,7 +221,7 @@ def test_the_page_on_speed_has_the_committed_runs_of_the_recipes():
     rows = read("recipes/cifar10-final.json")
     (fast,) = (row for row in rows if row["name"] == "muon-decay-long")
     numbers = f"{fast['epochs']} | {fast['seconds']:.1f} | {fast['linear']:.2f} | {fast['knn']:.2f}"
-    assert f"| those of `fast`, seed {fast['seed']} | {numbers} |\n" in page
+    assert f"| `fast` with {fast['epochs']} epochs, seed {fast['seed']} | {numbers} |\n" in page
     assert RECIPES["fast"].items() - {("epochs", 200)} <= {(k, as_tuple(v)) for k, v in fast["settings"].items()}
     paper = read("cifar10-mnn-b8e2e2d3-seed0.json")
     linear, knn = paper["results"]["linear"]["last"], paper["results"]["knn"]["weighted"]
@@ -230,6 +230,8 @@ def test_the_page_on_speed_has_the_committed_runs_of_the_recipes():
     before = [row for row in rows if row["name"] == "muon-large-targets-95"]
     means = [statistics.mean(row[name] for row in before) for name in ("knn", "linear")]
     assert "had {:.1f}% kNN but only {:.1f}% linear".format(*means) in " ".join(page.split())
+    step = read("bench-h200.json")["ms_per_step"]
+    assert f"At {step:.2f} ms per step it would take {39 * step:.0f} s" in page
 
 
 def as_tuple(value: object) -> object:

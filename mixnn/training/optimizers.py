@@ -24,7 +24,8 @@ from mixnn.registry import Registry
 
 Group = dict[str, Any]  # params, names, weight_decay; as torch's optimizers take it
 BACKBONE = "student.f."  # the backbone's parameters in a method
-VECTORS = 5.0  # Muon: learning rate of biases and norms, relative to that of matrices; of 0.012 it makes SGD's 0.06
+VECTORS = 5.0  # Muon: learning rate of biases and norms, relative to that of matrices; 0.012 becomes SGD's 0.06
+SHORTEST = 0.1  # Muon: matrices that are shorter, as those that start from zero, grow until they have this length
 TRUST = 1e-3  # LARS: length of an update, in lengths of the weights it changes
 CHECKPOINT_NAMES = {"momentum_buffer": "momentum"}  # state of an optimizer -> its name in a checkpoint, if another
 
@@ -32,7 +33,8 @@ CHECKPOINT_NAMES = {"momentum_buffer": "momentum"}  # state of an optimizer -> i
 def parameter_groups(named: Iterable[tuple[str, Parameter]], config: Config) -> list[Group]:
     """One group with weight decay; with decayed=weights a second, without it, for biases and parameters of norms.
 
-    With heads_first, those of the backbone come first, and those of the heads are separate.
+    Muon has these two groups in any case. With heads_first, those of the backbone come first, and those of the heads
+    are separate.
     """
     named = list(named)
     if not config.heads_first:
@@ -48,7 +50,7 @@ def _by_decay(named: list[tuple[str, Parameter]], config: Config) -> list[Group]
     weights, others = ([one for one in named if (one[1].ndim > 1) == is_weight] for is_weight in (True, False))
     groups = [_group(weights, config.weight_decay), _group(others, config.weight_decay if decays_all else 0.0)]
     if config.optimizer == "muon":
-        groups[1]["lr_scale"] = VECTORS
+        groups = [groups[0] | {"weight_decay": 0.0}, groups[1] | {"lr_scale": VECTORS}]
     return [group for group in groups if group["params"]]
 
 
@@ -115,10 +117,10 @@ class Muon(torch.optim.Optimizer):
     b <- momentum b + g;  u = orthogonal(g + momentum b);  v = w - lr |w| / |u| u;  w <- |w| / |v| v
 
     A convolution counts as a matrix with a row per output channel. All directions in which a matrix can change get the
-    same share of the step, so that a learning rate is the angle by which weights turn per step: 0.02 is much. What
-    batch norm or a cosine follows does not depend on the length of its weights, but steps in proportion to the length
-    would let it grow or shrink without end. So matrices have no weight decay. Biases and parameters of norms are
-    updated as by SGD, with weight decay. As with LARS, steps can be captured.
+    same share of the step, so that a learning rate is the angle by which weights turn per step: 0.03 is much. A layer
+    before batch norm or a cosine does not depend on the length of its weights. Steps in proportion to that length would
+    make it grow or shrink exponentially, so each step restores it, and matrices have no weight decay. Biases and
+    parameters of norms are updated as by SGD, with weight decay. As with LARS, steps can be captured.
     """
 
     def __init__(self, params: Any, lr: float | Tensor = 0.0, momentum: float = 0.9, weight_decay: float = 0.0) -> None:
@@ -162,11 +164,11 @@ class Muon(torch.optim.Optimizer):
         x_NRC = orthogonal(x_NRC)
         lengths_N = torch.stack(torch._foreach_norm(params))
         of_updates_N = torch.linalg.vector_norm(x_NRC, dim=(1, 2), dtype=lengths_N.dtype)
-        ratios_N = torch.where(lengths_N > 0, lengths_N / of_updates_N.clamp(min=1e-12), 1.0)
+        ratios_N = lengths_N.clamp(min=SHORTEST) / of_updates_N.clamp(min=1e-12)
         for p, matrix, step in zip(params, x_NRC, ratios_N * group["lr"], strict=True):
             p.addcmul_(_like_weights(matrix, p), step, value=-1)
         after_N = torch.stack(torch._foreach_norm(params)).clamp(min=1e-12)
-        for p, scale in zip(params, torch.where(lengths_N > 0, lengths_N / after_N, 1.0), strict=True):
+        for p, scale in zip(params, torch.where(lengths_N < SHORTEST, 1.0, lengths_N / after_N), strict=True):
             p.mul_(scale)
 
 
@@ -202,8 +204,8 @@ def _like_weights(matrix_RC: Tensor, p: Tensor) -> Tensor:
 
 
 # a, b, c of the polynomials a s + b s^3 + c s^5 that are applied to singular values one after another. Each is the best
-# one for the interval into which the one before brings values from 0.006 to 1, made 10% wider on both sides: values
-# outside of it explode, and products in bf16 move them by a few percent.
+# one for the range that the one before produces (the first: from 0.006 to 1), widened by 10% on both sides. Values
+# above it explode, and products in bf16 move values by a few percent.
 POLYNOMIALS = (7.527, -18.298, 11.195), (3.601, -2.237, 0.356), (3.11, -1.977, 0.341), (2.347, -1.537, 0.325)
 
 

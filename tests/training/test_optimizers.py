@@ -8,6 +8,7 @@ import mixnn.progress
 from mixnn.config import Config, UserError
 from mixnn.training.optimizers import (
     POLYNOMIALS,
+    SHORTEST,
     VECTORS,
     OptimizerState,
     can_be_captured,
@@ -363,6 +364,18 @@ def test_muon_leaves_zero_weights_and_zero_gradients_finite_and_skips_what_has_n
     assert parameters[0].any()
     assert torch.equal(parameters[2], before[2])
     assert can_be_captured(optimizer)
+
+
+def test_muon_lets_weights_that_start_from_zero_grow():
+    parameters = muon_parameters()
+    parameters[0].data.zero_()
+    parameters[2].data.mul_(1e-6)
+    optimizer = make(parameters, optimizer="muon")
+    set_learning_rate(optimizer, 0.1)
+    for _ in range(20):
+        optimizer.step()  # always in the same direction
+    for p in (parameters[0], parameters[2]):
+        assert SHORTEST <= p.norm().item() < 2 * SHORTEST
 
 
 def test_only_state_in_tensors_that_exists_before_the_first_step_is_captured():
