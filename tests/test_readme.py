@@ -230,6 +230,7 @@ def test_the_page_on_speed_has_the_committed_runs_of_the_recipes():
     before = [row for row in rows if row["name"] == "muon-large-targets-95"]
     means = [statistics.mean(row[name] for row in before) for name in ("knn", "linear")]
     assert "had {:.1f}% kNN but only {:.1f}% linear".format(*means) in " ".join(page.split())
+    assert f"100 epochs, takes {fast['probe_s']:.1f} s" in page
     step = read("bench-h200.json")["ms_per_step"]
     assert f"At {step:.2f} ms per step it would take {39 * step:.0f} s" in page
 
