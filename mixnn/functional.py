@@ -15,9 +15,6 @@ from torch import Tensor
 
 from mixnn.config import UserError
 
-# From LARGE columns on, the K largest of a row are found by way of the maxima of chunks of columns.
-LARGE, CHUNK = 32_768, 64
-
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Half precision as float32; float32 and float64 unchanged.
@@ -58,24 +55,24 @@ def cosines(z_BD: Tensor, s_QD: Tensor) -> Tensor:
 
 
 def nearest(sim_BQ: Tensor, topk: int) -> Tensor:
-    """Eq. 2: the K support rows of largest cosine, nearest first, (B, K). Equal cosines come in any order.
+    """The K columns of largest cosine, nearest first, (B, K). Equal cosines come in any order.
 
     >>> mixnn.functional.nearest(torch.tensor([[0.1, 0.9, 0.5]]), topk=2)
     tensor([[1, 2]])
     """
-    batch, size = sim_BQ.shape
-    num = size // CHUNK
-    if size < LARGE or num < 4 * topk:
-        return sim_BQ.topk(topk, dim=1).indices
-    # Chunk j has the columns j, j + num, j + 2 num, ... The K largest cosines are in the K chunks whose maxima are
-    # largest, or in the last columns, which fill no chunk.
-    maxima_BN = sim_BQ[:, : num * CHUNK].unflatten(1, (CHUNK, num)).amax(1)
-    chunks_BK = maxima_BN.topk(topk, dim=1, sorted=False).indices
-    columns = torch.arange(size, device=sim_BQ.device)
-    candidates_BM = (chunks_BK[:, :, None] + columns[: num * CHUNK : num]).flatten(1)
-    if size % CHUNK:
-        candidates_BM = torch.cat([candidates_BM, columns[num * CHUNK :].expand(batch, -1)], dim=1)
-    return candidates_BM.gather(1, sim_BQ.gather(1, candidates_BM).topk(topk, dim=1).indices)
+    return sim_BQ.topk(topk, dim=1).indices
+
+
+def nearest_rows(z_BD: Tensor, s_QD: Tensor, topk: int) -> Tensor:
+    """Eq. 2: the K support rows of largest cosine with each row, nearest first, (B, K).
+
+    >>> mixnn.functional.nearest_rows(torch.tensor([[1.0, 0.2]]), torch.eye(2), topk=2)
+    tensor([[0, 1]])
+    """
+    kernels = _kernels(z_BD, s_QD)
+    if kernels and kernels.can_search(s_QD, topk):
+        return kernels.nearest_rows(z_BD, s_QD, topk)
+    return nearest(cosines(z_BD, s_QD), topk)
 
 
 def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,11 @@ from torch import Tensor
 
 MAX_DIM = 4096  # of vectors: a program holds a few in registers
 PER_PROGRAM = 2048  # numbers that a program makes unit
+CHUNK = 64  # support rows whose largest cosine decides whether they are looked at one by one
+SEARCH_ROWS = 64  # rows that are compared with a chunk at once
+MAX_SEARCH_DIM = 256  # a program of the search holds such vectors of both
 # Integers whose values compile no kernels of their own.
-NOT_SPECIALIZED = ("rows", "num", "stride")
+NOT_SPECIALIZED = ("rows", "num", "stride", "size", "topk")
 
 
 @triton.jit
@@ -85,6 +88,46 @@ def squared_error_kernel(p, targets, w, losses, slopes, num, stride, DIM: tl.con
     tl.store(slopes + row * DIM + column, slope, mask=exists)
 
 
+@triton.jit
+def _chunk(s, first, size, DIM: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr):
+    """The unit support rows of a chunk, and which of them exist."""
+    row, column = first + tl.arange(0, CHUNK), tl.arange(0, COLS)
+    exists = row < size
+    at = row.to(tl.int64)[:, None] * DIM + column[None, :]
+    v = tl.load(s + at, mask=exists[:, None] & (column < DIM)[None, :], other=0.0)
+    return v / tl.maximum(tl.sqrt(tl.sum(v * v, 1)), 1e-12)[:, None], exists
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def chunk_maxima_kernel(
+    z, s, maxima, rows, size, DIM: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Largest cosine of each of ROWS unit z with the support rows of this program's chunk."""
+    chunk, row, column = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLS)
+    unit_s, exists = _chunk(s, chunk * CHUNK, size, DIM, COLS, CHUNK)
+    inside = (row < rows)[:, None] & (column < DIM)[None, :]
+    unit_z = tl.load(z + row.to(tl.int64)[:, None] * DIM + column[None, :], mask=inside, other=0.0)
+    cosines = tl.dot(unit_z, tl.trans(unit_s), input_precision="tf32x3")  # as exact as float32, to a few roundings
+    cosines = tl.where(exists[None, :], cosines, float("-inf"))
+    at = maxima + row.to(tl.int64) * tl.num_programs(0) + chunk
+    tl.store(at, tl.max(cosines, 1), mask=row < rows)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def candidates_kernel(
+    z, s, chunks, cosines, places, size, topk, DIM: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Cosines of this program's unit z with the support rows of one of its chunks, and their places."""
+    row, k, column = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, COLS)
+    first = tl.load(chunks + row * topk + k).to(tl.int32) * CHUNK
+    unit_s, exists = _chunk(s, first, size, DIM, COLS, CHUNK)
+    unit_z = tl.load(z + row * DIM + column, mask=column < DIM, other=0.0)
+    found = tl.where(exists, tl.sum(unit_s * unit_z[None, :], 1), float("-inf"))
+    at = (row * topk + k) * CHUNK + tl.arange(0, CHUNK)
+    tl.store(cosines + at, found)
+    tl.store(places + at, (first + tl.arange(0, CHUNK)).to(tl.int64))
+
+
 def supports(tensor: Tensor) -> bool:
     """Whether there are kernels for it: float32, at least one dimension, not empty, rows of at most MAX_DIM."""
     return (
@@ -104,6 +147,34 @@ def unit(v_D: Tensor) -> Tensor:
     with torch.cuda.device_of(v_D):
         unit_kernel[(triton.cdiv(rows, size),)](v_D, out, rows, DIM=dim, ROWS=size, COLS=columns, num_warps=4)
     return out
+
+
+def can_search(s_QD: Tensor, topk: int) -> bool:
+    """Whether the search by chunks pays: there are many more chunks than neighbors to find."""
+    return 0 < 4 * topk * CHUNK <= len(s_QD) and s_QD.shape[1] <= MAX_SEARCH_DIM
+
+
+def nearest_rows(z_BD: Tensor, s_QD: Tensor, topk: int) -> Tensor:
+    """`functional.nearest_rows` on CUDA, of what `can_search` allows.
+
+    The K nearest rows are in the K chunks whose largest cosines are largest. So the maxima of all chunks are computed,
+    and then all cosines of these K. The cosines with all support rows are never written to memory.
+    """
+    z_BD, s_QD = unit(z_BD), s_QD.contiguous()
+    (batch, dim), size = z_BD.shape, len(s_QD)
+    columns, num = max(16, triton.next_power_of_2(dim)), triton.cdiv(size, CHUNK)
+    maxima_BN = z_BD.new_empty(batch, num)
+    cosines_BM = z_BD.new_empty(batch, topk * CHUNK)
+    places_BM = torch.empty(cosines_BM.shape, dtype=torch.long, device=z_BD.device)
+    with torch.cuda.device_of(z_BD):
+        chunk_maxima_kernel[(num, triton.cdiv(batch, SEARCH_ROWS))](
+            z_BD, s_QD, maxima_BN, batch, size, DIM=dim, COLS=columns, ROWS=SEARCH_ROWS, CHUNK=CHUNK, num_warps=4,
+        )  # fmt: skip
+        chunks_BK = maxima_BN.topk(topk, dim=1, sorted=False).indices
+        candidates_kernel[(batch, topk)](
+            z_BD, s_QD, chunks_BK, cosines_BM, places_BM, size, topk, DIM=dim, COLS=columns, CHUNK=CHUNK, num_warps=4,
+        )  # fmt: skip
+    return places_BM.gather(1, cosines_BM.topk(topk, dim=1).indices)
 
 
 def can_mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float) -> bool:

@@ -60,33 +60,7 @@ def test_nearest_are_the_rows_of_largest_cosine_nearest_first():
     naive = [sorted(range(Q), key=lambda j: -cosine(a, s[j].tolist()))[:K] for a in z.tolist()]
     by_dot = [sorted(range(Q), key=lambda j: -dot(a, s[j].tolist()))[:K] for a in z.tolist()]
     assert naive != by_dot
-    assert F.nearest(F.cosines(z, s), K).tolist() == naive
-
-
-@pytest.mark.parametrize("size", [40_000, 32_768, 32_768 + 63])
-@pytest.mark.parametrize("topk", [1, 5, 64])
-def test_nearest_of_many_rows_are_those_of_topk(size, topk):
-    sim = torch.stack([torch.randperm(size, generator=torch.Generator().manual_seed(i)) for i in range(4)]).double()
-    sim[0] = torch.arange(size)  # the largest are in the last columns, which fill no chunk if size is not a multiple
-    sim[1] = -sim[0]
-    sim[2, 5::512] += size  # all in one chunk of 32,768 columns
-    assert F.nearest(sim, topk).equal(sim.topk(topk, dim=1).indices)
-
-
-def test_nearest_of_many_rows_with_ties_are_different_rows_of_the_same_cosines():
-    sim = torch.randint(7, (8, 40_000), generator=torch.Generator().manual_seed(0)).float()
-    sim[0] = -torch.inf
-    sim[1, 100:] = -torch.inf
-    index = F.nearest(sim, 150)  # of 625 chunks, enough
-    assert sim.gather(1, index).equal(sim.topk(150, dim=1).values)
-    assert all(len(row.unique()) == 150 for row in index)
-
-
-def test_nearest_of_many_rows_uses_chunks_only_if_there_are_enough(monkeypatch):
-    sim = draw(3, 1000)
-    monkeypatch.setattr(F, "LARGE", 500)
-    for topk in (3, 4, 16):  # of 15 chunks
-        assert F.nearest(sim, topk).equal(sim.topk(topk, dim=1).indices)
+    assert F.nearest(F.cosines(z, s), K).tolist() == F.nearest_rows(z, s, K).tolist() == naive
 
 
 def test_nearest_of_label_skips_other_labels_and_says_which_rows_are_missing():

@@ -13,7 +13,8 @@ SHAPES = [(1, 1), (300, 128), (7, 3, 20), (5, 2000)]
 MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 LAMS = ("one number", "one draw", "a draw per row")
 SIZES = [(6, 5, 128), (3, 1, 20), (1, 12, 7)]  # batch, neighbors, length
-NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + 2
+SEARCHES = [(5, 1300, 20, 5), (70, 512, 128, 2), (3, 600, 7, 1)]  # batch, support rows, length, neighbors
+NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + len(SEARCHES) + 3
 
 
 def draw(*shape, seed=0):
@@ -75,6 +76,29 @@ def test_kernels_are_for_float32_and_vectors_that_are_not_too_long():
     for tensor in (torch.ones(2, 3).double(), torch.ones(2, 3).bfloat16(), torch.ones(2, 0), torch.ones(2, 5000)):
         assert not kernels.supports(tensor)
     assert kernels.supports(torch.ones(2, 3))
+
+
+@runs_kernels
+@pytest.mark.parametrize("batch, size, dim, topk", SEARCHES, ids=str)
+def test_nearest_rows_are_those_of_plain_torch(batch, size, dim, topk):
+    z, s = draw(batch, dim), draw(size, dim, seed=1)
+    s[-1] = z[0]  # in the last chunk, which need not be full
+    s[64:68] = z[0] + 0.01 * draw(4, dim, seed=2)  # several in one chunk
+    assert kernels.can_search(s, topk)
+    index = kernels.nearest_rows(z, s, topk)
+    cosines = F.cosines(z.double().cpu(), s.double().cpu())
+    best = cosines.topk(topk, dim=1).values
+    close(cosines.gather(1, index.cpu()), best)  # equal rows, or rows of equal cosine
+    assert index[0, 0] == size - 1
+    assert all(len(row.unique()) == topk for row in index)
+
+
+@runs_kernels
+def test_few_rows_are_searched_without_chunks():
+    assert not kernels.can_search(torch.ones(1279, 8), 5)
+    assert kernels.can_search(torch.ones(1280, 8), 5)
+    assert not kernels.can_search(torch.ones(1280, 512), 5)
+    assert not kernels.can_search(torch.ones(1280, 8), 0)
 
 
 @runs_kernels

@@ -229,9 +229,9 @@ class Siamese(Method):
         assert isinstance(o, Neighbors)
         if o.select == "random":  # uniform, without replacement
             return take_rows(rows, F.nearest(batch.draws["random"][i], o.topk))
-        sim_BQ = F.cosines(z_BD, rows.z_QD)
         if o.select == "topk":
-            return take_rows(rows, F.nearest(sim_BQ, o.topk))
+            return take_rows(rows, F.nearest_rows(z_BD, rows.z_QD, o.topk))
+        sim_BQ = F.cosines(z_BD, rows.z_QD)
         index_BK, exists_BK = F.nearest_of_label(sim_BQ, o.topk, batch.labels_B, rows.labels_Q)
         # Early on there may be fewer than K rows of a label: z stands in for the missing ones.
         neighbors_BKD = torch.where(exists_BK[:, :, None], rows.z_QD[index_BK], z_BD[:, None])
