@@ -108,7 +108,7 @@ def chunk_maxima_kernel(
     inside = (row < rows)[:, None] & (column < DIM)[None, :]
     unit_z = tl.load(z + row.to(tl.int64)[:, None] * DIM + column[None, :], mask=inside, other=0.0)
     cosines = tl.dot(unit_z, tl.trans(unit_s), input_precision="tf32x3")  # as exact as float32, to a few roundings
-    cosines = tl.where(exists[None, :], cosines, float("-inf"))
+    cosines = tl.where(exists[None, :], cosines, -2.0)  # less than any cosine
     at = maxima + row.to(tl.int64) * tl.num_programs(0) + chunk
     tl.store(at, tl.max(cosines, 1), mask=row < rows)
 
@@ -122,7 +122,7 @@ def candidates_kernel(
     first = tl.load(chunks + row * topk + k).to(tl.int32) * CHUNK
     unit_s, exists = _chunk(s, first, size, DIM, COLS, CHUNK)
     unit_z = tl.load(z + row * DIM + column, mask=column < DIM, other=0.0)
-    found = tl.where(exists, tl.sum(unit_s * unit_z[None, :], 1), float("-inf"))
+    found = tl.where(exists, tl.sum(unit_s * unit_z[None, :], 1), -2.0)
     at = (row * topk + k) * CHUNK + tl.arange(0, CHUNK)
     tl.store(cosines + at, found)
     tl.store(places + at, (first + tl.arange(0, CHUNK)).to(tl.int64))
