@@ -206,6 +206,7 @@ def test_the_page_on_speed_has_the_committed_measurements():
         speed = f"{point['ms_per_step']:.2f} | {point['images_per_s']:,} | {point['share_of_ceiling']:.0%}"
         search = f"{point['search_ms']:.2f} | {point['search_share']:.1%} | {point['peak_memory_gib']:.1f}"
         assert f" | {speed} | {search} |\n" in page, point["changes"]
+    assert f"with Q = 65,536, a step now takes {read('bench-q65536-h200.json')['ms_per_step']:.2f} ms" in page
     small, large = read("bench-h200.json"), read("bench-resnet50-224-h200.json")
     for kind in small["share_by_kernel"] | large["share_by_kernel"]:
         shares = [one["share_by_kernel"].get(kind) for one in (small, large)]
