@@ -591,15 +591,16 @@ def backward(
 
 
 @_kernel
-def bn_update_kernel(stats, group_weights, mean, var, momentum, unbias, channels, num_groups, COLS: tl.constexpr):
+def bn_update_kernel(
+    stats, group_weights, mean, var, momentum, unbias, channels, num_groups, GROUPS: tl.constexpr, COLS: tl.constexpr
+):
     """Running statistics move by `momentum` toward the weighted mean of the groups' moments."""
-    channel = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    a = tl.zeros((COLS,), tl.float32)
-    b = tl.zeros((COLS,), tl.float32)
-    for group in range(num_groups):
-        w = tl.load(group_weights + group)
-        a += w * tl.load(stats + group * channels + channel)
-        b += w * tl.load(stats + (num_groups + group) * channels + channel)
+    group, channel = tl.arange(0, GROUPS), tl.program_id(0) * COLS + tl.arange(0, COLS)
+    exists = group < num_groups
+    w = tl.load(group_weights + group, mask=exists, other=0.0)[:, None]
+    at = group[:, None] * channels + channel[None, :]
+    a = tl.sum(w * tl.load(stats + at, mask=exists[:, None], other=0.0), 0)
+    b = tl.sum(w * tl.load(stats + num_groups * channels + at, mask=exists[:, None], other=0.0), 0)
     old_mean, old_var = tl.load(mean + channel), tl.load(var + channel)
     tl.store(mean + channel, old_mean + momentum * (a - old_mean))
     tl.store(var + channel, old_var + momentum * (b * unbias - old_var))
@@ -611,5 +612,6 @@ def update_running_stats(
     """`batch_norm.update_running_stats` on CUDA."""
     _, num_groups, channels = stats.shape
     bn_update_kernel[(channels // 32,)](
-        stats, group_weights, mean, var, momentum, unbias, channels, num_groups, COLS=32
-    )
+        stats, group_weights, mean, var, momentum, unbias, channels, num_groups,
+        GROUPS=triton.next_power_of_2(num_groups), COLS=32,
+    )  # fmt: skip

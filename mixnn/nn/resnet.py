@@ -12,6 +12,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from mixnn.nn.batch_norm import SplitBatchNorm
+from mixnn.nn.stem import StemConv
 
 IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
 Twice = tuple[Tensor, Tensor]  # the same map for a block's convolutions and for its shortcut: see SplitBatchNorm
@@ -86,7 +87,7 @@ class ResNet(nn.Module):
         super().__init__()
         block, widths, depths = ARCHITECTURES[name]
         large = image_size >= IMAGENET_STEM
-        self.conv1 = nn.Conv2d(3, widths[0], *((7, 2, 3) if large else (3, 1, 1)), bias=False)
+        self.conv1 = nn.Conv2d(3, widths[0], 7, 2, 3, bias=False) if large else StemConv(widths[0])
         self.bn1 = SplitBatchNorm(widths[0], bn_groups)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if image_size >= 64 else nn.Identity()
         self.stages = [f"layer{i + 1}" for i in range(len(widths))]
