@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mixnn.device import wait_side_stream
 from mixnn.dist import split_by_bytes
 
 
@@ -63,7 +64,13 @@ class CastAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        wait_side_stream(gradients[0].device)  # those of convolutions come from there
         return None, *_cast(gradients, ctx.dtype)
+
+
+def is_cast(weight: Tensor) -> bool:
+    """Whether its gradient goes through CastAll on CUDA, which waits for the side stream."""
+    return weight.is_cuda and isinstance(weight.grad_fn, CastAll._backward_cls)
 
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from mixnn.nn.batch_norm import SplitBatchNorm
-from mixnn.nn.stem import StemConv
+from mixnn.nn.convolution import Convolution
 
 IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
 Twice = tuple[Tensor, Tensor]  # the same map for a block's convolutions and for its shortcut: see SplitBatchNorm
@@ -25,9 +25,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, 1, bias=False)
+        self.conv1 = Convolution(in_channels, width, 3, stride, 1)
         self.bn1 = SplitBatchNorm(width, groups)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.conv2 = Convolution(width, width, 3, 1, 1)
         self.bn2 = SplitBatchNorm(width, groups)
         self.downsample = _shortcut(in_channels, width, stride, groups)
 
@@ -45,11 +45,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.conv1 = Convolution(in_channels, width, 1)
         self.bn1 = SplitBatchNorm(width, groups)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.conv2 = Convolution(width, width, 3, stride, 1)
         self.bn2 = SplitBatchNorm(width, groups)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.conv3 = Convolution(width, 4 * width, 1)
         self.bn3 = SplitBatchNorm(4 * width, groups)
         self.downsample = _shortcut(in_channels, 4 * width, stride, groups)
 
@@ -64,7 +64,7 @@ class Bottleneck(nn.Module):
 def _shortcut(in_channels: int, channels: int, stride: int, groups: int) -> nn.Sequential | None:
     if stride == 1 and in_channels == channels:
         return None
-    return nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=False), SplitBatchNorm(channels, groups))
+    return nn.Sequential(Convolution(in_channels, channels, 1, stride), SplitBatchNorm(channels, groups))
 
 
 ARCHITECTURES: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...], tuple[int, ...]]] = {
@@ -87,7 +87,7 @@ class ResNet(nn.Module):
         super().__init__()
         block, widths, depths = ARCHITECTURES[name]
         large = image_size >= IMAGENET_STEM
-        self.conv1 = nn.Conv2d(3, widths[0], 7, 2, 3, bias=False) if large else StemConv(widths[0])
+        self.conv1 = Convolution(3, widths[0], *((7, 2, 3) if large else (3, 1, 1)))
         self.bn1 = SplitBatchNorm(widths[0], bn_groups)
         self.maxpool = nn.MaxPool2d(3, 2, 1) if image_size >= 64 else nn.Identity()
         self.stages = [f"layer{i + 1}" for i in range(len(widths))]

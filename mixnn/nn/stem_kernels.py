@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 PIXELS = 128  # of a tile
-PROGRAMS = 528  # of the weights' gradient: four for each multiprocessor of an H200
+PROGRAMS = 1056  # of the weights' gradient: eight for each multiprocessor of an H200
 TAPS = tl.constexpr(27)  # inputs of an output: 3 channels, 3 rows, 3 columns
 COLS = tl.constexpr(32)  # TAPS, rounded up to a power of two
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter cannot multiply bf16
@@ -50,9 +50,9 @@ def stem_forward_kernel(
 ):  # fmt: skip
     """Outputs of a tile of pixels."""
     first, channel = tl.program_id(0) * PIXELS, tl.arange(0, CHANNELS)
-    tap = tl.arange(0, COLS)[None, :]
-    at = channel[:, None] * w_strides[0] + tap // 9 * w_strides[1] + tap // 3 % 3 * w_strides[2] + tap % 3 * w_strides[3]
-    w = tl.load(weight + at, mask=tap < TAPS, other=0.0)
+    tap = tl.arange(0, COLS)
+    at = tap // 9 * w_strides[1] + tap // 3 % 3 * w_strides[2] + tap % 3 * w_strides[3]
+    w = tl.load(weight + channel[:, None] * w_strides[0] + at[None, :], mask=(tap < TAPS)[None, :], other=0.0)
     out = tl.trans(_product(w, _patches(x, first, num, strides, HEIGHT, WIDTH, PIXELS))).to(tl.bfloat16)
     pixel = (first + tl.arange(0, PIXELS))[:, None]
     tl.store(y + pixel.to(tl.int64) * CHANNELS + channel[None, :], out, mask=pixel < num)
@@ -66,7 +66,7 @@ def stem_weight_kernel(
     """The part of the weights' gradient, (CHANNELS, COLS), that comes from some tiles of pixels."""
     channel, tap = tl.arange(0, CHANNELS), tl.arange(0, COLS)
     total = tl.zeros((CHANNELS, COLS), tl.float32)
-    for i in range(tiles):
+    for i in tl.range(tiles, num_stages=1):  # not through shared memory, which would leave room for fewer programs
         first = (tl.program_id(0) + i * tl.num_programs(0)) * PIXELS
         pixel = (first + tl.arange(0, PIXELS))[:, None]
         slope = tl.load(dy + pixel.to(tl.int64) * CHANNELS + channel[None, :], mask=pixel < num, other=0.0)
@@ -79,7 +79,7 @@ def stem_weight_kernel(
 def forward(x: Tensor, weight: Tensor) -> Tensor:
     """The convolution of x (B, 3, H, W) with weights (C, 3, 3, 3) in bf16: (B, C, H, W) in channels_last order."""
     (batch, _, height, width), channels = x.shape, len(weight)
-    y = torch.empty((batch, channels, height, width), dtype=weight.dtype, device=x.device, memory_format=torch.channels_last)
+    y = weight.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
     num = batch * height * width
     with torch.cuda.device_of(x):
         stem_forward_kernel[(triton.cdiv(num, PIXELS),)](
@@ -93,11 +93,11 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weights, in their type."""
     (batch, _, height, width), channels = x.shape, len(weight)
     num = batch * height * width
-    programs = min(PROGRAMS, triton.cdiv(num, PIXELS))
+    programs, dy = min(PROGRAMS, triton.cdiv(num, PIXELS)), dy.contiguous(memory_format=torch.channels_last)
     partial = torch.empty((programs, channels, COLS.value), device=x.device)
     with torch.cuda.device_of(x):
         stem_weight_kernel[(programs,)](
-            x, dy.contiguous(memory_format=torch.channels_last), partial, num, triton.cdiv(num, PIXELS * programs), x.stride(),
+            x, dy, partial, num, triton.cdiv(num, PIXELS * programs), x.stride(),
             HEIGHT=height, WIDTH=width, CHANNELS=channels, PIXELS=PIXELS, num_warps=4,
         )  # fmt: skip
     total = partial.sum(0)[:, : TAPS.value].view(channels, 3, 3, 3)

@@ -35,7 +35,9 @@ def test_the_convolution_and_its_gradient_equal_plain_torch(shape, layout):
 
     y = kernels.forward(x, weight)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(y.double(), want.detach(), rtol=2**-7, atol=1e-4)  # the interpreter rounds to bf16 toward zero
+    torch.testing.assert_close(
+        y.double(), want.detach(), rtol=2**-7, atol=1e-4
+    )  # the interpreter rounds to bf16 toward zero
     gradient = kernels.weight_gradient(x, dy, weight)
     assert gradient.stride() == weight.stride()
     torch.testing.assert_close(gradient.double(), exact.grad, rtol=2**-7, atol=1e-3)
