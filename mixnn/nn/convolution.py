@@ -17,34 +17,35 @@ from mixnn.nn.precision import is_cast
 
 
 class Convolution(nn.Conv2d):
-    """A convolution without bias or groups.
-
-    >>> mixnn.nn.Convolution(3, 16, 3, stride=2, padding=1)(x1).shape
-    torch.Size([8, 16, 16, 16])
-    """
+    """A convolution without bias or groups."""
 
     def __init__(self, in_channels: int, channels: int, side: int, stride: int = 1, padding: int = 0) -> None:
         super().__init__(in_channels, channels, side, stride, padding, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.has_kernels(x):
+        if not x.is_cuda or torch.compiler.is_compiling():
+            return super().forward(x)
+        if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # which has no kernel
             return _Stem.apply(x, self.weight)
         if is_cast(self.weight):
             return _Convolution.apply(x, self.weight, self.stride, self.padding)
         return super().forward(x)
 
-    def has_kernels(self, x: Tensor) -> bool:
-        """Whether it is the stem for small images, runs in bf16, and x needs no gradient, for which there is no kernel."""
-        is_bf16 = self.weight.dtype == torch.bfloat16 and (
-            x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda")
-        )
+    def is_small_stem(self) -> bool:
+        """Whether there are kernels for it: the first layer of a network for small images."""
         shape = self.in_channels, *self.kernel_size, *self.stride, *self.padding
-        is_stem = shape == (3, 3, 3, 1, 1, 1, 1) and self.out_channels in (16, 32, 64, 128)
-        return x.is_cuda and is_bf16 and is_stem and not x.requires_grad and not torch.compiler.is_compiling()
+        return shape == (3, 3, 3, 1, 1, 1, 1) and self.out_channels in (16, 32, 64, 128)
+
+
+def _runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
 class _Convolution(torch.autograd.Function):
-    """Who waits for the gradient of the weights is CastAll (precision.py), through which it goes next."""
+    """CastAll (precision.py), through which the gradient of the weights goes next, waits for the second stream.
+
+    So a network must not use a layer twice in a pass: autograd would add its gradients before that.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:

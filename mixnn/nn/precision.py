@@ -69,8 +69,8 @@ class CastAll(torch.autograd.Function):
 
 
 def is_cast(weight: Tensor) -> bool:
-    """Whether its gradient goes through CastAll on CUDA, which waits for the side stream."""
-    return weight.is_cuda and isinstance(weight.grad_fn, CastAll._backward_cls)
+    """Whether its gradient goes through CastAll, which waits for the side stream."""
+    return isinstance(weight.grad_fn, CastAll._backward_cls)
 
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
