@@ -31,7 +31,7 @@ def test_each_command_parses(command: str):
 
 
 def test_there_are_commands_to_check():
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 6
 
 
 def test_the_table_of_commands_has_them_all():
