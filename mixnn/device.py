@@ -43,8 +43,11 @@ def _pick_cuda(name: str, index: int) -> torch.device:
 
 
 @contextmanager
-def side_stream(device: torch.device) -> Iterator[None]:
+def side_stream(device: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
     """Work queued inside may run in parallel with what follows, until `wait_side_stream`. On a CPU it simply runs.
+
+    Name the tensors that the work reads and that may be freed before it has ended. What it makes may be freed at any
+    time after the wait, because later work here waits for what was queued before it.
 
     Under torch.compile this does nothing: the compiler orders its work itself.
     """
@@ -53,14 +56,24 @@ def side_stream(device: torch.device) -> Iterator[None]:
         return
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
+    _in_use.add(device)
+    for tensor in tensors:
+        tensor.record_stream(stream)
     with torch.cuda.stream(stream):
         yield
 
 
 def wait_side_stream(device: torch.device) -> None:
-    """Let what follows wait for the work on the side stream."""
-    if device.type == "cuda" and not torch.compiler.is_compiling():
+    """Let what follows wait for the work on the side stream, if there is any.
+
+    A CUDA graph that is being recorded could not wait for a stream that is not a part of it.
+    """
+    if device in _in_use and not torch.compiler.is_compiling():
+        _in_use.discard(device)
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+_in_use: set[torch.device] = set()  # devices whose side stream has work that nothing waited for yet
 
 
 @functools.cache

@@ -70,7 +70,7 @@ def nearest_rows(z_BD: Tensor, s_QD: Tensor, topk: int) -> Tensor:
     tensor([[0, 1]])
     """
     kernels = _kernels(z_BD, s_QD)
-    if kernels and kernels.can_search(s_QD, topk):
+    if kernels and kernels.can_search(z_BD, s_QD, topk):
         return kernels.nearest_rows(z_BD, s_QD, topk)
     return nearest(cosines(z_BD, s_QD), topk)
 

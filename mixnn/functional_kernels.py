@@ -18,7 +18,7 @@ MAX_DIM = 4096  # of vectors: a program holds a few in registers
 PER_PROGRAM = 2048  # numbers that a program makes unit
 CHUNK = 64  # support rows whose largest cosine decides whether they are looked at one by one
 SEARCH_ROWS = 64  # rows that are compared with a chunk at once
-MAX_SEARCH_DIM = 256  # a program of the search holds such vectors of both
+MAX_SEARCH_DIM = 128  # a program of the search keeps a tile of z and one of s, this wide, in shared memory
 # Integers whose values compile no kernels of their own.
 NOT_SPECIALIZED = ("rows", "num", "stride", "size", "topk")
 
@@ -149,9 +149,10 @@ def unit(v_D: Tensor) -> Tensor:
     return out
 
 
-def can_search(s_QD: Tensor, topk: int) -> bool:
-    """Whether the search by chunks pays: there are many more chunks than neighbors to find."""
-    return 0 < 4 * topk * CHUNK <= len(s_QD) and s_QD.shape[1] <= MAX_SEARCH_DIM
+def can_search(z_BD: Tensor, s_QD: Tensor, topk: int) -> bool:
+    """Whether there are kernels for these shapes, and many more chunks than neighbors to find, so that they pay."""
+    fits = z_BD.dim() == 2 and z_BD.shape[1] == s_QD.shape[1] <= MAX_SEARCH_DIM
+    return fits and 0 < 8 * topk * CHUNK <= len(s_QD)
 
 
 def nearest_rows(z_BD: Tensor, s_QD: Tensor, topk: int) -> Tensor:

@@ -13,8 +13,8 @@ SHAPES = [(1, 1), (300, 128), (7, 3, 20), (5, 2000)]
 MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 LAMS = ("one number", "one draw", "a draw per row")
 SIZES = [(6, 5, 128), (3, 1, 20), (1, 12, 7)]  # batch, neighbors, length
-SEARCHES = [(5, 1300, 20, 5), (70, 512, 128, 2), (3, 600, 7, 1)]  # batch, support rows, length, neighbors
-NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + len(SEARCHES) + 3
+SEARCHES = [(5, 2580, 20, 5), (70, 1024, 128, 2), (3, 600, 7, 1)]  # batch, support rows, length, neighbors
+NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + len(SEARCHES) + 4
 
 
 def draw(*shape, seed=0):
@@ -84,7 +84,7 @@ def test_nearest_rows_are_those_of_plain_torch(batch, size, dim, topk):
     z, s = draw(batch, dim), draw(size, dim, seed=1)
     s[-1] = z[0]  # in the last chunk, which need not be full
     s[64:68] = z[0] + 0.01 * draw(4, dim, seed=2)  # several in one chunk
-    assert kernels.can_search(s, topk)
+    assert kernels.can_search(z, s, topk)
     index = kernels.nearest_rows(z, s, topk)
     cosines = F.cosines(z.double().cpu(), s.double().cpu())
     best = cosines.topk(topk, dim=1).values
@@ -94,11 +94,23 @@ def test_nearest_rows_are_those_of_plain_torch(batch, size, dim, topk):
 
 
 @runs_kernels
-def test_few_rows_are_searched_without_chunks():
-    assert not kernels.can_search(torch.ones(1279, 8), 5)
-    assert kernels.can_search(torch.ones(1280, 8), 5)
-    assert not kernels.can_search(torch.ones(1280, 512), 5)
-    assert not kernels.can_search(torch.ones(1280, 8), 0)
+def test_rows_that_do_not_exist_are_not_found():
+    """The last chunk has 20 rows of 64. Those that are missing are not nearer than rows that point the other way."""
+    s = 0.05 * draw(1300, 16).sign()
+    s[:, 0] = 1
+    z = torch.zeros(2, 16, device=DEVICE)
+    z[:, 0] = -1
+    assert (kernels.nearest_rows(z, s, 5) < len(s)).all()
+
+
+@runs_kernels
+def test_which_rows_are_searched_by_chunks():
+    z, s = torch.ones(3, 8), torch.ones(2560, 8)
+    assert kernels.can_search(z, s, 5)
+    assert not kernels.can_search(z, s[1:], 5)  # too few rows for five neighbors
+    assert not kernels.can_search(torch.ones(3, 9), s, 5)  # lengths differ
+    assert not kernels.can_search(torch.ones(3, 200), torch.ones(2560, 200), 5)  # too long for shared memory
+    assert not kernels.can_search(z, s, 0)
 
 
 @runs_kernels

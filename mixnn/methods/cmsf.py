@@ -103,8 +103,8 @@ class CMSF(Mixture):
         self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], embeddings: Embeddings, batch: Batch
     ) -> tuple[NeighborList, ...]:
         first, second = supports
-        sim_BQ = F.cosines(self.auxiliary(embeddings, batch), second.z_QD)
-        index_BC = F.nearest(sim_BQ, self.options.constraint or self.topk)
+        num = self.options.constraint or self.topk
+        index_BC = F.nearest_rows(self.auxiliary(embeddings, batch), second.z_QD, num)
         if self.options.constraint:  # keep those nearest to z
             sim_BC = F.cosines(z_BD, first.z_QD).gather(1, index_BC)
             index_BC = index_BC.gather(1, F.nearest(sim_BC, self.topk))

@@ -1,16 +1,18 @@
 """Convolutions of ResNets: torch's, but faster when they train in bf16 on CUDA.
 
-Backward, nothing waits for the gradients of the weights but the optimizer. So they are computed on a second stream,
-where they run in parallel with the batch norm of the layer before: one is bound by operations, the other by memory.
-The first convolution has kernels of its own (stem_kernels.py).
+Only the optimizer needs the gradients of the weights. So they are computed on the side stream, in parallel with the
+batch norm of the layer before: convolutions are limited by compute, batch norm by memory bandwidth. The first
+convolution has kernels of its own (stem_kernels.py).
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mixnn.device import side_stream
 from mixnn.nn.precision import is_cast
@@ -19,13 +21,15 @@ from mixnn.nn.precision import is_cast
 class Convolution(nn.Conv2d):
     """A convolution without bias or groups."""
 
-    def __init__(self, in_channels: int, channels: int, side: int, stride: int = 1, padding: int = 0) -> None:
-        super().__init__(in_channels, channels, side, stride, padding, bias=False)
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or torch.compiler.is_compiling():
             return super().forward(x)
-        if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # which has no kernel
+        if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # x's gradient has no kernel
             return _Stem.apply(x, self.weight)
         if is_cast(self.weight):
             return _Convolution.apply(x, self.weight, self.stride, self.padding)
@@ -42,9 +46,10 @@ def _runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
 
 
 class _Convolution(torch.autograd.Function):
-    """CastAll (precision.py), through which the gradient of the weights goes next, waits for the second stream.
+    """A convolution that computes the gradient of its weights on the side stream.
 
-    So a network must not use a layer twice in a pass: autograd would add its gradients before that.
+    CastAll (precision.py) receives this gradient and waits for the stream. If a network uses a layer twice, autograd
+    adds the gradients before that, so they are computed as usual.
     """
 
     @staticmethod
@@ -52,19 +57,21 @@ class _Convolution(torch.autograd.Function):
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
         ctx.rest = None, [*stride], [*padding], [1, 1], False, [0, 0], 1
+        ctx.uses = weight.__dict__.setdefault("uses", [0])  # of this weight, in this pass; shared by all of them
+        ctx.uses[0] += 1
         return torch.ops.aten.convolution(x, weight, *ctx.rest)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         backward, dx, d_weight = torch.ops.aten.convolution_backward, None, None
         if ctx.needs_input_grad[0]:
             dx = backward(dy, x, weight, *ctx.rest, [True, False, False])[0]
         if ctx.needs_input_grad[1]:
-            with side_stream(dy.device):
+            waits = ctx.uses[0] > 1 or torch.is_anomaly_enabled()  # who reads the gradient next does not wait
+            with nullcontext() if waits else side_stream(dy.device, dy, x):
                 d_weight = backward(dy, x, weight, *ctx.rest, [False, True, False])[1]
-                for tensor in (dy, x):  # their memory must not be used again before that
-                    tensor.record_stream(torch.cuda.current_stream(dy.device))
         return dx, d_weight, None, None
 
 
@@ -77,6 +84,7 @@ class _Stem(torch.autograd.Function):
         return stem_kernels.forward(x, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
         from mixnn.nn import stem_kernels
 

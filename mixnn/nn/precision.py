@@ -1,7 +1,8 @@
 """Networks in bf16 with fp32 weights: autocast, but with all weights cast in one launch.
 
 Autocast casts weights one by one, and their gradients back one by one: some 75 small launches per step. On several
-processes there are a few launches instead of one, so that the first gradients can be sent before the last are there.
+processes there are a few launches instead of one, each with a part of the gradients. Autograd runs them last, so
+gradients are sent after the backward pass.
 
 A network that was not given a type runs under the caller's autocast, if there is one.
 """
@@ -64,7 +65,7 @@ class CastAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        wait_side_stream(gradients[0].device)  # those of convolutions come from there
+        wait_side_stream(gradients[0].device)  # convolutions compute their gradients there
         return None, *_cast(gradients, ctx.dtype)
 
 

@@ -4,7 +4,8 @@ A 3x3 convolution of three channels has 27 products per output: it is bound by m
 many channels, take several times as long as writing the output. Here a program gathers the 27 inputs of each of its
 pixels, which makes a matrix with a column per pixel, and multiplies it with the weights.
 
-Numbers are rounded to bf16 and added up in float32, as in cuDNN. The gradient of the weights is added in a fixed order.
+Numbers are rounded to bf16 and added up in float32, as in cuDNN. Partial gradients of the weights are added in a fixed
+order, so results are the same bits every time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -93,7 +94,7 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weights, in their type."""
     (batch, _, height, width), channels = x.shape, len(weight)
     num = batch * height * width
-    programs, dy = min(PROGRAMS, triton.cdiv(num, PIXELS)), dy.contiguous(memory_format=torch.channels_last)
+    programs, dy = max(1, min(PROGRAMS, triton.cdiv(num, PIXELS))), dy.contiguous(memory_format=torch.channels_last)
     partial = torch.empty((programs, channels, COLS.value), device=x.device)
     with torch.cuda.device_of(x):
         stem_weight_kernel[(programs,)](

@@ -32,10 +32,10 @@ KERNELS = (  # kinds of kernels and parts of their names; the first match counts
     ("batch norm", ("bn_",)),
     ("views", ("view_kernel", "blur_kernel")),
     ("optimizer and teacher", ("multi_tensor", "foreach")),
-    ("selection of neighbors", ("topk", "TopK", "radix", "bitonic")),
+    ("selection of neighbors", ("topk", "TopK", "radix", "bitonic", "chunk_maxima", "candidates")),
     (
         "convolutions and matrix products",
-        ("conv", "gemm", "xmma", "cutlass", "nvjet", "cudnn", "wgrad", "dgrad", "addmm", "aten::mm", "bmm"),
+        ("conv", "stem_", "gemm", "xmma", "cutlass", "nvjet", "cudnn", "wgrad", "dgrad", "addmm", "aten::mm", "bmm"),
     ),
     ("pooling", ("pool",)),
     ("augmentation, losses and the like, fused", ("triton",)),

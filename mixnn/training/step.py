@@ -80,9 +80,9 @@ class Step:
         self._layout = [*shapes, *named.values()], sizes, [*named]
         self.view_draws, self.draws = self._draws(self.uniforms)
         self.own_rows = own_rows(batch_size, group, device)
-        if device.type == "cuda":  # `_rows_to_read` must not read them before they are written
-            _reading_stream(device).wait_stream(torch.cuda.current_stream(device))
         self.is_partial = group is not None and len(method.image_rows(self.draws, self.own_rows)) < batch_size
+        if self.is_partial and device.type == "cuda":  # its rows must be written before `_rows_to_read` reads them
+            _reading_stream(device).wait_stream(torch.cuda.current_stream(device))
         self.position = torch.zeros(batch_size, dtype=torch.long, device=device)  # of a row in the prefetcher's buffer
         self.gradient_sum = None if group is None else GradientSum(method, method.student.f, group)
         self.names: list[str] = []

@@ -9,7 +9,7 @@ from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, r
 if CUDA or INTERPRETED:
     from mixnn.nn import stem_kernels as kernels
 
-SHAPES = [(2, 32, 32, 64), (3, 5, 7, 32), (1, 24, 24, 64)]  # images, height, width, channels of the output
+SHAPES = [(2, 32, 32, 64), (3, 5, 7, 32), (1, 24, 24, 16), (2, 24, 24, 128)]  # images, height, width, channels
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 NUM_TESTS = len(SHAPES) * len(LAYOUTS)
 
@@ -22,7 +22,8 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 @runs_kernels
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_convolution_and_its_gradient_equal_plain_torch(shape, layout):
+def test_the_convolution_and_its_gradient_equal_plain_torch(shape, layout, monkeypatch):
+    monkeypatch.setattr(kernels, "PROGRAMS", 3)  # so that a program has several tiles
     batch, height, width, channels = shape
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(batch, 3, height, width, generator=rng).bfloat16().float().to(DEVICE, memory_format=layout)
