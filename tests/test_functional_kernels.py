@@ -103,6 +103,8 @@ def test_rows_that_do_not_exist_are_not_found():
     z[:, 0] = -1
     index = kernels.nearest_rows(z, s, 5)
     assert ((index >= 1280) & (index < 1300)).all()
+    s[1280:, 0], s[3, 0] = 1, 0.4  # now another chunk has the nearest row, and the last one is not looked at
+    assert (kernels.nearest_rows(z, s, 1) == 3).all()
 
 
 @runs_kernels
