@@ -69,8 +69,8 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = backward(dy, x, weight, *ctx.rest, [True, False, False])[0]
         if ctx.needs_input_grad[1]:
-            waits = ctx.uses[0] > 1 or torch.is_anomaly_enabled()  # who reads the gradient next does not wait
-            with nullcontext() if waits else side_stream(dy.device, dy, x):
+            read_at_once = ctx.uses[0] > 1 or torch.is_anomaly_enabled()  # by autograd, which does not wait
+            with nullcontext() if read_at_once else side_stream(dy.device, dy, x):
                 d_weight = backward(dy, x, weight, *ctx.rest, [False, True, False])[1]
         return dx, d_weight, None, None
 
