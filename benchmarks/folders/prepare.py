@@ -241,6 +241,20 @@ FOLDERS = [
         per_class=1000,
         short_side=224,
     ),
+    Folder(
+        "z_rooms",
+        "emanhamed/Houses-dataset",
+        "5e148219500558089cf5cf121b626b17fdde9b92",
+        r"Houses Dataset/\d+_(?P<label>[a-z]+)\.jpg",
+        per_class=250,
+    ),
+    Folder(
+        "z_masks",
+        "prajnasb/observations",
+        "cdcf4501bf7fdec7ac8a4ee245e343b187fa53c7",
+        r"experiements/data/(?P<label>[^/]+)/[^/]+\.(?i:jpe?g|png)",
+        per_class=400,
+    ),
 ]
 
 
