@@ -105,7 +105,7 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
     lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
     lr = float(f"{lr:.2g}")
     recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
-    recipe |= {"views": "w/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    recipe |= {"views": "s/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
     recipe |= {"heads_first": "auto"}
     for name, own in recipe.items():
         value(name, own, RECIPE)

@@ -90,7 +90,7 @@ def test_a_folder_starts_from_imagenet_weights_whatever_the_size_of_its_images(s
     assert (found["image_size"], found["encode_size"], found["batch_size"]) == (size, 224, 64)
     assert found["epochs"] * (2_000 // 64) == pytest.approx(steps, rel=0.1)
     assert (found["optimizer"], found["batch_norm"], found["views"], found["symmetric"]) == (
-        "adamw", "frozen", "w/w", False,
+        "adamw", "frozen", "s/w", False,
     )  # fmt: skip
 
 
@@ -184,5 +184,5 @@ def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd
     assert "recipe: optimizer adamw, lr 0.0024, " in said
     config = run.config
     assert (config.init_from, config.backbone, config.batch_norm) == ("imagenet", "efficientnet_lite0", "frozen")
-    assert (config.options["views"], config.options["symmetric"], config.options["hidden"]) == ("w/w", False, 16)
+    assert (config.options["views"], config.options["symmetric"], config.options["hidden"]) == ("s/w", False, 16)
     assert mixnn.load(run).size == 40
