@@ -19,7 +19,7 @@ SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing sho
 FEW_STEPS = 5_000
 STEPS_ON_CUDA, STEPS_ON_CPU = 1_200, 600  # of a run that starts from good weights
 RECIPE = "recipe"  # the reason of settings that belong together, perhaps with a name; the log has the measurements
-OPTIONS = ("support_size", "hidden", "views", "symmetric")
+OPTIONS = ("support_size", "hidden", "symmetric")
 
 
 class Choice(NamedTuple):
@@ -105,7 +105,7 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
     lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
     lr = float(f"{lr:.2g}")
     recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
-    recipe |= {"views": "s/w", "symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    recipe |= {"symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
     recipe |= {"heads_first": "auto"}
     for name, own in recipe.items():
         value(name, own, RECIPE)

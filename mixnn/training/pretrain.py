@@ -40,7 +40,8 @@ from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
-from mixnn.training.folder_settings import lines
+from mixnn.training.folder_settings import Choice, lines
+from mixnn.training.judgement import Judge, judge_start, views_for
 from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import view_changes
@@ -205,14 +206,19 @@ def start_pretrain(
     config, images = _configure(dataset, options, settings, reporter)
     judged, has_start = dataset.recipe is None, config.init_from not in NO_START
     initial = initial_backbone(config, reporter.warn, network) if judged or has_start else None
+    judge = None
+    if initial is not None and judged:
+        judge = judge_start(initial, images, has_start, pick_device(config.device), clock)
+        if has_start and "views" in config.options and "views" not in given and "augmentation" not in settings:
+            config = _with_views(config, judge, reporter)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=network, **timing)
     if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(trainer.method.views):
         kinds = trainer.method.views
         raise UserError(f"{config.method} has {plural(len(kinds), 'view')} ({', '.join(kinds)}), not {len(views)}")
     if initial is not None and has_start:
         trainer.start_from(initial, config.init_from)
-    if initial is not None and judged:
-        trainer.judge_from(initial)
+    if initial is not None and judge:
+        trainer.judge_from(initial, judge)
     if trainer.plan:
         trainer.measure()
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
@@ -259,6 +265,13 @@ def _train(run: Run, trainer: Trainer) -> Run:
             "the machine was much slower at the end than before"
         )
     return run.update_config(epochs=epochs) if is_main_process() else run
+
+
+def _with_views(config: Config, judge: Judge, reporter: Reporter) -> Config:
+    """The configuration with the views that suit the start, the same for all processes."""
+    views, reason = dist.broadcast(views_for(judge.start))
+    reporter.info(str(Choice("views", views, reason)))
+    return replace(config, options={**config.options, "views": views})
 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:

@@ -121,7 +121,10 @@ class TimePlan:
         """Measures something that is also done at the end of the run, so that time is kept for it."""
         start = self.clock()
         yield
-        seconds = self.clock() - start
+        self.record(name, self.clock() - start)
+
+    def record(self, name: str, seconds: float) -> None:
+        """Notes what something took that is also done at the end of the run."""
         measured = self.costs[name] if name in self.total_costs else []  # otherwise it holds an estimate
         self.costs[name] = [*measured, Cost(seconds, self.pace)][-RECENT:]
         self.total_costs[name] = self.total_costs.get(name, 0.0) + seconds

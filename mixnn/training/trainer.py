@@ -33,7 +33,7 @@ from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, heads_first, trained_share, useful_steps
+from mixnn.training.judgement import Blend, Judge, heads_first, judge_start, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -249,15 +249,16 @@ class Trainer:
         for part in self._backbones():
             load_weights(part, backbone.state_dict(), source)
 
-    def judge_from(self, start: torch.nn.Module) -> None:
-        """From now on compares the encoder with the one the run started from; keeps that one if it is better."""
-        start.to(self.order.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    def judge_from(self, start: torch.nn.Module, judge: Judge | None = None) -> None:
+        """From now on compares the encoder with the one the run started from; keeps that one if it is better.
+
+        `judge` has measured the start already.
+        """
         from_weights = self.config.init_from not in NO_START
-        self.judge = Judge(self.images, from_weights)
-        if self.plan:  # the first use of a network is slower, and would be taken for its usual speed
-            features(start, self.images, torch.arange(min(16, len(self.images))), bf16=False)
-        with self._timing("judgement"):
-            self.judge.begin(start)
+        self.judge = judge or judge_start(start, self.images, from_weights, self.order.device, self.clock)
+        self.judge.images = self.images  # which may be on another device now
+        if self.plan:
+            self.plan.record("judgement", self.judge.seconds)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))[:LAYOUT_SAMPLE]
         mean = mean_layout(self.images.images[order.to(self.images.images.device)])
         if mean is not None:

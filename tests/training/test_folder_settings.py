@@ -8,7 +8,7 @@ from mixnn.config import Config
 from mixnn.data import open_dataset
 from mixnn.data.images import list_files
 from mixnn.progress import Reporter
-from mixnn.training import folder_settings
+from mixnn.training import folder_settings, judgement
 from mixnn.training.configure import choices, open_data, resolve
 from mixnn.training.folder_settings import OPTIONS, choose
 from mixnn.training.trainer import configured_views
@@ -56,8 +56,8 @@ def test_a_run_of_no_epochs_needs_no_rate():
 @pytest.mark.parametrize(
     "method, told",
     [
-        ("mnn", {"support_size", "hidden", "views", "symmetric"}),
-        ("simclr", {"hidden", "views", "symmetric"}),
+        ("mnn", {"support_size", "hidden", "symmetric"}),
+        ("simclr", {"hidden", "symmetric"}),
         ("supervised", set()),
     ],
 )
@@ -89,9 +89,7 @@ def test_a_folder_starts_from_imagenet_weights_whatever_the_size_of_its_images(s
     )  # fmt: skip
     assert (found["image_size"], found["encode_size"], found["batch_size"]) == (size, 224, 64)
     assert found["epochs"] * (2_000 // 64) == pytest.approx(steps, rel=0.1)
-    assert (found["optimizer"], found["batch_norm"], found["views"], found["symmetric"]) == (
-        "adamw", "frozen", "s/w", False,
-    )  # fmt: skip
+    assert (found["optimizer"], found["batch_norm"], found["symmetric"]) == ("adamw", "frozen", False)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +157,14 @@ def photos(tmp_path):
     return folder
 
 
+@pytest.fixture
+def tiny_recipe(monkeypatch):
+    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", 32)
+    monkeypatch.setattr(folder_settings, "ENCODE_SIZE", 40)
+    monkeypatch.setattr(folder_settings, "HIDDEN", 16)
+    return monkeypatch
+
+
 def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_path, capfd, monkeypatch):
     use_clock(monkeypatch, Clock(), lambda _: 1.0)
     run = mixnn.pretrain(photos, out=tmp_path / "run", time_budget="1m", init_from="none", verbose=Reporter())
@@ -172,10 +178,8 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_
     assert len(run.metrics()) >= run.config.epochs >= 13
 
 
-def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(folder_settings, "TRAIN_SIZE", 32)
-    monkeypatch.setattr(folder_settings, "ENCODE_SIZE", 40)
-    monkeypatch.setattr(folder_settings, "HIDDEN", 16)
+@pytest.mark.usefixtures("tiny_recipe")
+def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd):
     run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter())
     said = capfd.readouterr().err
     assert "init_from imagenet: use init_from='none' to start from nothing" in said
@@ -184,5 +188,37 @@ def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd
     assert "recipe: optimizer adamw, lr 0.0024, " in said
     config = run.config
     assert (config.init_from, config.backbone, config.batch_norm) == ("imagenet", "efficientnet_lite0", "frozen")
-    assert (config.options["views"], config.options["symmetric"], config.options["hidden"]) == ("s/w", False, 16)
+    assert (config.options["symmetric"], config.options["hidden"]) == (False, 16)
     assert mixnn.load(run).size == 40
+
+
+@pytest.mark.parametrize("known, views", [(0.0, "s/w"), (1.01, "w/w")])
+def test_the_views_follow_from_how_well_the_start_knows_the_images(photos, tmp_path, tiny_recipe, capfd, known, views):
+    tiny_recipe.setattr(judgement, "KNOWN", known)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter())
+    assert run.config.options["views"] == views
+    retrieval = run.judgement()["start"]["view_retrieval"]
+    assert f"views {views}: the start finds an image's other view in {retrieval:.0%} of cases" in capfd.readouterr().err
+    resumed = mixnn.pretrain(resume=run, epochs=2, verbose=Reporter())
+    assert resumed.config.options["views"] == views
+
+
+@pytest.mark.parametrize(
+    "given, views", [({"views": "s/s"}, "s/s"), ({"views": {"strong.blur": 0.2}}, "s/w"), ({"method": "msf"}, "w/w")]
+)
+def test_views_that_the_user_gave_stay(photos, tmp_path, tiny_recipe, capfd, given, views):
+    tiny_recipe.setattr(judgement, "KNOWN", 1.01)
+    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter(), **given)
+    assert run.config.options["views"] == views
+    assert ("views w/w: " in capfd.readouterr().err) == (views == "w/w")
+
+
+def test_a_run_from_nothing_and_a_method_without_views_choose_none(photos, tmp_path, tiny_recipe, capfd):
+    tiny_recipe.setattr(judgement, "KNOWN", 1.01)
+    settings = {"epochs": 1, "batch_size": 20, "verbose": Reporter()}
+    run = mixnn.pretrain(photos, out=tmp_path / "nothing", init_from="none", **settings)
+    assert run.config.options["views"] == "s/w"
+    labels = [str(i % 2) for i in range(len(list(photos.iterdir())))]
+    images = sorted(photos.iterdir())
+    mixnn.pretrain(images, out=tmp_path / "supervised", method="supervised", labels=labels, **settings)
+    assert "views " not in capfd.readouterr().err

@@ -402,10 +402,10 @@ def test_settings_of_the_recipe_are_printed_on_one_line():
     assert lines([]) == []
 
 
-def test_a_folder_that_starts_from_weights_trains_with_frozen_batch_norm_and_two_kinds_of_views():
+def test_a_folder_that_starts_from_weights_trains_with_frozen_batch_norm():
     config = configure("photos", {}, {"device": "cpu"})
     assert (config.init_from, config.optimizer, config.batch_norm) == ("imagenet", "adamw", "frozen")
-    assert (config.image_size, config.encode_size, config.options["views"]) == (128, 224, "s/w")
+    assert (config.image_size, config.encode_size) == (128, 224)
     names = [choice.name for choice in choose(8, 8, {}, {}, cuda=False)]
     assert len(names) == len(set(names))  # none is chosen, or printed, twice
 
