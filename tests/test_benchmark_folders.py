@@ -229,3 +229,14 @@ def test_the_page_on_folders_shows_the_tables_of_the_results(benchmark, file, bu
     table = benchmark.format_table([row for row in rows if row["budget"] == budget])
     page = (FOLDER.parents[1] / "docs" / "folders.md").read_text()
     assert table.split("\n\n", 1)[1] in page
+
+
+def test_the_page_on_folders_counts_where_training_helps(benchmark):
+    results = FOLDER.parents[1] / "results" / "folders"
+    by_folder = {}
+    for file, budget in (("cpu-10m.json", "10m"), ("h200.json", "600 steps")):  # the latter, where both are there
+        rows = [row for row in benchmark.read_rows([results / file]) if row["budget"] == budget]
+        by_folder |= {name: [row for row in rows if row["folder"] == name] for name in {row["folder"] for row in rows}}
+    count = sum(map(benchmark.adds, by_folder.values()))
+    page = " ".join((FOLDER.parents[1] / "docs" / "folders.md").read_text().split())
+    assert f"Training adds to the start on {count} of these {len(by_folder)} folders" in page
