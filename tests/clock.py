@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import mixnn.training.pretrain as pretrain
 from mixnn.training.trainer import Trainer
 
 
@@ -21,8 +22,8 @@ class Clock:
 
 
 def use_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: Callable[[Trainer], float]) -> None:
-    """Every trainer follows this clock, on which its steps take these seconds."""
-    make, step = Trainer.__init__, Trainer._one_step
+    """Every trainer and judge follows this clock, on which steps take these seconds."""
+    make, step, judge = Trainer.__init__, Trainer._one_step, pretrain.judge_start
 
     def init(self: Trainer, *args: Any, **given: Any) -> None:
         make(self, *args, **given | {"clock": clock, "started": clock()})
@@ -31,5 +32,9 @@ def use_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: Callable[[
         step(self)
         clock.now += seconds(self)
 
+    def judge_start(*args: Any) -> Any:
+        return judge(*args[:-1], clock)
+
+    monkeypatch.setattr(pretrain, "judge_start", judge_start)
     monkeypatch.setattr(Trainer, "__init__", init)
     monkeypatch.setattr(Trainer, "_one_step", one_step)

@@ -1059,13 +1059,16 @@ def test_too_little_memory_is_told_in_a_line(ask: Ask):
     assert "not enough memory for this: a smaller --batch-size, --image-size or support_size takes less" in told
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
-def test_threads_that_wait_sleep_unless_the_user_wants_otherwise(given, expected):
+@pytest.mark.parametrize(
+    ("name", "own", "other"), [("OMP_WAIT_POLICY", "PASSIVE", "ACTIVE"), ("THP_MEM_ALLOC_ENABLE", "1", "0")]
+)
+def test_settings_that_make_torch_faster_are_made_before_it_is_imported_unless_the_user_has_them(name, own, other):
     code = "import os, sys; from mixnn.cli import main; assert 'torch' not in sys.modules; main(['--version']); "
-    code += "print(os.environ['OMP_WAIT_POLICY'])"
-    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == expected
+    code += f"print(os.environ[{name!r}])"
+    env = {key: value for key, value in os.environ.items() if key != name}
+    for given, expected in (({}, own), ({name: other}, other)):
+        done = subprocess.run([sys.executable, "-c", code], env=env | given, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == expected
 
 
 # Paths in messages

@@ -33,9 +33,9 @@ def features(
 ) -> Tensor:
     """Features of the images, or of one random view of each: float32 (M, F) on the backbone's device.
 
-    `order` selects images by position; default: all. Batch norm is in eval mode; bf16 is used on CUDA unless switched
-    off. Chunks are smaller for images larger than 64 pixels, so that memory stays bounded. The processes of a group
-    take turns with the chunks, and all of them get all features.
+    `order` selects images by position; default: all. The generator may be on any device. Batch norm is in eval mode;
+    bf16 is used on CUDA unless switched off. Chunks are smaller for images larger than 64 pixels, so that memory stays
+    bounded. The processes of a group take turns with the chunks, and all of them get all features.
     """
     training = [(module, module.training) for module in backbone.modules()]
     device = next(chain(backbone.parameters(), backbone.buffers()), images.images).device
@@ -46,7 +46,7 @@ def features(
     parts = []
     try:
         for number, index in enumerate(order.split(chunk)):
-            u = None if view is None else torch.rand(len(index), view.num_draws, device=device, generator=generator)
+            u = None if view is None else _draws(len(index), view, device, generator)
             if group is not None and number % group.size() != group.rank():
                 continue
             x = images.images[index].to(device)
@@ -58,6 +58,12 @@ def features(
         for module, was_training in training:  # parts of a network may be frozen, in eval mode, while it trains
             module.training = was_training
     return torch.cat(parts) if group is None else dist.gather_chunks(parts, len(order), chunk, device, group)
+
+
+def _draws(num: int, view: View, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Uniforms for a view of each image, on the device."""
+    source = device if generator is None else generator.device
+    return torch.rand(num, view.num_draws, device=source, generator=generator).to(device)
 
 
 class Rows(NamedTuple):

@@ -11,10 +11,12 @@ the image.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError, setting
 from mixnn.nn.batch_norm import SplitBatchNorm
@@ -55,7 +57,10 @@ class ConvNorm(nn.Module):
             y = self.norm(self.conv(x), residual=residual)
             return F.relu6(y) if relu6 else y
         weight, bias = self._folded()
-        y = F.conv2d(x, weight, bias, self.conv.stride, self.conv.padding, 1, self.conv.groups)
+        conv = self.conv
+        if relu6 and _has_own_gradient(x):
+            return _ConvReLU6.apply(x, weight, bias, conv.stride, conv.padding, conv.groups)
+        y = F.conv2d(x, weight, bias, conv.stride, conv.padding, 1, conv.groups)
         y = y if residual is None else y.add_(residual)
         return F.relu6(y, inplace=True) if relu6 else y
 
@@ -69,6 +74,38 @@ class ConvNorm(nn.Module):
         norm = self.norm
         scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
         return self.conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
+
+
+def _has_own_gradient(x: Tensor) -> bool:
+    """Whether _ConvReLU6 is for x: while gradients are recorded, and not where others choose how to compute."""
+    on = x.device.type
+    plain = torch.compiler.is_compiling() or on not in ("cpu", "cuda") or torch.is_autocast_enabled(on)
+    return torch.is_grad_enabled() and not plain
+
+
+class _ConvReLU6(torch.autograd.Function):
+    """relu6(conv2d(x, weight, bias)), whose gradient takes less time and memory than torch's.
+
+    The gradient of ReLU6 can be told from its output, while torch keeps a copy of the input. That of the bias is a sum;
+    if oneDNN computes it, the gradient of a 5x5 depthwise weight takes 1.4 times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: Any, padding: Any, groups: int) -> Tensor:
+        y = F.conv2d(x, weight, bias, stride, padding, 1, groups).clamp_(0, 6)
+        ctx.save_for_backward(x, weight, y)
+        ctx.rest = None, [*stride], [*padding], [1, 1], False, [0, 0], groups
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y = ctx.saved_tensors
+        dy = torch.ops.aten.hardtanh_backward(dy, y, 0, 6)
+        needed = [*ctx.needs_input_grad[:2], False]
+        dx, d_weight, _ = torch.ops.aten.convolution_backward(dy, x, weight, *ctx.rest, needed)
+        d_bias = dy.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
+        return dx, d_weight, d_bias, None, None, None
 
 
 class InvertedResidual(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from mixnn import dist, methods
-from mixnn.augment import View
+from mixnn.augment import VIEWS, View
 from mixnn.config import (
     Config,
     Param,
@@ -32,6 +32,7 @@ from mixnn.data.dataset import is_given
 from mixnn.data.image_set import normalization_text
 from mixnn.device import pick_device
 from mixnn.files import LOCK, expand, lock_run
+from mixnn.methods.contract import VIEW_PAIRS
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process, is_restart
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
@@ -209,8 +210,7 @@ def start_pretrain(
     judge = None
     if initial is not None and judged:
         judge = judge_start(initial, images, has_start, pick_device(config.device), clock)
-        if has_start and "views" in config.options and "views" not in given and "augmentation" not in settings:
-            config = _with_views(config, judge, reporter)
+        config = _with_views(config, judge, given, reporter)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=network, **timing)
     if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(trainer.method.views):
         kinds = trainer.method.views
@@ -267,9 +267,13 @@ def _train(run: Run, trainer: Trainer) -> Run:
     return run.update_config(epochs=epochs) if is_main_process() else run
 
 
-def _with_views(config: Config, judge: Judge, reporter: Reporter) -> Config:
-    """The configuration with the views that suit the start, the same for all processes."""
+def _with_views(config: Config, judge: Judge, given: Collection[str], reporter: Reporter) -> Config:
+    """The configuration with the views that suit the start, the same for all processes, unless the user chose them."""
+    if not judge.from_weights or "views" in given or "views" not in config.options:
+        return config
     views, reason = dist.broadcast(views_for(judge.start))
+    if unused := config.augmentation.keys() & {*VIEWS} - {*VIEW_PAIRS[views]}:
+        views, reason = config.options["views"], f"you changed the view {', '.join(sorted(unused))}"
     reporter.info(str(Choice("views", views, reason)))
     return replace(config, options={**config.options, "views": views})
 
@@ -461,14 +465,16 @@ def judge_again(trainer: Trainer, run: Run) -> None:
     try:
         if isinstance(run.network, nn.Module):
             raise UserError("the network that is handed in may not have the weights it had then")
-        trainer.judge_from(initial_backbone(trainer.config, network=run.network))
+        start = initial_backbone(trainer.config, network=run.network)
     except UserError as error:
         trainer.reporter.warn(f"the encoder is not compared with its start any more: {error}")
         return
-    assert trainer.judge is not None
+    from_weights = trainer.config.init_from not in NO_START
+    judge = judge_start(start, trainer.images, from_weights, trainer.order.device, trainer.clock)
+    trainer.judge_from(start, judge)
     trainer.layout = layout or trainer.layout
     points = run.judgement(trainer.reporter.warn).get("points", [])
-    trainer.judge.points = [point for point in points if point["step"] <= trainer.done]
+    judge.points = [point for point in points if point["step"] <= trainer.done]
 
 
 def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:

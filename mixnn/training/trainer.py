@@ -30,10 +30,10 @@ from mixnn.runs import Run
 from mixnn.runs.folder import Diverged
 from mixnn.runs.layout import SAMPLE as LAYOUT_SAMPLE
 from mixnn.runs.layout import Layout, mean_layout, read_layout
-from mixnn.runs.weights import KEPT, NO_START, load_weights, make_backbone
+from mixnn.runs.weights import KEPT, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, heads_first, judge_start, trained_share, useful_steps
+from mixnn.training.judgement import Blend, Judge, heads_first, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -249,24 +249,23 @@ class Trainer:
         for part in self._backbones():
             load_weights(part, backbone.state_dict(), source)
 
-    def judge_from(self, start: torch.nn.Module, judge: Judge | None = None) -> None:
+    def judge_from(self, start: torch.nn.Module, judge: Judge) -> None:
         """From now on compares the encoder with the one the run started from; keeps that one if it is better.
 
-        `judge` has measured the start already.
+        `judge` has measured the start.
         """
-        from_weights = self.config.init_from not in NO_START
-        self.judge = judge or judge_start(start, self.images, from_weights, self.order.device, self.clock)
-        self.judge.images = self.images  # which may be on another device now
+        self.judge = judge
+        judge.images = self.images  # which may be on another device now
         if self.plan:
-            self.plan.record("judgement", self.judge.seconds)
+            self.plan.record("judgement", judge.seconds)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))[:LAYOUT_SAMPLE]
         mean = mean_layout(self.images.images[order.to(self.images.images.device)])
         if mean is not None:
-            self.layout = Layout(mean, self.judge.start["spread"])
+            self.layout = Layout(mean, judge.start["spread"])
             self.reporter.info("the images are aligned, so vectors will also hold their layout")
-        if from_weights:
+        if judge.from_weights:
             # one share for all processes, so that the backbone joins the heads at the same step
-            self.blend = Blend(start, dist.broadcast(trained_share(self.config, self.judge.start)))
+            self.blend = Blend(start, dist.broadcast(trained_share(self.config, judge.start)))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 

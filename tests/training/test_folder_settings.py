@@ -192,33 +192,49 @@ def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd
     assert mixnn.load(run).size == 40
 
 
-@pytest.mark.parametrize("known, views", [(0.0, "s/w"), (1.01, "w/w")])
-def test_the_views_follow_from_how_well_the_start_knows_the_images(photos, tmp_path, tiny_recipe, capfd, known, views):
-    tiny_recipe.setattr(judgement, "KNOWN", known)
-    run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter())
+@pytest.mark.parametrize("found, views", [(0.0, "w/w"), (0.6992, "w/w"), (0.7, "s/w"), (1.0, "s/w")])
+def test_colors_change_from_seven_tenths_of_the_views_on(found, views):
+    assert judgement.views_for({"view_retrieval": found})[0] == views
+
+
+@pytest.mark.parametrize("method", ["mnn", "msf"])
+@pytest.mark.parametrize("known, views, other", [(0.0, "s/w", 1.01), (1.01, "w/w", 0.0)])
+def test_the_views_follow_from_how_well_the_start_knows_the_images(
+    photos, tmp_path, tiny_recipe, capfd, method, known, views, other
+):
+    tiny_recipe.setattr(judgement, "MIN_KNOWN", known)
+    settings = {"epochs": 1, "batch_size": 20, "method": method, "verbose": Reporter()}
+    run = mixnn.pretrain(photos, out=tmp_path / "run", **settings)
     assert run.config.options["views"] == views
     retrieval = run.judgement()["start"]["view_retrieval"]
-    assert f"views {views}: the start finds an image's other view in {retrieval:.0%} of cases" in capfd.readouterr().err
-    resumed = mixnn.pretrain(resume=run, epochs=2, verbose=Reporter())
-    assert resumed.config.options["views"] == views
+    assert f"views {views}: the start finds an image's other view in {retrieval:.1%} of cases" in capfd.readouterr().err
+    tiny_recipe.setattr(judgement, "MIN_KNOWN", other)
+    assert mixnn.pretrain(resume=run, epochs=2, verbose=Reporter()).config.options["views"] == views
 
 
 @pytest.mark.parametrize(
-    "given, views", [({"views": "s/s"}, "s/s"), ({"views": {"strong.blur": 0.2}}, "s/w"), ({"method": "msf"}, "w/w")]
+    "given, views, said",
+    [
+        ({"views": "s/s"}, "s/s", ""),
+        ({"views": {"strong.blur": 0.2}}, "s/w", "views s/w: you changed the view strong"),
+        ({"views": {"weak.flip": 0}}, "w/w", "views w/w: the start finds"),
+        ({"views": {"1.area": [0.5, 1.0]}}, "w/w", "views w/w: the start finds"),
+    ],
 )
-def test_views_that_the_user_gave_stay(photos, tmp_path, tiny_recipe, capfd, given, views):
-    tiny_recipe.setattr(judgement, "KNOWN", 1.01)
+def test_what_the_user_says_about_views_is_respected(photos, tmp_path, tiny_recipe, capfd, given, views, said):
+    tiny_recipe.setattr(judgement, "MIN_KNOWN", 1.01)
     run = mixnn.pretrain(photos, out=tmp_path / "run", epochs=1, batch_size=20, verbose=Reporter(), **given)
+    told = capfd.readouterr().err
     assert run.config.options["views"] == views
-    assert ("views w/w: " in capfd.readouterr().err) == (views == "w/w")
+    assert said in told if said else "views " not in told
 
 
 def test_a_run_from_nothing_and_a_method_without_views_choose_none(photos, tmp_path, tiny_recipe, capfd):
-    tiny_recipe.setattr(judgement, "KNOWN", 1.01)
+    tiny_recipe.setattr(judgement, "MIN_KNOWN", 1.01)
     settings = {"epochs": 1, "batch_size": 20, "verbose": Reporter()}
     run = mixnn.pretrain(photos, out=tmp_path / "nothing", init_from="none", **settings)
     assert run.config.options["views"] == "s/w"
-    labels = [str(i % 2) for i in range(len(list(photos.iterdir())))]
     images = sorted(photos.iterdir())
+    labels = [str(i % 2) for i in range(len(images))]
     mixnn.pretrain(images, out=tmp_path / "supervised", method="supervised", labels=labels, **settings)
     assert "views " not in capfd.readouterr().err

@@ -17,10 +17,9 @@ from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import checkpoint
 from mixnn.runs.weights import KEPT, STUDENT
-from mixnn.training import judgement
+from mixnn.training import judgement, pretrain
 from mixnn.training.judgement import Blend, Judge, heads_first, problems, trained_share
 from mixnn.training.step import Step
-from mixnn.training.trainer import Trainer
 from tests.clock import Clock, use_clock
 
 NUM = 32  # images of the sample
@@ -496,9 +495,10 @@ def test_a_run_from_random_weights_is_judged_and_keeps_its_student(folder, tmp_p
 
 @pytest.mark.parametrize("start", ["start.safetensors", "none"])
 def test_the_judge_does_not_change_training(folder, tmp_path, monkeypatch, start):
-    seen = train(folder, tmp_path / "judged", start)
-    monkeypatch.setattr(Trainer, "judge_from", lambda *_: None)
-    unseen = train(folder, tmp_path / "alone", start)
+    seen = train(folder, tmp_path / "judged", start, views="w/w")
+    monkeypatch.setattr(pretrain, "judge_start", lambda *_: None)
+    monkeypatch.setattr(pretrain, "_with_views", lambda config, *_: config)
+    unseen = train(folder, tmp_path / "alone", start, views="w/w")
     assert (seen.judgement() != {}) > (unseen.judgement() != {})
     assert_equal(tensors_of(seen, "method."), tensors_of(unseen, "method."))
 
@@ -610,6 +610,21 @@ def test_the_time_of_the_judge_is_not_training_time(folder, tmp_path, monkeypatc
     run = train(folder, tmp_path / "run")
     assert [line["seconds"] for line in run.metrics()] == [2.0, 4.0, 6.0, 8.0]
     assert clock.now > 5000
+
+
+def test_time_is_kept_for_the_last_judgement_as_measured_at_the_start(folder, tmp_path, monkeypatch):
+    clock = Clock()
+    use_clock(monkeypatch, clock, lambda _: 1.0)
+    measure = Judge.measure
+
+    def slow(self, backbone):
+        clock.now += 20
+        return measure(self, backbone)
+
+    monkeypatch.setattr(Judge, "measure", slow)
+    run = train(folder, tmp_path / "run", epochs=None, time_budget="100s", trained_share=1.0)
+    assert [point["progress"] for point in run.judgement()["points"]] == [1.0]
+    assert 115 <= clock.now <= 123  # the budget counts from after the first judgement here
 
 
 @pytest.mark.parametrize("kind", ["frozen", "batch"])
