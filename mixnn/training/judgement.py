@@ -172,7 +172,7 @@ def views_for(start: Numbers) -> tuple[str, str]:
         leave_out = method_option("views", "w/w")
         return "s/w", f"{found}, so the first view also has color changes and blur; {leave_out} leaves them out"
     add = method_option("views", "s/w")
-    return "w/w", f"{found}, so colors stay, which may be what tells such images apart; {add} adds color changes"
+    return "w/w", f"{found}, so colors stay: they may be what tells these images apart; {add} changes them"
 
 
 def heads_first(config: Config, share: float | None) -> float:
