@@ -187,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
     # other work, a training step then takes several times as long as with threads that sleep (notes/log.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # With huge pages, the system has hundreds of times fewer pages to map for a tensor. On a CPU, a step of a folder's
-    # encoder then takes 3/4 of the time (notes/log.md).
+    # encoder then takes 4/5 of the time (notes/log.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         run(words)

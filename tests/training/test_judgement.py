@@ -503,6 +503,17 @@ def test_the_judge_does_not_change_training(folder, tmp_path, monkeypatch, start
     assert_equal(tensors_of(seen, "method."), tensors_of(unseen, "method."))
 
 
+def slow_judge(monkeypatch, clock, seconds):
+    """Every measurement takes these seconds by the clock."""
+    measure = Judge.measure
+
+    def slow(self, backbone):
+        clock.now += seconds
+        return measure(self, backbone)
+
+    monkeypatch.setattr(Judge, "measure", slow)
+
+
 def go_back(run):
     """Removes the last checkpoint, so that the last epoch has to be trained again."""
     newest, before = checkpoint.list_checkpoints(run.path / "checkpoints")
@@ -552,13 +563,7 @@ def test_a_run_whose_time_is_up_when_it_is_resumed_is_judged_all_the_same(folder
     run = train(folder, tmp_path / "run", epochs=None, time_budget="25s")
     go_back(run)
     retrieve(monkeypatch, 0.9, 0.2)
-    measure = Judge.measure
-
-    def slow(self, backbone):
-        clock.now += 100
-        return measure(self, backbone)
-
-    monkeypatch.setattr(Judge, "measure", slow)
+    slow_judge(monkeypatch, clock, 100)
     step = run.load_checkpoint(lambda _: None)[1]["step"]
     mixnn.pretrain(resume=run.path, verbose=quiet())
     assert run.judgement()["points"][-1]["step"] == step
@@ -600,13 +605,7 @@ def test_a_learning_rate_that_destroys_the_weights_is_found_without_labels(folde
 def test_the_time_of_the_judge_is_not_training_time(folder, tmp_path, monkeypatch):
     clock = Clock()
     use_clock(monkeypatch, clock, lambda _: 1.0)
-    measure = Judge.measure
-
-    def slow(self, backbone):
-        clock.now += 1000
-        return measure(self, backbone)
-
-    monkeypatch.setattr(Judge, "measure", slow)
+    slow_judge(monkeypatch, clock, 1000)
     run = train(folder, tmp_path / "run")
     assert [line["seconds"] for line in run.metrics()] == [2.0, 4.0, 6.0, 8.0]
     assert clock.now > 5000
@@ -615,13 +614,7 @@ def test_the_time_of_the_judge_is_not_training_time(folder, tmp_path, monkeypatc
 def test_time_is_kept_for_the_last_judgement_as_measured_at_the_start(folder, tmp_path, monkeypatch):
     clock = Clock()
     use_clock(monkeypatch, clock, lambda _: 1.0)
-    measure = Judge.measure
-
-    def slow(self, backbone):
-        clock.now += 20
-        return measure(self, backbone)
-
-    monkeypatch.setattr(Judge, "measure", slow)
+    slow_judge(monkeypatch, clock, 20)
     run = train(folder, tmp_path / "run", epochs=None, time_budget="100s", trained_share=1.0)
     assert [point["progress"] for point in run.judgement()["points"]] == [1.0]
     assert 115 <= clock.now <= 123  # the budget counts from after the first judgement here
