@@ -233,12 +233,14 @@ def run_one(data: Labelled, args: argparse.Namespace, seed: int) -> dict[str, An
         }
         config = {name: value for name, value in asdict(run.config).items() if name not in ("data", "data_dir")}
         kept = kept_weights(run, encoder)
+        steps, judgement = run.metrics()[-1]["step"], run.judgement()
     key = {"folder": data.folder.name, "seed": seed, "budget": budget_key(args), "device": device_key(device)}
     counts = {"images": len(data.images), "classes": len(data.class_names), "start_size": data.start_size}
     limit = seconds_in(args.budget)
     spent = {"budget_seconds": limit, "over_percent": round(100 * (ran["seconds"] / limit - 1), 1) if limit else None}
     versions = environment(pick_device(device)) | {"numpy": np.__version__, "sklearn": sklearn.__version__}
-    return key | counts | ran | spent | {"kept": kept, "features": features, "config": config, "environment": versions}
+    found = {"steps": steps, "judgement": judgement, "kept": kept, "features": features}
+    return key | counts | ran | spent | found | {"config": config, "environment": versions}
 
 
 def device_key(device: str) -> str:
