@@ -40,6 +40,7 @@ from mixnn.runs import Run
 from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
+from mixnn.training import loggers
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
 from mixnn.training.folder_settings import Choice, lines
 from mixnn.training.judgement import Judge, judge_start, views_for
@@ -205,6 +206,7 @@ def start_pretrain(
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
     config, images = _configure(dataset, options, settings, reporter)
+    _check_settings(config, views)
     judged, has_start = dataset.recipe is None, config.init_from not in NO_START
     initial = initial_backbone(config, reporter.warn, network) if judged or has_start else None
     judge = None
@@ -212,9 +214,6 @@ def start_pretrain(
         judge = judge_start(initial, images, has_start, pick_device(config.device), clock)
         config = _with_views(config, judge, given, reporter)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=network, **timing)
-    if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(trainer.method.views):
-        kinds = trainer.method.views
-        raise UserError(f"{config.method} has {plural(len(kinds), 'view')} ({', '.join(kinds)}), not {len(views)}")
     if initial is not None and has_start:
         trainer.start_from(initial, config.init_from)
     if initial is not None and judge:
@@ -265,6 +264,14 @@ def _train(run: Run, trainer: Trainer) -> Run:
             "the machine was much slower at the end than before"
         )
     return run.update_config(epochs=epochs) if is_main_process() else run
+
+
+def _check_settings(config: Config, views: Any) -> None:
+    """UserError for what cannot be trained, before the start is measured: that takes seconds."""
+    loggers.check(config.loggers)
+    kinds = methods.views_of(config.method, config.options)
+    if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(kinds):
+        raise UserError(f"{config.method} has {plural(len(kinds), 'view')} ({', '.join(kinds)}), not {len(views)}")
 
 
 def _with_views(config: Config, judge: Judge, given: Collection[str], reporter: Reporter) -> Config:

@@ -503,6 +503,13 @@ def test_the_judge_does_not_change_training(folder, tmp_path, monkeypatch, start
     assert_equal(tensors_of(seen, "method."), tensors_of(unseen, "method."))
 
 
+@pytest.mark.parametrize("wrong", [{"views": ("weak", "weak", "weak")}, {"loggers": "papyrus"}])
+def test_a_wrong_setting_is_refused_before_the_start_is_measured(folder, tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(pretrain, "judge_start", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="papyrus|not 3"):
+        mixnn.pretrain(folder, out=tmp_path / "run", epochs=1, init_from="none", **wrong)
+
+
 def slow_judge(monkeypatch, clock, seconds):
     """Every measurement takes these seconds by the clock."""
     measure = Judge.measure
