@@ -233,7 +233,8 @@ def run_one(data: Labelled, args: argparse.Namespace, seed: int) -> dict[str, An
         }
         config = {name: value for name, value in asdict(run.config).items() if name not in ("data", "data_dir")}
         kept = kept_weights(run, encoder)
-        steps, judgement = run.metrics()[-1]["step"], run.judgement()
+        steps = max((line["step"] for line in run.metrics()), default=0)
+        judgement = run.judgement()
     key = {"folder": data.folder.name, "seed": seed, "budget": budget_key(args), "device": device_key(device)}
     counts = {"images": len(data.images), "classes": len(data.class_names), "start_size": data.start_size}
     limit = seconds_in(args.budget)
