@@ -223,7 +223,8 @@ def start_pretrain(
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
         planned, _ = resolve(dataset, options, settings)
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
-    for line in lines(choices(dataset, options, settings | {"mirror": config.mirror}, len(images))):
+    decided = {"mirror": config.mirror} | ({"crop_area": config.crop_area} if judge and has_start else {})
+    for line in lines(choices(dataset, options, settings | decided, len(images))):
         reporter.info(line)
     _check_warmup(config, reporter)
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
@@ -278,11 +279,13 @@ def _with_views(config: Config, judge: Judge, given: Collection[str], reporter: 
     """The configuration with the views that suit the start, the same for all processes, unless the user chose them."""
     if not judge.from_weights or "views" in given or "views" not in config.options:
         return config
-    views, reason = dist.broadcast(views_for(judge.start))
+    views, area, reason = dist.broadcast(views_for(judge.start, config.crop_area))
     if unused := config.augmentation.keys() & {*VIEWS} - {*VIEW_PAIRS[views]}:
-        views, reason = config.options["views"], f"you changed the view {', '.join(sorted(unused))}"
-    reporter.info(str(Choice("views", views, reason)))
-    return replace(config, options={**config.options, "views": views})
+        views, area = config.options["views"], config.crop_area
+        reason = f"you changed the view {', '.join(sorted(unused))}"
+    area = config.crop_area if "crop_area" in given else area
+    reporter.info(str(Choice("views", f"{views}, crop_area {area:g}", reason)))
+    return replace(config, options={**config.options, "views": views}, crop_area=area)
 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:

@@ -33,7 +33,7 @@ from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, heads_first, trained_share, useful_steps
+from mixnn.training.judgement import Blend, Judge, heads_first, one_direction_leads, trained_share, useful_steps
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -266,6 +266,12 @@ class Trainer:
         if judge.from_weights:
             # one share for all processes, so that the backbone joins the heads at the same step
             self.blend = Blend(start, dist.broadcast(trained_share(self.config, judge.start)))
+            if self.config.trained_share == "auto" and one_direction_leads(judge.start):
+                self.reporter.info(
+                    f"one direction of the start's features has {judge.start['first_lead']:.1f} times the variance of "
+                    f"any other: training does harm there, so the result stays close to the start; "
+                    f"{setting('trained_share', 1)} keeps the trained weights"
+                )
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 

@@ -192,33 +192,37 @@ def test_by_default_a_folder_trains_the_imagenet_encoder(photos, tmp_path, capfd
     assert mixnn.load(run).size == 40
 
 
-@pytest.mark.parametrize("found, views", [(0.0, "w/w"), (0.6992, "w/w"), (0.7, "s/w"), (1.0, "s/w")])
-def test_colors_change_from_seven_tenths_of_the_views_on(found, views):
-    assert judgement.views_for({"view_retrieval": found})[0] == views
+@pytest.mark.parametrize(
+    "found, views, area", [(0.0, "w/w", 0.4), (0.6992, "w/w", 0.4), (0.7, "s/w", 0.6), (1.0, "s/w", 0.6)]
+)
+def test_colors_change_and_crops_are_large_from_seven_tenths_of_the_views_on(found, views, area):
+    assert judgement.views_for({"view_retrieval": found}, 0.4)[:2] == (views, area)
 
 
 @pytest.mark.parametrize("method", ["mnn", "msf"])
-@pytest.mark.parametrize("known, views, other", [(0.0, "s/w", 1.01), (1.01, "w/w", 0.0)])
+@pytest.mark.parametrize("known, views, area, other", [(0.0, "s/w", 0.6, 1.01), (1.01, "w/w", 0.4, 0.0)])
 def test_the_views_follow_from_how_well_the_start_knows_the_images(
-    photos, tmp_path, tiny_recipe, capfd, method, known, views, other
+    photos, tmp_path, tiny_recipe, capfd, method, known, views, area, other
 ):
     tiny_recipe.setattr(judgement, "MIN_KNOWN", known)
     settings = {"epochs": 1, "batch_size": 20, "method": method, "verbose": Reporter()}
     run = mixnn.pretrain(photos, out=tmp_path / "run", **settings)
-    assert run.config.options["views"] == views
-    retrieval = run.judgement()["start"]["view_retrieval"]
-    assert f"views {views}: the start finds an image's other view in {retrieval:.1%} of cases" in capfd.readouterr().err
+    assert (run.config.options["views"], run.config.crop_area) == (views, area)
+    retrieval, told = run.judgement()["start"]["view_retrieval"], capfd.readouterr().err
+    assert f"views {views}, crop_area {area}: the start finds an image's other view in {retrieval:.1%} of cases" in told
+    assert told.count("crop_area") == 1
     tiny_recipe.setattr(judgement, "MIN_KNOWN", other)
-    assert mixnn.pretrain(resume=run, epochs=2, verbose=Reporter()).config.options["views"] == views
+    config = mixnn.pretrain(resume=run, epochs=2, verbose=Reporter()).config
+    assert (config.options["views"], config.crop_area) == (views, area)
 
 
 @pytest.mark.parametrize(
     "given, views, said",
     [
         ({"views": "s/s"}, "s/s", ""),
-        ({"views": {"strong.blur": 0.2}}, "s/w", "views s/w: you changed the view strong"),
-        ({"views": {"weak.flip": 0}}, "w/w", "views w/w: the start finds"),
-        ({"views": {"1.area": [0.5, 1.0]}}, "w/w", "views w/w: the start finds"),
+        ({"views": {"strong.blur": 0.2}}, "s/w", "views s/w, crop_area 0.4: you changed the view strong"),
+        ({"views": {"weak.flip": 0}}, "w/w", "views w/w, crop_area 0.4: the start finds"),
+        ({"views": {"1.area": [0.5, 1.0]}}, "w/w", "views w/w, crop_area 0.4: the start finds"),
     ],
 )
 def test_what_the_user_says_about_views_is_respected(photos, tmp_path, tiny_recipe, capfd, given, views, said):
@@ -227,6 +231,14 @@ def test_what_the_user_says_about_views_is_respected(photos, tmp_path, tiny_reci
     told = capfd.readouterr().err
     assert run.config.options["views"] == views
     assert said in told if said else "views " not in told
+
+
+def test_the_users_crop_area_is_used_with_the_views_that_suit_the_start(photos, tmp_path, tiny_recipe, capfd):
+    tiny_recipe.setattr(judgement, "MIN_KNOWN", 0.0)
+    settings = {"epochs": 1, "batch_size": 20, "verbose": Reporter()}
+    config = mixnn.pretrain(photos, out=tmp_path / "run", crop_area=0.3, **settings).config
+    assert (config.options["views"], config.crop_area) == ("s/w", 0.3)
+    assert "views s/w, crop_area 0.3: " in capfd.readouterr().err
 
 
 def test_a_run_from_nothing_and_a_method_without_views_choose_none(photos, tmp_path, tiny_recipe, capfd):

@@ -100,7 +100,7 @@ def test_an_encoder_has_the_same_numbers_every_time_and_no_random_state_changes(
     first.begin(network)
     second.begin(network)
     assert first.start == second.start == first.measure(network)
-    assert first.start.keys() == {*judgement.NUMBERS, "spread"}
+    assert first.start.keys() == {*judgement.NUMBERS, "spread", "first_lead"}
     assert network.training
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -344,9 +344,33 @@ def test_the_less_the_start_can_do_the_more_of_the_training_is_kept(retrieval, s
     assert trained_share(Config(), {"view_retrieval": retrieval}) == pytest.approx(share)
 
 
+@pytest.mark.parametrize("retrieval, lead, share", [(0.5, 2.99, 1.0), (0.5, 3.0, 0.25), (0.9, 3.0, 0.2)])
+def test_a_quarter_of_the_training_is_kept_at_most_where_one_direction_leads(retrieval, lead, share):
+    assert trained_share(Config(), {"view_retrieval": retrieval, "first_lead": lead}) == pytest.approx(share)
+
+
+def test_one_direction_leads_by_the_ratio_of_the_two_largest_variances():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=generator).double() * torch.tensor([3.0, 1.0, 0.5, 0.1])
+    x = torch.cat([torch.full((200, 1), 50.0), x], 1)  # unit vectors then keep these ratios
+    values = np.linalg.eigvalsh(np.cov((x / x.norm(dim=1, keepdim=True)).T.numpy()))
+    found = judgement._variance(x, torch.rand(200, 3, generator=generator).double())["first_lead"]
+    assert float(found) == pytest.approx(values[-1] / values[-2], rel=1e-6)
+    assert judgement.one_direction_leads({"first_lead": float(found)})
+
+
+@pytest.mark.parametrize("lead, share", [(3.1, 0.25), (2.9, 0.6)])
+def test_a_run_says_that_it_stays_close_to_the_start(folder, tmp_path, monkeypatch, capsys, lead, share):
+    measured = dict.fromkeys(judgement.NUMBERS, 0.1) | HEALTHY | {"view_retrieval": 0.7, "first_lead": lead}
+    monkeypatch.setattr(Judge, "measure", lambda *_: dict(measured))
+    run = train(folder, tmp_path / "run", reporter=Reporter())
+    assert run.judgement()["share"] == pytest.approx(share)
+    assert ("3.1 times the variance of any other" in said(capsys)) == (share == 0.25)
+
+
 @pytest.mark.parametrize("given, share", [(0, 0.0), (1, 1.0), ("0.3", 0.3), (0.25, 0.25)])
 def test_the_users_share_is_used_as_it_is(given, share):
-    assert trained_share(Config(trained_share=given), {"view_retrieval": 0.9}) == share
+    assert trained_share(Config(trained_share=given), {"view_retrieval": 0.9, "first_lead": 9.0}) == share
 
 
 @pytest.mark.parametrize("given", ["most", 1.5, -0.1])
@@ -386,10 +410,10 @@ OPTIONS = {"hidden": 16, "dim": 8, "support_size": 16}
 LAST = 8  # step; looks are at 2, 4, 6 and 8
 
 
-def train(folder, out, init_from="start.safetensors", **settings):
-    start = folder / init_from if init_from != "none" else init_from
+def train(folder, out, init_from="start.safetensors", reporter=None, **settings):
+    start, reporter = (folder / init_from if init_from != "none" else init_from), reporter or quiet()
     settings = {name: value for name, value in (SETTINGS | settings).items() if value is not None}
-    return mixnn.pretrain(folder / "photos", out=out, init_from=start, options=OPTIONS, verbose=quiet(), **settings)
+    return mixnn.pretrain(folder / "photos", out=out, init_from=start, options=OPTIONS, verbose=reporter, **settings)
 
 
 def tensors_of(run, prefix=""):
@@ -506,7 +530,7 @@ def test_the_judge_does_not_change_training(folder, tmp_path, monkeypatch, start
 @pytest.mark.parametrize("wrong", [{"views": ("weak", "weak", "weak")}, {"loggers": "papyrus"}])
 def test_a_wrong_setting_is_refused_before_the_start_is_measured(folder, tmp_path, monkeypatch, wrong):
     monkeypatch.setattr(pretrain, "judge_start", lambda *_: pytest.fail("measured"))
-    with pytest.raises(UserError, match="papyrus|not 3"):
+    with pytest.raises(UserError, match=r"papyrus|not 3"):
         mixnn.pretrain(folder, out=tmp_path / "run", epochs=1, init_from="none", **wrong)
 
 
