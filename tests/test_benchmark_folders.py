@@ -217,6 +217,21 @@ def test_prepare_says_how_to_fetch_a_missing_clone(prepare, tmp_path):
     assert fetch.endswith(letters.commit)
 
 
+def test_prepare_takes_classes_from_a_table(prepare):
+    pages = {"labels.csv": b"name class\na.png old\nb.png new\nc.png unknown\nz.png old\n", "a.png": b"", "b.png": b""}
+    folder = prepare.Folder(
+        "tools",
+        "owner/tools",
+        "0" * 40,
+        r"(?P<key>.+\.png)",
+        9,
+        table="labels.csv",
+        rows=r"(?P<key>\S+) (?P<label>old|new)",
+    )
+    found = prepare.choose(folder, [*pages, "c.png", "d.png"], pages.get)
+    assert found == {"new": ["b.png"], "old": ["a.png"]}
+
+
 def test_sources_list_every_folder(prepare):
     text = (FOLDER / "SOURCES.md").read_text()
     assert [f for f in prepare.FOLDERS if f"| {f.repo} @ {f.commit[:12]} |" not in text] == []

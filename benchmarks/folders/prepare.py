@@ -38,7 +38,11 @@ Read = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Folder:
-    """One folder of the benchmark. `files` matches whole paths; its group "label" is the class."""
+    """One folder of the benchmark. `files` matches whole paths; its group "label" is the class.
+
+    Where a table in the repository has the classes, `files` has a group "key" instead. `rows` matches the lines of the
+    table, with groups "key" and "label"; an image whose key is in no line is left out.
+    """
 
     name: str
     repo: str
@@ -49,6 +53,8 @@ class Folder:
     short_side: int = 128
     archive: str = ""  # a .zip in the repository that holds the files
     lossless: bool = False  # save as PNG what cannot be copied
+    table: str = ""  # a file in the repository that has the classes
+    rows: str = ""
 
 
 PHOTOS = r"(?:train|validation|test)/(?P<label>[^/]+)/[^/]+\.jpg"
@@ -255,6 +261,110 @@ FOLDERS = [
         r"experiements/data/(?P<label>[^/]+)/[^/]+\.(?i:jpe?g|png)",
         per_class=400,
     ),
+    Folder(
+        "w_antsbees",
+        "zhangtao7750/syn",
+        "f0503091488f67b6809a6da2eaa43c25f2f277fc",
+        r"hymenoptera_data/(?:train|val)/(?P<label>ants|bees)/[^/]+\.jpg",
+        per_class=300,
+        short_side=160,
+    ),
+    Folder(
+        "w_catsdogs",
+        "chanakya2734/Image-classification-using-CNN",
+        "bf746c6e53f1edacd97b383de350f7a495cef0e1",
+        r"dataset/(?:training|test)_set/(?P<label>cats|dogs)/[^/]+\.jpg",
+        per_class=340,
+        short_side=160,
+    ),
+    Folder(
+        "w_coins",
+        "kaa/coins-dataset",
+        "dbfaaa6c0d3d0677547039087055f03fb7c2ab64",
+        r"classified/(?:train|test)/(?P<label>(?:1|5|10|20|50)c|[12]e)/[^/]+\.jpg",
+        per_class=130,
+        short_side=160,
+    ),
+    Folder(
+        "w_cracks",
+        "Smalleaves123/CrackCV",
+        "66b19abb5d28d764d39f1d5a0b678fb793bbbed9",
+        r"dataset/(?P<label>Negative|Positive)/.*\.jpg",
+        per_class=350,
+        short_side=160,
+    ),
+    Folder(
+        "w_expressions",
+        "muxspace/facial_expressions",
+        "5fb9c13afac07c55eae8d25eb6b50af344ad60c9",
+        r"images/(?P<key>.*_\d{4}\.jpg)",
+        per_class=124,
+        short_side=160,
+        table="data/legend.csv",
+        rows=r"[^,]*,(?P<key>[^,]+),(?P<label>anger|happiness|neutral|sadness|surprise)",
+    ),
+    Folder(
+        "w_menwomen",
+        "ShahirZain/menWomenClassification",
+        "7a6b24015029acaa48f5358c724e89da994962f7",
+        r"data/(?:train|test|valid)/(?P<label>men|women)/[^/]+",
+        per_class=350,
+        short_side=160,
+    ),
+    Folder(
+        "w_monkeys",
+        "nikhildutta333/Monkey-Species-Classification",
+        "cb62130b182246b59ed74614734320e61eb6aacc",
+        r"(?:training|validation)/(?P<label>n\d)/[^/]+",
+        per_class=75,
+    ),
+    Folder(
+        "w_pneumonia",
+        "waliatushar/ai-pneumonia-detection",
+        "362d6d1be840461d0f26253972ec86bbc8533772",
+        r"dataset/(?:train|test)/(?P<label>NORMAL|PNEUMONIA)/[^/]+\.jpe?g",
+        per_class=400,
+        short_side=160,
+    ),
+    Folder(
+        "w_smiles",
+        "hromi/SMILEsmileD",
+        "6afac66f50061948eed7da5a351cecd9c4a99fe3",
+        r"SMILEs/(?P<label>negatives|positives)/[^/]+/[^/]+\.jpg",
+        per_class=450,
+    ),
+    Folder(
+        "w_solarcells",
+        "zae-bayern/elpv-dataset",
+        "411fd729dad19511883306aa85e52f1962cba581",
+        r"src/elpv_dataset/data/(?P<key>images/[^/]+\.png)",
+        per_class=400,
+        short_side=224,
+        table="src/elpv_dataset/data/labels.csv",
+        rows=r"(?P<key>\S+)\s+(?P<label>[01]\.0)\s.*",  # the probability of a defect
+    ),
+    Folder(
+        "w_textures",
+        "pan8915/DeepTexture",
+        "522f46f683af11e93673bff29f81df14f49edfb2",
+        r"images/(?P<label>[a-z]+)/[^/]+\.jpg",
+        per_class=75,
+    ),
+    Folder(
+        "w_trafficlights",
+        "christophomos/iSDC-P5-traffic-light-classifier-starter-code",
+        "3c075d819a72a5e89d3a9037d0f19f43b6a0a2f1",
+        r"traffic_light_images/(?:training|test)/(?P<label>red|green)/[^/]+",
+        per_class=400,
+    ),
+    Folder(
+        "w_wildlife",
+        "jeffprosise/Deep-Learning",
+        "c2b94983bb2b4442dc815898a23f724e433e3ff3",
+        r"Wildlife/(?:train|test)/(?P<label>[^/]+)/[^/]+",
+        per_class=300,
+        short_side=160,
+    ),
 ]
 
 
@@ -321,12 +431,16 @@ def open_archive(content: bytes) -> tuple[list[str], Read]:
     return sorted(info.filename for info in archive.infolist() if not info.is_dir()), archive.read
 
 
-def choose(folder: Folder, paths: list[str]) -> dict[str, list[str]]:
+def choose(folder: Folder, paths: list[str], read: Read) -> dict[str, list[str]]:
     """Class -> candidate paths, in the order in which they are tried."""
+    lines = read(folder.table).decode().splitlines() if folder.table else []
+    labels = {row["key"]: row["label"] for row in (re.fullmatch(folder.rows, line) for line in lines) if row}
     classes: dict[str, list[str]] = {}
     for path in paths:
         if match := re.fullmatch(folder.files, path):
-            classes.setdefault(match["label"], []).append(path)
+            label = labels.get(match["key"]) if folder.table else match["label"]
+            if label is not None:
+                classes.setdefault(label, []).append(path)
     rng = random.Random(0)
     names = sorted(classes)
     if len(names) > folder.max_classes:
@@ -369,7 +483,7 @@ def make_folder(folder: Folder, clones: Path, out: Path) -> int:
         if folder.archive:
             paths, read = open_archive(read(folder.archive))
         seen: set[str] = set()
-        for label, candidates in choose(folder, paths).items():
+        for label, candidates in choose(folder, paths, read).items():
             target = Path(temporary) / "images" / safe_name(label)
             target.mkdir(parents=True)
             before = len(seen)
