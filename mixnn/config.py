@@ -570,7 +570,7 @@ class Config(Checked):
     trained_share: float | str = option(
         "auto",
         "share of the trained weights in the encoder, a mean of starting and trained weights; auto: by how well "
-        "the starting weights tell the images apart",
+        "the starting weights tell the images apart, and at most 0.25 if they see two kinds of images",
         choices=("auto",),
         low=0,
         high=1,

@@ -193,6 +193,7 @@ def test_a_whole_run(benchmark, folders, tmp_path, monkeypatch, capsys):
 def test_a_budget_is_a_time_or_a_number_of_steps(benchmark):
     assert benchmark.length_options("10m", 640) == ["--time-budget", "10m"]
     assert benchmark.length_options("600 steps", 640) == ["--epochs", "60"]
+    assert benchmark.length_options("600 steps", 400) == ["--epochs", "48"]  # of 32 images each
     assert (benchmark.seconds_in("1h30m"), benchmark.seconds_in("600 steps")) == (5400, 0)
     with pytest.raises(UserError, match="write it as"):
         benchmark.seconds_in("600 miles")

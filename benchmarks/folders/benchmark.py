@@ -65,6 +65,7 @@ from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, environment
 from mixnn.runs.start import open_run
 from mixnn.runs.weights import initial_backbone
+from mixnn.training.folder_settings import choose
 
 PIXELS = (8, 16, 32)
 LABELS = (1, 5, 20)  # per class
@@ -73,7 +74,6 @@ C = 10.0  # of the logistic regression; chosen as described above
 KINDS = ("raw", "untrained", "start", "trained")
 SHOWN = ("nn", "labels_5")  # metrics in the table
 KEY = ("folder", "seed", "budget", "device")  # identifies a row of the results
-BATCH = 64  # images per step of the default recipe
 PRINTED_LINES = 60  # of a run's output, the last ones are kept
 
 Metrics = dict[str, dict[str, Any]]
@@ -213,7 +213,8 @@ def pretrain(data: Labelled, out: Path, args: argparse.Namespace, seed: int) -> 
 def length_options(budget: str, num_images: int) -> list[str]:
     """How long to train, for the command: a time, or the epochs that make the number of steps."""
     if steps := steps_in(budget):
-        return ["--epochs", str(max(1, round(steps * BATCH / num_images)))]
+        defaults = {choice.name: choice.value for choice in choose(num_images, 128, {}, {}, cuda=False)}
+        return ["--epochs", str(max(1, round(steps * defaults["batch_size"] / num_images)))]
     return ["--time-budget", budget]
 
 

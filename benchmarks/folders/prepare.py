@@ -483,7 +483,10 @@ def make_folder(folder: Folder, clones: Path, out: Path) -> int:
         if folder.archive:
             paths, read = open_archive(read(folder.archive))
         seen: set[str] = set()
-        for label, candidates in choose(folder, paths, read).items():
+        chosen = choose(folder, paths, read)
+        if not chosen:
+            raise SystemExit(f"{folder.name}: no image found: clone {folder.repo} again")
+        for label, candidates in chosen.items():
             target = Path(temporary) / "images" / safe_name(label)
             target.mkdir(parents=True)
             before = len(seen)

@@ -14,6 +14,7 @@ from mixnn.runs.weights import NO_START, says_normalization, start_defaults
 from mixnn.training.schedule import short_warmup
 
 TRAIN_SIZE, LR, HIDDEN = 128, 2.4e-3, 1024
+CROP_AREA = 0.4  # smallest crops; for a start that knows the images, see judgement.views_for
 
 SEEN_ON_CUDA, SEEN_ON_CPU = 10_000_000, 100_000  # images a run from nothing should see: minutes on a GPU or two cores
 FEW_STEPS = 5_000
@@ -105,7 +106,7 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
     lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
     lr = float(f"{lr:.2g}")
     recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
-    recipe |= {"symmetric": False, "crop_area": 0.4, "weak_flip": 0.5, "hidden": HIDDEN}
+    recipe |= {"symmetric": False, "crop_area": CROP_AREA, "weak_flip": 0.5, "hidden": HIDDEN}
     recipe |= {"heads_first": "auto"}
     for name, own in recipe.items():
         value(name, own, RECIPE)

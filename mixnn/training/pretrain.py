@@ -276,16 +276,19 @@ def _check_settings(config: Config, views: Any) -> None:
 
 
 def _with_views(config: Config, judge: Judge, given: Collection[str], reporter: Reporter) -> Config:
-    """The configuration with the views that suit the start, the same for all processes, unless the user chose them."""
-    if not judge.from_weights or "views" in given or "views" not in config.options:
+    """The configuration with the views that suit the start, the same for all processes, but for what the user chose."""
+    if not judge.from_weights:
         return config
-    views, area, reason = dist.broadcast(views_for(judge.start, config.crop_area))
-    if unused := config.augmentation.keys() & {*VIEWS} - {*VIEW_PAIRS[views]}:
-        views, area = config.options["views"], config.crop_area
-        reason = f"you changed the view {', '.join(sorted(unused))}"
-    area = config.crop_area if "crop_area" in given else area
-    reporter.info(str(Choice("views", f"{views}, crop_area {area:g}", reason)))
-    return replace(config, options={**config.options, "views": views}, crop_area=area)
+    views, area = dist.broadcast(views_for(judge.start))
+    if "views" in config.options and "views" not in given:
+        if unused := config.augmentation.keys() & {*VIEWS} - {*VIEW_PAIRS[views.value]}:
+            views = Choice("views", config.options["views"], f"you changed the view {', '.join(sorted(unused))}")
+        reporter.info(str(views))
+        config = replace(config, options={**config.options, "views": views.value})
+    if "crop_area" not in given:
+        reporter.info(str(area))
+        config = replace(config, crop_area=area.value)
+    return config
 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
@@ -407,6 +410,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run = replace(run, config=replace(old, **{k: v for k, v in settings.items() if k not in more}))
     run.check_data()
     check_device(run.config)
+    loggers.check(run.config.loggers)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_training(reporter.warn)
     check_unchanged(run, old, state)
@@ -472,6 +476,7 @@ def changed_settings(config: Config, state: dict[str, Any], may_change: Iterable
 def judge_again(trainer: Trainer, run: Run) -> None:
     """Goes on judging a resumed run, unless what it started from is gone."""
     layout = trainer.layout  # of the checkpoint: its scale is that of the last judgement, not of the start
+    before = run.judgement(trainer.reporter.warn)
     try:
         if isinstance(run.network, nn.Module):
             raise UserError("the network that is handed in may not have the weights it had then")
@@ -481,10 +486,9 @@ def judge_again(trainer: Trainer, run: Run) -> None:
         return
     from_weights = trainer.config.init_from not in NO_START
     judge = judge_start(start, trainer.images, from_weights, trainer.order.device, trainer.clock)
-    trainer.judge_from(start, judge)
+    trainer.judge_from(start, judge, before.get("share"))
     trainer.layout = layout or trainer.layout
-    points = run.judgement(trainer.reporter.warn).get("points", [])
-    judge.points = [point for point in points if point["step"] <= trainer.done]
+    judge.points = [point for point in before.get("points", []) if point["step"] <= trainer.done]
 
 
 def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget: str = "") -> dict[str, Any]:

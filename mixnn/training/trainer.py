@@ -33,7 +33,15 @@ from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
-from mixnn.training.judgement import Blend, Judge, heads_first, one_direction_leads, trained_share, useful_steps
+from mixnn.training.judgement import (
+    LEADING_SHARE,
+    Blend,
+    Judge,
+    heads_first,
+    leads_message,
+    trained_share,
+    useful_steps,
+)
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -79,7 +87,6 @@ class Trainer:
             now = clock() if started is None else started
             self.plan = TimePlan(parse_duration(config.time_budget), now, clock, ending, warmup=WARMUP_SHARE)
             self.plan.shape = config.lr_shape
-        loggers.check(config.loggers)  # before anything is made
         device = pick_device(config.device)
         dist.init(device)
         self.group = dist.run_group()
@@ -249,10 +256,10 @@ class Trainer:
         for part in self._backbones():
             load_weights(part, backbone.state_dict(), source)
 
-    def judge_from(self, start: torch.nn.Module, judge: Judge) -> None:
+    def judge_from(self, start: torch.nn.Module, judge: Judge, share: float | None = None) -> None:
         """From now on compares the encoder with the one the run started from; keeps that one if it is better.
 
-        `judge` has measured the start.
+        `judge` has measured the start. `share` is that of the trained weights, for a run that had one before.
         """
         self.judge = judge
         judge.images = self.images  # which may be on another device now
@@ -264,14 +271,12 @@ class Trainer:
             self.layout = Layout(mean, judge.start["spread"])
             self.reporter.info("the images are aligned, so vectors will also hold their layout")
         if judge.from_weights:
+            if share is None:
+                share = trained_share(self.config, judge.start)
+                if share == LEADING_SHARE and self.config.trained_share == "auto":
+                    self.reporter.info(leads_message(judge.start))
             # one share for all processes, so that the backbone joins the heads at the same step
-            self.blend = Blend(start, dist.broadcast(trained_share(self.config, judge.start)))
-            if self.config.trained_share == "auto" and one_direction_leads(judge.start):
-                self.reporter.info(
-                    f"one direction of the start's features has {judge.start['first_lead']:.1f} times the variance of "
-                    f"any other: training does harm there, so the result stays close to the start; "
-                    f"{setting('trained_share', 1)} keeps the trained weights"
-                )
+            self.blend = Blend(start, dist.broadcast(share))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 

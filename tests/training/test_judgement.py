@@ -16,6 +16,7 @@ from mixnn.data import ImageSet
 from mixnn.nn.resnet import ResNet
 from mixnn.progress import Reporter
 from mixnn.runs import checkpoint
+from mixnn.runs.folder import Run
 from mixnn.runs.weights import KEPT, STUDENT
 from mixnn.training import judgement, pretrain
 from mixnn.training.judgement import Blend, Judge, heads_first, problems, trained_share
@@ -250,7 +251,7 @@ def test_an_encoder_that_finds_fewer_views_than_its_start_is_worse():
     assert not judge.is_worse
 
 
-HEALTHY = {"view_retrieval": 0.9, "feature_rank": 20.0, "first_share": 0.1, "first_color": 0.1}
+HEALTHY = {"view_retrieval": 0.9, "feature_rank": 20.0, "first_share": 0.1, "first_color": 0.1, "first_lead": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_the_encoder_of_a_blend_has_its_weights_and_follows_the_student():
 
 @pytest.mark.parametrize("retrieval, share", [(1.0, 0.0), (0.95, 0.1), (0.75, 0.5), (0.5, 1.0), (0.0, 1.0)])
 def test_the_less_the_start_can_do_the_more_of_the_training_is_kept(retrieval, share):
-    assert trained_share(Config(), {"view_retrieval": retrieval}) == pytest.approx(share)
+    assert trained_share(Config(), {"view_retrieval": retrieval, "first_lead": 1.0}) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("retrieval, lead, share", [(0.5, 2.99, 1.0), (0.5, 3.0, 0.25), (0.9, 3.0, 0.2)])
@@ -356,16 +357,27 @@ def test_one_direction_leads_by_the_ratio_of_the_two_largest_variances():
     values = np.linalg.eigvalsh(np.cov((x / x.norm(dim=1, keepdim=True)).T.numpy()))
     found = judgement._variance(x, torch.rand(200, 3, generator=generator).double())["first_lead"]
     assert float(found) == pytest.approx(values[-1] / values[-2], rel=1e-6)
-    assert judgement.one_direction_leads({"first_lead": float(found)})
+    assert float(judgement._variance(x[:63], torch.rand(63, 3, generator=generator).double())["first_lead"]) == 0
+    copies = torch.eye(2).double().repeat(50, 1)
+    assert float(judgement._variance(copies, torch.rand(100, 3, generator=generator).double())["first_lead"]) <= 1000
 
 
-@pytest.mark.parametrize("lead, share", [(3.1, 0.25), (2.9, 0.6)])
-def test_a_run_says_that_it_stays_close_to_the_start(folder, tmp_path, monkeypatch, capsys, lead, share):
+@pytest.mark.parametrize(
+    "lead, given, share, told", [(3.1, "auto", 0.25, True), (2.9, "auto", 0.6, False), (3.1, 0.25, 0.25, False)]
+)
+def test_a_run_says_that_it_keeps_little_of_the_training(
+    folder, tmp_path, monkeypatch, capsys, lead, given, share, told
+):
     measured = dict.fromkeys(judgement.NUMBERS, 0.1) | HEALTHY | {"view_retrieval": 0.7, "first_lead": lead}
     monkeypatch.setattr(Judge, "measure", lambda *_: dict(measured))
-    run = train(folder, tmp_path / "run", reporter=Reporter())
+    run = train(folder, tmp_path / "run", reporter=Reporter(), trained_share=given)
     assert run.judgement()["share"] == pytest.approx(share)
-    assert ("3.1 times the variance of any other" in said(capsys)) == (share == 0.25)
+    message = "one direction of its features has 3.1 times the variance of any other" if told else "one direction"
+    assert (message in said(capsys)) == told
+    measured["first_lead"] = 9.0
+    mixnn.pretrain(resume=run, epochs=SETTINGS["epochs"] + 1, verbose=Reporter())
+    assert Run.open(run.path).judgement()["share"] == pytest.approx(share)
+    assert "one direction" not in said(capsys)
 
 
 @pytest.mark.parametrize("given, share", [(0, 0.0), (1, 1.0), ("0.3", 0.3), (0.25, 0.25)])
@@ -527,10 +539,13 @@ def test_the_judge_does_not_change_training(folder, tmp_path, monkeypatch, start
     assert_equal(tensors_of(seen, "method."), tensors_of(unseen, "method."))
 
 
-@pytest.mark.parametrize("wrong", [{"views": ("weak", "weak", "weak")}, {"loggers": "papyrus"}])
-def test_a_wrong_setting_is_refused_before_the_start_is_measured(folder, tmp_path, monkeypatch, wrong):
+@pytest.mark.parametrize(
+    "wrong, error",
+    [({"views": ("weak", "weak", "weak")}, "mnn has 2 views .*, not 3"), ({"loggers": "papyrus"}, "papyrus")],
+)
+def test_a_wrong_setting_is_refused_before_the_start_is_measured(folder, tmp_path, monkeypatch, wrong, error):
     monkeypatch.setattr(pretrain, "judge_start", lambda *_: pytest.fail("measured"))
-    with pytest.raises(UserError, match=r"papyrus|not 3"):
+    with pytest.raises(UserError, match=error):
         mixnn.pretrain(folder, out=tmp_path / "run", epochs=1, init_from="none", **wrong)
 
 
