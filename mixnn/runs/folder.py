@@ -360,7 +360,8 @@ class Run:
         found = self._read_json(JUDGEMENT, warn)
         points, keys = found.get("points"), {"step", "progress", "problems"}
         well_formed = isinstance(points, list) and all(isinstance(p, dict) and keys <= p.keys() for p in points)
-        if found and not (well_formed and isinstance(found.get("start"), dict)):
+        well_formed &= isinstance(found.get("start"), dict) and isinstance(found.get("share", 1.0), int | float)
+        if found and not well_formed:
             warn(f"{self.path / JUDGEMENT} does not have the expected format and is not used")
             return {}
         return found

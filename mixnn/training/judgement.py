@@ -162,7 +162,11 @@ def trained_share(config: Config, start: Numbers) -> float:
     if isinstance(config.trained_share, float):
         return config.trained_share
     share = min(1.0, 2 * (1 - start["view_retrieval"]))
-    return round(min(share, LEADING_SHARE) if start["first_lead"] >= MAX_LEAD else share, 4)
+    return round(min(share, LEADING_SHARE) if one_direction_leads(start) else share, 4)
+
+
+def one_direction_leads(start: Numbers) -> bool:
+    return start["first_lead"] >= MAX_LEAD
 
 
 def leads_message(start: Numbers) -> str:
@@ -174,8 +178,8 @@ def leads_message(start: Numbers) -> str:
     """
     return (
         f"the start seems to see two kinds of images: one direction of its features has {start['first_lead']:.1f} "
-        f"times the variance of any other. Training lost accuracy on such images, so {LEADING_SHARE:.0%} of it is "
-        f"kept; {setting('trained_share', 1)} keeps all"
+        f"times the variance of any other. Training lost accuracy on such images, so at most {LEADING_SHARE:.0%} of "
+        f"it is kept; {setting('trained_share', 1)} keeps all"
     )
 
 

@@ -34,11 +34,11 @@ from mixnn.runs.weights import KEPT, load_weights, make_backbone
 from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import (
-    LEADING_SHARE,
     Blend,
     Judge,
     heads_first,
     leads_message,
+    one_direction_leads,
     trained_share,
     useful_steps,
 )
@@ -273,7 +273,7 @@ class Trainer:
         if judge.from_weights:
             if share is None:
                 share = trained_share(self.config, judge.start)
-                if share == LEADING_SHARE and self.config.trained_share == "auto":
+                if self.config.trained_share == "auto" and one_direction_leads(judge.start):
                     self.reporter.info(leads_message(judge.start))
             # one share for all processes, so that the backbone joins the heads at the same step
             self.blend = Blend(start, dist.broadcast(share))

@@ -363,12 +363,18 @@ def test_one_direction_leads_by_the_ratio_of_the_two_largest_variances():
 
 
 @pytest.mark.parametrize(
-    "lead, given, share, told", [(3.1, "auto", 0.25, True), (2.9, "auto", 0.6, False), (3.1, 0.25, 0.25, False)]
+    "found, lead, given, share, told",
+    [
+        (0.7, 3.1, "auto", 0.25, True),
+        (0.7, 2.9, "auto", 0.6, False),
+        (0.7, 3.1, 0.25, 0.25, False),
+        (0.875, 2.9, "auto", 0.25, False),  # the same share, for another reason
+    ],
 )
 def test_a_run_says_that_it_keeps_little_of_the_training(
-    folder, tmp_path, monkeypatch, capsys, lead, given, share, told
+    folder, tmp_path, monkeypatch, capsys, found, lead, given, share, told
 ):
-    measured = dict.fromkeys(judgement.NUMBERS, 0.1) | HEALTHY | {"view_retrieval": 0.7, "first_lead": lead}
+    measured = dict.fromkeys(judgement.NUMBERS, 0.1) | HEALTHY | {"view_retrieval": found, "first_lead": lead}
     monkeypatch.setattr(Judge, "measure", lambda *_: dict(measured))
     run = train(folder, tmp_path / "run", reporter=Reporter(), trained_share=given)
     assert run.judgement()["share"] == pytest.approx(share)
@@ -715,3 +721,12 @@ def test_heads_do_not_learn_alone_again_in_a_run_with_more_epochs(folder, tmp_pa
     assert rates == pytest.approx([0, 0, 0, 0.625, 1, 1, 1, 1])
     mixnn.pretrain(resume=run.path, epochs=10, verbose=quiet())
     assert rates[LAST:] == [1] * 12
+
+
+@pytest.mark.parametrize("damage", [{"share": "half"}, {"start": []}, {"points": [{}]}])
+def test_a_damaged_judgement_is_not_used(folder, tmp_path, damage):
+    run, warnings = train(folder, tmp_path / "run"), []
+    assert run.judgement(warnings.append) != {}
+    run.write_judgement(run.judgement() | damage)
+    assert run.judgement(warnings.append) == {}
+    assert len(warnings) == 1
