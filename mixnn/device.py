@@ -1,13 +1,17 @@
-"""The device of a run, a second CUDA stream for work that can run in parallel, numbers to read later, and autocast."""
+"""The device of a run, a second CUDA stream, kernels that compile in parallel, numbers to read later, and autocast."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from mixnn import processes
 from mixnn.config import UserError, setting
@@ -79,6 +83,50 @@ _in_use: set[torch.device] = set()  # devices whose side stream has work that no
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def compiling_in_parallel(device: torch.device) -> Iterator[None]:
+    """Within, Triton's kernels are compiled, many at a time, but not launched; on leaving, all are ready.
+
+    So numbers that are computed within mean nothing.
+    """
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime.jit import JITFunction
+    except ImportError:  # no Triton, or one without these: kernels compile when they are launched, one by one
+        yield
+        return
+    with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
+        context = copy_context()  # the mode is the calling thread's, and autograd's threads launch kernels too
+
+        def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            del warmup
+            context.run(run, kernel, *args, grid=grid, warmup=True, **options)
+
+        run = JITFunction.run
+        with patch.object(JITFunction, "run", compile_only), _Filled(device):
+            yield
+
+
+class _Filled(TorchFunctionMode):
+    """Within, new memory is not left as it is: indices are 0, which is valid, and other numbers noise.
+
+    Zeros would mislead cuDNN, which may be choosing the fastest algorithms: the GPU is faster on zeros.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.generator = torch.Generator(device).manual_seed(0)  # torch's own must not notice
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **kwargs or {})
+        if func not in (torch.empty, torch.empty_like, torch.Tensor.new_empty) or result.device.type == "meta":
+            return result
+        return result.normal_(generator=self.generator) if result.is_floating_point() else result.zero_()
 
 
 class Reading:

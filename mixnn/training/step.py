@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mixnn.augment import View, make_views
 from mixnn.data.image_set import ImageSet
-from mixnn.device import side_stream, wait_side_stream
+from mixnn.device import compiling_in_parallel, side_stream, wait_side_stream
 from mixnn.diagnostics import measure
 from mixnn.dist import GradientSum, PartialBatch, own_rows
 from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
@@ -251,6 +251,9 @@ class Step:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            if self._loss == self.loss:  # torch.compile has launches of its own
+                with compiling_in_parallel(self.index.device):
+                    self._train_step()
             for _ in range(WARM_UP_STEPS):
                 self._train_step()
         torch.cuda.current_stream().wait_stream(stream)
