@@ -140,15 +140,17 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_logistic_regression_is_scikit_learns(num_classes):
+@pytest.mark.parametrize("width", [8, 200])  # fewer and far more features than images
+def test_logistic_regression_is_scikit_learns(num_classes, width):
     from sklearn.linear_model import LogisticRegression
 
-    vectors, y = blobs(15, num_classes, 1.0)
+    vectors, y = blobs(15, num_classes, 1.0, width=width)
     x = Scaler.fit(vectors).transform(vectors, "standardized")
     options = [Setting("logistic", "standardized", c) for c in (1.0, 10.0)]
     for setting, arrays in zip(options, fit_settings(x, y, options), strict=True):
         theirs = LogisticRegression(C=setting.strength, max_iter=1000, tol=1e-8).fit(x, y).predict_proba(x)
         np.testing.assert_allclose(softmax(class_scores(x, setting, arrays, num_classes), axis=1), theirs, atol=2e-3)
+        assert arrays["coef"].shape == (num_classes, x.shape[1])
 
 
 def test_one_neighbor_is_the_nearest_and_a_class_counts_its_k_most_similar():
@@ -387,6 +389,15 @@ def test_the_curve_goes_as_far_as_labels_allow_and_rises():
         assert point["gain_low"] <= point["gain"] <= point["gain_high"]
     few = labelled_set(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
     assert [p["labels_per_class"] for p in learning_curve(few, list_settings("knn"), 0, 2)] == [1, 2, 5, 10]
+
+
+def test_the_curve_chooses_settings_in_each_draw_and_from_20_labels_on_once(monkeypatch: pytest.MonkeyPatch):
+    vectors, y = blobs(28, 3, 0.8)
+    sizes: list[int] = []
+    chosen = [CrossValidated(DEFAULTS["knn"])]
+    monkeypatch.setattr(classifiers, "select_settings", lambda train, *_: sizes.append(len(train.y)) or chosen)
+    learning_curve(labelled_set(vectors, y), list_settings("knn"), seed=0, draws=5)
+    assert [sizes.count(3 * m) for m in (1, 2, 5, 10, 20)] == [5, 5, 5, 5, 1]
 
 
 def test_a_gains_interval_covers_the_truth_as_often_as_it_says():

@@ -45,7 +45,7 @@ MAX_CELLS = 2**24  # numbers in the largest temporary array while predicting
 OUTER_FOLDS, FEWER_FOLDS = 10, 5  # with at most MANY labels, and with more
 MANY = 500
 INNER_FOLDS = 3  # for choosing settings; five choose no better (digits, 2 to 10 labels per class)
-MAX_CHOOSING = 1000  # labels used to choose settings; more would only cost time
+MAX_CHOOSING = 500  # labels used to choose settings; more would only cost time
 # Held-out predictions share training images, so n of them say less than n independent ones. Counted in full, 95%
 # intervals contained the accuracy on fresh data in 91 to 93% of simulated sets; counted as 0.7 n, in 95 to 99% (nearest
 # neighbors, 15 to 50 labels, 150 sets each; logistic regression with 15 labels, 50 sets: 86 and 92%).
@@ -136,10 +136,15 @@ Parameters = dict[str, np.ndarray]
 def fit_settings(x: np.ndarray, y: np.ndarray, settings: Sequence[Setting]) -> list[Parameters]:
     """Parameters for settings of one model and space, from transformed embeddings; every class needs an image.
 
-    Logistic regressions are warm-started, each from the one before.
+    Logistic regressions are warm-started, each from the one before. If there are far fewer images than features, they
+    are fitted in the subspace that the images span, where the solution lies.
     """
     if settings[0].model == "knn":
         return [{"bank": x, "labels": y} for _ in settings]
+    axes = None
+    if 4 * len(x) < x.shape[1]:
+        axes, r = np.linalg.qr(x.T)
+        x = r.T
     model, fitted = LogisticRegression(max_iter=MAX_ITERATIONS, warm_start=True), []
     for setting in settings:
         with warnings.catch_warnings():
@@ -148,6 +153,7 @@ def fit_settings(x: np.ndarray, y: np.ndarray, settings: Sequence[Setting]) -> l
         coef, intercept = model.coef_.copy(), model.intercept_.copy()
         if len(coef) == 1:  # for two classes, scikit-learn keeps only the margin of the second
             coef, intercept = np.vstack([-coef / 2, coef / 2]), np.concatenate([-intercept / 2, intercept / 2])
+        coef = coef if axes is None else coef @ axes.T
         fitted.append({"coef": coef, "intercept": intercept})
     return fitted
 
@@ -221,13 +227,22 @@ class LabelledSet:
         products are the same, so both models predict the same for these images, in a fraction of the time.
         """
         if space not in self._spaces:
-            x = self.scaler.transform(self.vectors, space)
-            self._spaces[space] = np.linalg.qr(x.T).R.T if x.shape[1] > len(x) else x
+            self._spaces[space] = _reduced(self.scaler.transform(self.vectors, space))
         return self._spaces[space]
+
+    def alone(self) -> LabelledSet:
+        """The same set, with transformed vectors that have at most n numbers, so not comparable with other subsets."""
+        spaces = {space: _reduced(x) for space, x in self._spaces.items()}
+        return LabelledSet(self.vectors, self.y, self.classes, self.scaler, spaces)
 
     def fit(self, setting: Setting, temperature: float = 1.0) -> Classifier:
         (parameters,) = fit_settings(self.scaler.transform(self.vectors, setting.space), self.y, [setting])
         return Classifier(self.classes, setting, self.scaler, parameters, temperature)
+
+
+def _reduced(x: np.ndarray) -> np.ndarray:
+    """Vectors with the same inner products, in coordinates of the subspace that they span if that has fewer."""
+    return np.linalg.qr(x.T).R.T if x.shape[1] > len(x) else x
 
 
 def can_hold_out(y: np.ndarray) -> bool:
@@ -308,7 +323,7 @@ def select_settings(data: LabelledSet, settings: Sequence[Setting], rng: np.rand
     if not can_hold_out(data.y):
         defaults = [DEFAULTS[model] for model in dict.fromkeys(s.model for s in settings)]
         return [CrossValidated(setting, temperature=setting.usual_temperature) for setting in defaults]
-    data = data.subset(stratified_sample(data.y, MAX_CHOOSING, rng))
+    data = data.subset(stratified_sample(data.y, MAX_CHOOSING, rng)).alone()
     folds = balanced_folds(data.y, min(INNER_FOLDS, int(np.bincount(data.y).max())), rng)
     tested = np.unique(np.concatenate(folds))
     y, ranked = data.y[tested], []
@@ -420,11 +435,12 @@ def learning_curve(
     draws: int = CURVE_DRAWS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Accuracy with 1, 2, 5, 10, ... labels per class, settings chosen each time; empty if labels are too few.
+    """Accuracy with 1, 2, 5, 10, ... labels per class; empty if labels are too few.
 
     A draw holds out a quarter of each class, but at least one label, and trains on the first m of the others, for each
     m in turn. So points of a draw differ only in the labels added. A class with fewer than m labels gives all it has;
-    the curve ends where most classes have fewer.
+    the curve ends where most classes have fewer. Settings are chosen in each draw, from 20 labels per class on in the
+    first one: there they hardly differ, and choosing takes long.
     """
     if not can_hold_out(data.y):
         return []
@@ -434,6 +450,7 @@ def learning_curve(
     pool = counts - np.where(counts > 1, np.maximum(1, np.round(CURVE_TESTED * counts)), 0).astype(int)
     steps = [m for m in CURVE_STEPS if m <= np.median(pool)] or [1]
     accuracies: list[list[float]] = [[] for _ in steps]
+    chosen: dict[int, CrossValidated] = {}
     for draw in range(draws):
         rng = np.random.default_rng([seed, draw])
         rows = [rng.permutation(np.flatnonzero(data.y == c)) for c in range(len(counts))]
@@ -442,7 +459,9 @@ def learning_curve(
             if m > 10 and draw >= max(5, draws // 4):
                 break
             train = data.subset(np.concatenate([r[: min(m, p)] for r, p in zip(rows, pool, strict=True)]))
-            predicted = _predict(train, test, select_settings(train, settings, rng)[0]).argmax(1)
+            if m <= 10 or m not in chosen:
+                chosen[m] = select_settings(train, settings, rng)[0]
+            predicted = _predict(train, test, chosen[m]).argmax(1)
             values.append(100 * float((predicted == test.y).mean()))
         advance(draw + 1)
     return [curve_point(m, now, before) for m, now, before in zip(steps, accuracies, [[], *accuracies], strict=False)]
