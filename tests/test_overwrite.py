@@ -89,3 +89,16 @@ def test_no_output_replaces_or_joins_the_files_of_a_run(run: Path, name: str, ca
         refused = capsys.readouterr().err
         assert "run folder" in refused or "end in .safetensors" in refused or "unknown format" in refused
     assert every_file(run) == before
+
+
+def test_pretrain_asks_whether_it_can_write_before_it_reads_an_image(tmp_path, monkeypatch):
+    def read(*_):
+        pytest.fail("images were read")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mixnn.training.pretrain._configure", read)
+    Path("taken").write_text("")
+    Path("runs").write_text("")
+    for out, place in (("taken/run", "taken"), ("", "runs")):
+        with pytest.raises(UserError, match=f"{place} is a file"):
+            mixnn.pretrain("digits", out=out)

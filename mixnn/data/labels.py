@@ -189,8 +189,9 @@ def absent(row: Row, known: Collection[str], may_be_header: bool) -> str:
     """Message for a name that matches no image."""
     name = PurePosixPath(row.file.strip()).as_posix()
     parts = PurePosixPath(name).parts
-    tails = ("/".join(parts[i:]) for i in range(1, len(parts)))
-    meant = next((f", did you mean {tail!r}?" for tail in tails if tail in known), "")
+    likely = [name.replace("\\", "/"), *("/".join(parts[i:]) for i in range(1, len(parts)))]
+    likely += sorted(other for other in known if other.endswith(f"/{name}"))
+    meant = next((f", did you mean {other!r}?" for other in likely if other in known), "")
     header = "\nif this row is a header, name its columns file,label" * may_be_header
     return f"there is no image {name!r} in the folder{meant or '; names are relative to it'}{header}"
 
@@ -226,8 +227,9 @@ def _read_text(path: Path) -> str:
         with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets begin the file with a byte-order mark
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"cannot read the labels in {path}: {why}\n{EXPECTED}") from None
+        not_text = 'it is not UTF-8 text\nin a spreadsheet, save it as "CSV UTF-8"'
+        why = f"{error.strerror}\n{EXPECTED}" if isinstance(error, OSError) else not_text
+        raise UserError(f"cannot read the labels in {path}: {why}") from None
 
 
 def _split(path: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:

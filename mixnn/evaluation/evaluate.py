@@ -214,9 +214,11 @@ def _run_on_its_data(
 def _check_has_test(dataset: Dataset) -> None:
     dataset.check()
     if not dataset.has_test:
+        is_folder = dataset.recipe is None and dataset.is_stored
+        classify = f"\n`{calling('classify', dataset.name, 'folders')}` needs none" if is_folder else ""
         raise UserError(
             f"{dataset.name} has no test images to evaluate on: put images into train/ and test/, or use "
-            f"{setting('holdout', 0.2)}"
+            f"{setting('holdout', 0.2)}{classify}"
         )
 
 

@@ -31,7 +31,7 @@ from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.data.image_set import normalization_text
 from mixnn.device import pick_device
-from mixnn.files import LOCK, expand, lock_run
+from mixnn.files import LOCK, check_folder_makeable, expand, lock_run
 from mixnn.methods.contract import VIEW_PAIRS
 from mixnn.nn.backbone import name_backbone
 from mixnn.processes import is_main_process, is_restart
@@ -200,9 +200,11 @@ def start_pretrain(
     folder = expand(out) if str(out) else None
     if folder:
         _check_data_outside(folder, dataset, settings)
-    if folder and is_main_process():
-        Run.check_replaceable(folder, overwrite)  # before any image is read
-        if (folder / LOCK).exists():
+    if is_main_process():  # before any image is read
+        if folder:
+            Run.check_replaceable(folder, overwrite)
+        check_folder_makeable(folder or Path("runs"))
+        if folder and (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
     config, images = _configure(dataset, options, settings, reporter)
@@ -257,6 +259,8 @@ def _train(run: Run, trainer: Trainer) -> Run:
     if not trainer.plan:
         return run
     epochs, seconds = trainer.done // trainer.steps_per_epoch, trainer.plan.elapsed()
+    if not trainer.done:
+        trainer.reporter.warn(f"{run.path} was not trained: it has the weights that it started with")
     if trainer.done > first:
         trainer.reporter.info(f"{trainer.epoch:g} epochs in {seconds:.0f} s")
     if trainer.done > first and seconds > 1.05 * trainer.plan.budget:

@@ -74,6 +74,8 @@ def test_spaces_around_a_name_count_where_a_file_has_them(tmp_path: Path):
         ),
         ("a/1.png,x\n9.png,y\n", r"no image '9.png' in the folder; names are relative to it$"),
         ("photos/a/1.png,x\n", r"no image 'photos/a/1.png' in the folder, did you mean 'a/1.png'\?"),
+        ("a\\1.png,x\n", r"in the folder, did you mean 'a/1.png'\?"),
+        ("1.png,x\n", r"no image '1.png' in the folder, did you mean 'a/1.png'\?"),
         ("file|label\na/1.png|x\n", r"row 1: file\|label\na column is missing: expected file,label, separated by a"),
         ("a/1.png\n", r"row 1: a/1.png\na column is missing"),
         ("a/1.png,cat\n\n4.png\n", r"row 3: 4.png\na column is missing"),

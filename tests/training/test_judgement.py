@@ -281,12 +281,13 @@ def test_a_start_of_few_dimensions_has_not_collapsed():
 # When to look
 
 
-def test_a_look_is_due_at_every_quarter_and_at_the_end_even_just_after_a_late_one():
+def test_a_look_is_due_twice_before_half_time_and_at_the_end_even_just_after_a_late_one():
     judge = Judge(image_set(), True)
     judge.begin(apart())
     assert [judge.due(progress) for progress in (0.0, 0.249, 0.25, 0.4)] == [False, False, True, True]
     judge.look(apart(), 0.26, 26)
-    assert not judge.due(0.49)
+    assert not judge.due(0.449)
+    assert judge.due(0.46)
     judge.look(apart(), 0.9996, 99)  # there was no time before
     assert judge.due(1.0)
     judge.look(apart(), 1.0, 100)

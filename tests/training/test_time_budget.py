@@ -239,6 +239,7 @@ def test_a_budget_that_is_too_short_says_what_is_needed_and_keeps_the_first_weig
     run = mixnn.pretrain("digits", out=tmp_path / "run", time_budget="30s", **given)
     said = " ".join(capsys.readouterr().err.split())
     assert "too short to train" in said
+    assert "was not trained" in said
     needed = parse_duration(said.split("time_budget='")[1].split("'")[0])
     assert needed >= MIN_STEPS * pace
     assert clock.now <= max(30.0, pace), "one step is enough to see it"
