@@ -89,7 +89,8 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def compiling_in_parallel(device: torch.device) -> Iterator[None]:
     """Within, Triton's kernels are compiled, many at a time, but not launched; on leaving, all are ready.
 
-    So numbers that are computed within mean nothing.
+    Kernels do not run, so all numbers computed inside are meaningless. This holds for every thread of the process. A
+    kernel that cannot be compiled fails later, when it is launched.
     """
     try:
         from triton.runtime._async_compile import AsyncCompileMode
@@ -97,12 +98,12 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
     except ImportError:  # no Triton, or one without these: kernels compile when they are launched, one by one
         yield
         return
-    with ThreadPoolExecutor() as threads, AsyncCompileMode(threads):
+    with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
         context = copy_context()  # the mode is the calling thread's, and autograd's threads launch kernels too
 
         def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
             del warmup
-            context.run(run, kernel, *args, grid=grid, warmup=True, **options)
+            context.copy().run(run, kernel, *args, grid=grid, warmup=True, **options)
 
         run = JITFunction.run
         with patch.object(JITFunction, "run", compile_only), _Filled(device):
@@ -110,9 +111,10 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
 
 
 class _Filled(TorchFunctionMode):
-    """Within, new memory is not left as it is: indices are 0, which is valid, and other numbers noise.
+    """Within, memory that Python code asks for is filled: indices with 0, which is valid, other numbers with noise.
 
-    Zeros would mislead cuDNN, which may be choosing the fastest algorithms: the GPU is faster on zeros.
+    Zeros would mislead cuDNN, which may be choosing the fastest algorithms: the GPU is faster on zeros. Inside custom
+    operators and in backward passes, memory is left as it is: torch does not ask this class there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -124,9 +126,13 @@ class _Filled(TorchFunctionMode):
     ) -> Any:
         del types
         result = func(*args, **kwargs or {})
-        if func not in (torch.empty, torch.empty_like, torch.Tensor.new_empty) or result.device.type == "meta":
+        is_new = func in (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+        if not is_new or torch.compiler.is_compiling() or result.device != self.generator.device:
             return result
-        return result.normal_(generator=self.generator) if result.is_floating_point() else result.zero_()
+        return result.normal_(generator=self.generator) if result.dtype in _FLOATS else result.zero_()
+
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Reading:

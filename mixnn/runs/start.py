@@ -43,9 +43,13 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
         raise UserError(f"{path} is a file: give a run folder, or a folder of images")
     if not path.exists():
         raise UserError(f"there is no run folder or folder of images called {path}{did_you_mean(path, Path.is_dir)}")
-    if not path.is_dir() or (path / "config.yaml").is_file():
-        return Run.open(path)
-    return start_run(path, reporter or reporter_for(False))
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        return start_run(path, reporter or reporter_for(False))
+    found = Run.open(path)
+    logged = [record.get("epoch", 0) for record in found.metrics()][-1:] or [0]
+    if reporter and found.has_checkpoint and logged[0] < found.config.epochs:
+        reporter.warn(f"{found.path} is unfinished; `{found.how_to_resume}` continues it")
+    return found
 
 
 def start_run(folder: Path, reporter: Reporter) -> Run:

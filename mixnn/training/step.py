@@ -245,7 +245,8 @@ class Step:
 
     def _capture(self) -> Callable[[], None]:
         """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
-        state = [*self.method.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
+        state = [*self.method.state_dict().values(), *self.method.buffers()]  # also buffers that are not stored
+        state += optimizer_tensors(self.optimizer).values()
         before = [t.clone() for t in state]
         names, sums, count = self.names, self.sums.clone(), self.count
         stream = torch.cuda.Stream()

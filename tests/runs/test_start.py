@@ -210,3 +210,15 @@ def test_a_folder_is_classified_without_training(place):
     predicted = {row.split(",")[0]: row.split(",")[1] for row in rows}
     assert len(predicted) == 8
     assert all(file.startswith(label) for file, label in predicted.items())
+
+
+def test_an_unfinished_run_is_used_with_a_warning(place, capsys):
+    images = photos(place / "photos", num=8)
+    given = {"epochs": 2, "batch_size": 4, "image_size": 32, "init_from": "none", "backbone": "resnet8", "knn_every": 0}
+    run = mixnn.pretrain(images, out="done", device="cpu", verbose=quiet(), **given)
+    assert open_run("done", Reporter()).path == run.path
+    assert "unfinished" not in capsys.readouterr().err
+    log = Path("done/metrics.jsonl")
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]))  # as if it had stopped after an epoch
+    open_run("done", Reporter())
+    assert "done is unfinished" in capsys.readouterr().err
