@@ -45,7 +45,7 @@ SUM_ROWS, SUM_WARPS, SUM_STAGES = 32, 4, 4  # their tiles, which are pipelined t
 PARTIAL_ROWS = tl.constexpr(32)  # partial sums that a program loads at once
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter has no inline assembly
 # Integers whose values compile no kernels of their own. Not `channels`, whose divisibility makes loads wide.
-NOT_SPECIALIZED = ("tiles", "chunks", "groups", "per_view", "pixels", "rows", "num_groups")
+NOT_SPECIALIZED = ("tiles", "chunks", "parts", "groups", "per_view", "pixels", "rows", "num_groups")
 
 
 def _kernel(function: Callable[..., None]) -> Any:
@@ -280,6 +280,21 @@ def bn_sum_kernel(
         sum_x, sum_x2 = _add_rows(partial, channel, row, chunks, total, channels)
         mean, var = _moments(sum_x, sum_x2, rows)
         _store_pair(stats, mean, var, channel, group, num_groups, channels)
+
+
+@_kernel
+def bn_moments_kernel(
+    sums, stats, parts, groups, rows, channels, num_groups, PARTS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """Mean and variance of every cell, from sums of x and x^2 over parts of it (`Convolution`)."""
+    group, channel = tl.program_id(0), _channels(tl.program_id(1), COLS)
+    part = tl.arange(0, PARTS)
+    at = ((group // groups * parts + part) * groups + group % groups)[:, None] * channels + channel[None, :]
+    exists = (part < parts)[:, None]
+    sum_x = tl.sum(tl.load(sums + at, mask=exists, other=0.0), 0)
+    sum_x2 = tl.sum(tl.load(sums + num_groups * parts * channels + at, mask=exists, other=0.0), 0)
+    mean, var = _moments(sum_x, sum_x2, rows)
+    _store_pair(stats, mean, var, channel, group, num_groups, channels)
 
 
 @_kernel
@@ -534,6 +549,14 @@ class _Layout:
         args += self.empty(self.num_groups, self.sum_chunks), self.counters()
         kernel[(self.cells * self.sum_chunks,)](*args, *counts, *self.numbers, **form, **self.sum_sizes)
 
+    def launch_moments(self, sums: Tensor, stats: Tensor) -> None:
+        parts, (groups, _, _, rows, *_) = sums.shape[1] // self.num_groups, self.numbers
+        cols = self.sizes["COLS"]
+        bn_moments_kernel[(self.num_groups, self.channels // cols)](
+            sums, stats, parts, groups, rows, self.channels, self.num_groups,
+            PARTS=triton.next_power_of_2(parts), COLS=cols, num_warps=4,
+        )  # fmt: skip
+
     def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
         kernel[(self.cells * self.chunks,)](*args, self.chunks, *self.numbers, **form, **self.sizes)
 
@@ -544,8 +567,9 @@ def supports(dtype: torch.dtype, channels: int) -> bool:
 
 
 def forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, views: int, groups: int, eps: float, relu: bool,
+    sums: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`batch_norm.batch_norm` on CUDA."""
     layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
     y, stats, signs = torch.empty_like(x), layout.empty(layout.num_groups), empty_signs(x, residual, relu)
@@ -554,7 +578,10 @@ def forward(
     if layout.alone:
         layout.launch_alone(bn_forward_alone_kernel, *tensors, eps, **form)
     else:
-        layout.launch_sums(bn_sum_kernel, x, stats)
+        if sums is not None and sums.shape[1] % layout.num_groups == 0:  # no part has images of two views
+            layout.launch_moments(sums, stats)
+        else:
+            layout.launch_sums(bn_sum_kernel, x, stats)
         layout.launch(bn_forward_kernel, *tensors, eps, **form)
     return y, stats, signs
 

@@ -2,12 +2,14 @@
 
 Only the optimizer needs the gradients of the weights. So they are computed on the side stream, in parallel with the
 batch norm of the layer before: convolutions are limited by compute, batch norm by memory bandwidth. The first
-convolution has kernels of its own (stem_kernels.py).
+convolution (stem_kernels.py) and those of the first stage (convolution_kernels.py) have kernels of their own.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,14 +19,23 @@ from torch.autograd.function import once_differentiable
 from mixnn.device import side_stream
 from mixnn.nn.precision import is_cast
 
+Padding = tuple[int, ...] | str  # as torch types it; here it is never a string
+
 
 class Convolution(nn.Conv2d):
-    """A convolution without bias or groups."""
+    """A convolution without bias or groups.
+
+    If a batch norm with `bn_groups` groups follows, the output may carry sums that save the batch norm a pass over it:
+    an attribute `group_sums`, (bn_groups, sums), with sums of the outputs and of their squares, (2, parts, channels).
+    Part i has images of group i % bn_groups, as many as every other part, and parts follow the order of the images.
+    """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
-    ) -> None:
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
+        bn_groups: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=False)
+        self.bn_groups = bn_groups
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or torch.compiler.is_compiling():
@@ -32,11 +43,16 @@ class Convolution(nn.Conv2d):
         if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # x's gradient has no kernel
             return _Stem.apply(x, self.weight)
         if is_cast(self.weight):
-            return _Convolution.apply(x, self.weight, self.stride, self.padding)
-        return super().forward(x)
+            y, sums = _Convolution.apply(x, self.weight, self.stride, self.padding, self.bn_groups)
+        elif torch.is_grad_enabled() or not _runs_in_bf16(x, self.weight):
+            return super().forward(x)
+        else:
+            y, sums = _forward(x.to(self.weight.dtype), self.weight, self.stride, self.padding, self.bn_groups)
+        y.group_sums = self.bn_groups, sums
+        return y
 
     def is_small_stem(self) -> bool:
-        """Whether there are kernels for it: the first layer of a network for small images."""
+        """Whether it is the first layer of a network for small images, and stem_kernels.py has kernels for it."""
         shape = self.in_channels, *self.kernel_size, *self.stride, *self.padding
         return shape == (3, 3, 3, 1, 1, 1, 1) and self.out_channels in (16, 32, 64, 128)
 
@@ -45,34 +61,72 @@ def _runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
     return weight.dtype == torch.bfloat16 and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
+def _kernels(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: Padding) -> ModuleType | None:
+    """The kernels' module if it can process x faster than cuDNN; else None."""
+    if not x.is_cuda or (*stride, *padding) != (1, 1, 1, 1):
+        return None
+    kernels = _gluon_kernels()
+    return kernels if kernels and kernels.supports(x, weight) else None
+
+
+@functools.cache
+def _gluon_kernels() -> ModuleType | None:
+    try:
+        from mixnn.nn import convolution_kernels  # needs a Triton with Gluon
+    except ImportError:
+        return None
+    return convolution_kernels
+
+
+def _forward(
+    x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: Padding, bn_groups: int
+) -> tuple[Tensor, Tensor | None]:
+    kernels = _kernels(x, weight, stride, padding)
+    if kernels:
+        return kernels.forward(x, weight, bn_groups)
+    return torch.ops.aten.convolution(x, weight, None, [*stride], [*padding], [1, 1], False, [0, 0], 1), None
+
+
 class _Convolution(torch.autograd.Function):
-    """A convolution that computes the gradient of its weights on the side stream.
+    """A convolution that computes the gradient of its weights on the side stream, and sums for a batch norm.
 
     CastAll (precision.py) receives this gradient and waits for the stream. If a network uses a layer twice, autograd
     adds the gradients before that, so they are computed as usual.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: Padding, bn_groups: int
+    ) -> tuple[Tensor, Tensor | None]:
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
         ctx.rest = None, [*stride], [*padding], [1, 1], False, [0, 0], 1
         ctx.uses = weight.__dict__.setdefault("uses", [0])  # of this weight, in this pass; shared by all of them
         ctx.uses[0] += 1
-        return torch.ops.aten.convolution(x, weight, *ctx.rest)
+        ctx.kernels = _kernels(x, weight, stride, padding)
+        y, sums = _forward(x, weight, stride, padding, bn_groups)
+        if sums is not None:
+            ctx.mark_non_differentiable(sums)
+        return y, sums
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         backward, dx, d_weight = torch.ops.aten.convolution_backward, None, None
         if ctx.needs_input_grad[0]:
-            dx = backward(dy, x, weight, *ctx.rest, [True, False, False])[0]
+            if ctx.kernels:
+                dx = ctx.kernels.input_gradient(dy, weight)
+            else:
+                dx = backward(dy, x, weight, *ctx.rest, [True, False, False])[0]
         if ctx.needs_input_grad[1]:
             read_at_once = ctx.uses[0] > 1 or torch.is_anomaly_enabled()  # by autograd, which does not wait
             with nullcontext() if read_at_once else side_stream(dy.device, dy, x):
-                d_weight = backward(dy, x, weight, *ctx.rest, [False, True, False])[1]
-        return dx, d_weight, None, None
+                if ctx.kernels:
+                    d_weight = ctx.kernels.weight_gradient(x, dy, weight)
+                else:
+                    d_weight = backward(dy, x, weight, *ctx.rest, [False, True, False])[1]
+        return dx, d_weight, None, None, None
 
 
 class _Stem(torch.autograd.Function):

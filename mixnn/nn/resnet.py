@@ -25,9 +25,9 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.conv1 = Convolution(in_channels, width, 3, stride, 1)
+        self.conv1 = Convolution(in_channels, width, 3, stride, 1, groups)
         self.bn1 = SplitBatchNorm(width, groups)
-        self.conv2 = Convolution(width, width, 3, 1, 1)
+        self.conv2 = Convolution(width, width, 3, 1, 1, groups)
         self.bn2 = SplitBatchNorm(width, groups)
         self.downsample = _shortcut(in_channels, width, stride, groups)
 
@@ -47,7 +47,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.conv1 = Convolution(in_channels, width, 1)
         self.bn1 = SplitBatchNorm(width, groups)
-        self.conv2 = Convolution(width, width, 3, stride, 1)
+        self.conv2 = Convolution(width, width, 3, stride, 1, groups)
         self.bn2 = SplitBatchNorm(width, groups)
         self.conv3 = Convolution(width, 4 * width, 1)
         self.bn3 = SplitBatchNorm(4 * width, groups)

@@ -85,7 +85,7 @@ def compare(layout, form, dtype):
 
 @starts_interpreter
 def test_kernels_equal_plain_torch_in_the_interpreter():
-    check_in_interpreter(__file__, len(CASES) + len(LAYOUTS) + 2)
+    check_in_interpreter(__file__, len(CASES) + len(LAYOUTS) + 3)
 
 
 @runs_kernels
@@ -101,6 +101,22 @@ def test_kernels_equal_plain_torch_if_a_cell_is_one_tile(layout, form, dtype, mo
     monkeypatch.setattr(kernels, "bn_sum_kernel", None)  # not needed
     monkeypatch.setattr(kernels, "bn_sum_slope_kernel", None)
     compare(layout, form, dtype)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("small_tiles")
+def test_moments_come_from_the_sums_of_a_convolution_if_its_parts_do_not_cross_views(monkeypatch):
+    x, _, _, _, weight, bias = tensors(24, 64, 5)
+    of_pairs = torch.stack([x, x * x]).sum((3, 4)).view(2, 6, 2, 2, 64).sum(2).view(2, 12, 64)  # images n and n + 2
+    for views, used in ((3, True), (4, False)):
+        args = x, None, weight, bias, views, 2, EPS, True
+        want = batch_norm.plain_forward(*args)
+        with monkeypatch.context() as patch:
+            if used:
+                patch.setattr(kernels, "bn_sum_kernel", None)  # not needed
+            y, stats, _ = kernels.forward(*args, of_pairs)
+        close(stats, want[1])
+        close(y, want[0])
 
 
 @pytest.mark.gpu
