@@ -87,7 +87,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def compiling_in_parallel(device: torch.device) -> Iterator[None]:
-    """Within, Triton's kernels are compiled, many at a time, but not launched; on leaving, all are ready.
+    """Within, Triton's kernels are compiled and loaded, many at a time, but not launched; on leaving, all are ready.
 
     Kernels do not run, so all numbers computed inside are meaningless. This holds for every thread of the process. A
     kernel that cannot be compiled fails later, when it is launched.
@@ -98,7 +98,7 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
     except ImportError:  # no Triton, or one without these: kernels compile when they are launched, one by one
         yield
         return
-    with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
+    with _Loading(device) as threads, AsyncCompileMode(threads, ignore_errors=True):
         context = copy_context()  # the mode is the calling thread's, and autograd's threads launch kernels too
 
         def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -108,6 +108,28 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
         run = JITFunction.run
         with patch.object(JITFunction, "run", compile_only), _Filled(device):
             yield
+
+
+class _Loading(ThreadPoolExecutor):
+    """Threads that compile kernels and also load them, for which Triton calls a C compiler."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(initializer=_use, initargs=(device,))
+        self.device = device
+
+    def submit(self, compile_kernel: Callable[[], Any]) -> Any:  # type: ignore[override]
+        return super().submit(self._load, compile_kernel)
+
+    def _load(self, compile_kernel: Callable[[], Any]) -> Any:
+        kernel = compile_kernel()
+        if self.device.type == "cuda":
+            getattr(kernel, "run")  # noqa: B009 (a property that loads the kernel)
+        return kernel
+
+
+def _use(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class _Filled(TorchFunctionMode):
