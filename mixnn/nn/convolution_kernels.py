@@ -290,7 +290,7 @@ def supports(x: Tensor, weight: Tensor) -> bool:
         return False
     if not triton.__version__.startswith(VERSIONS) or torch.cuda.get_device_capability(x.device) != (9, 0):
         return False
-    if not 0.85 * _tile_width(width) < width <= TILE.value or images % (2 * _tile_images(x)):
+    if not 0.7 * _tile_width(width) < width <= TILE.value or images % (2 * _tile_images(x)):
         return False
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = images // (2 * _tile_images(x))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton.experimental.gluon")
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-SHAPES = [(512, 32, 32), (516, 32, 30), (264, 56, 56), (528, 7, 32)]  # images, height, width
+SHAPES = [(512, 32, 32), (516, 24, 24), (264, 56, 56), (528, 7, 32)]  # images, height, width
 
 COMPILE = """
 from contextlib import nullcontext
@@ -112,7 +112,7 @@ def test_results_are_the_same_bits_every_time():
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(
     "images, channels, width, supported",
-    [(512, 64, 32, True), (512, 128, 32, False), (512, 64, 24, False), (510, 64, 32, False), (64, 64, 32, False)],
+    [(512, 64, 32, True), (512, 128, 32, False), (512, 64, 20, False), (510, 64, 32, False), (64, 64, 32, False)],
 )
 def test_convolutions_that_would_not_fill_the_gpu_are_left_to_cudnn(images, channels, width, supported):
     from mixnn.nn import convolution_kernels as kernels
