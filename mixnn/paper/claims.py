@@ -8,10 +8,10 @@ difference:
     cannot tell     it lies on both, or there is no measure of the noise
     not run         a run is missing
 
-With three common seeds or more, differences are paired by seed. With fewer, the deviation between seeds is pooled over
-all rows on the data set that have several, or taken from one command that was repeated. Without either, another data
-set's deviation is used, doubled, and the verdict says "probably". Each interval stands alone: nothing is corrected for
-the number of claims.
+With three common seeds or more, differences are paired by seed. With fewer, the deviation is pooled over all rows on
+the data set that have several seeds, and while these are few, over one command that was repeated. Without either,
+another data set's deviation is used, doubled, and the verdict says "probably". Each interval stands alone: nothing is
+corrected for the number of claims.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from mixnn.paper.statistics import Interval, Spread, interval, paired_interval, 
 from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 
 MIN_PAIRS = 3  # seeds; with two, an interval of Student's t is too wide to say anything
+ENOUGH_DF = 4  # degrees of freedom of a deviation between seeds; with fewer, repeated runs count too
 BORROWED = 2.0  # factor on a deviation from another data set
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "cannot tell", "not run"
 COLUMNS = ("claim", "data", "difference [95% interval]", "paper", "runs", "verdict")
@@ -155,11 +156,13 @@ class Evidence:
             for table in TABLES.values()
             for row in table.rows
         }
-        seeds = pooled([list(self.sample(name, data, measure).values.values()) for name in names.values()])
-        if seeds is not None:
-            return seeds, "noise of all rows with several seeds"
-        repeated = self.repeats.get(data, {}).get(measure)
-        return (pooled([repeated]), "noise of a repeated run") if repeated else (None, "")
+        rows = [list(self.sample(name, data, measure).values.values()) for name in names.values()]
+        seeds, repeated = pooled(rows), self.repeats.get(data, {}).get(measure, ())
+        if seeds is None:
+            return pooled([repeated]), "noise of a repeated run"
+        if seeds.df < ENOUGH_DF and repeated:
+            return pooled([*rows, repeated]), "noise of a repeated run and of rows with several seeds"
+        return seeds, "noise of all rows with several seeds"
 
 
 def read_measure(run: Summary, measure: str) -> float | None:

@@ -120,9 +120,18 @@ def test_single_runs_need_a_measure_of_noise():
 
 
 def test_seeds_of_other_rows_tell_the_noise_and_go_before_repeated_runs():
-    values = {MNN: [91.3], MSF: [90.1], BYOL: [89.5, 89.6, 89.55]}
+    values = {MNN: [91.3], MSF: [90.1], BYOL: [89.5, 89.6, 89.55, 89.5, 89.6]}
     found = verdict(LEAD, values, repeats={"cifar10": {"linear": [80.0, 90.0]}})
     assert (found.verdict, found.basis) == ("holds", "1 + 1, noise of all rows with several seeds")
+
+
+def test_a_few_seeds_and_repeated_runs_tell_the_noise_together():
+    values, repeats = {MNN: [91.3], MSF: [90.1], BYOL: [89.5, 89.7]}, [91.0, 91.1, 91.2, 91.0]
+    found = verdict(LEAD, values, repeats={"cifar10": {"linear": repeats}})
+    assert found.basis == "1 + 1, noise of a repeated run and of rows with several seeds"
+    variance = (3 * np.var(repeats, ddof=1) + np.var(values[BYOL], ddof=1)) / 4
+    half = t_quantile(0.975, 4) * math.sqrt(variance * 2)
+    assert found.interval.high - found.interval.mean == pytest.approx(half)
 
 
 def test_noise_of_another_data_set_is_doubled_and_only_makes_probable():

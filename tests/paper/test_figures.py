@@ -26,7 +26,7 @@ from mixnn.evaluation.features import features
 from mixnn.functional import unit
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper.figures import FIGURES, figures
-from mixnn.paper.pages import data_sets
+from mixnn.paper.pages import NEEDS_RUN, data_sets
 from mixnn.paper.plan import load_finished, plan_row
 from mixnn.paper.plots import accuracies, curves, drawing
 from mixnn.paper.plots.drawing import CannotDraw, Curve, Drawing, FinishedRuns, Line
@@ -624,5 +624,6 @@ def test_the_committed_figures_are_those_of_the_committed_results(
     for data in data_sets(load_finished(committed)):
         figures(results=committed, out=tmp_path, data=data, verbose=Reporter(quiet=True), **settings)
     captions = {path.name: path.read_text() for path in tmp_path.glob("*.txt")}
-    assert {path.name: path.read_text() for path in committed.glob("*.txt")}.items() <= captions.items()
+    drawn = [path for path in committed.glob("*.txt") if path.stem.partition("-")[2] not in NEEDS_RUN]
+    assert {path.name: path.read_text() for path in drawn}.items() <= captions.items()
     assert {path.stem for path in committed.glob("*.png")} == {path.stem for path in committed.glob("*.txt")}
