@@ -431,8 +431,8 @@ BLOCKS: dict[str, Block] = {
     ),
     "found-leak": _finding(
         "MNN's accuracy does not come from the leak",
-        "MNN has {} linear and {} kNN; with the leak {} and {}. The nearest neighbor has the image's class in {}% of "
-        "cases; with the leak in {}%.",
+        "MNN has {} linear and {} kNN; with the leak {} and {}. The percentage of nearest neighbors that have the "
+        "image's class is {}; with the leak {}.",
         *(("main: MNN", LINEAR), ("main: MNN", KNN), (LEAKY, LINEAR), (LEAKY, KNN)),
         *(("main: MNN", FIRST_PURITY), (LEAKY, FIRST_PURITY)),
     ),

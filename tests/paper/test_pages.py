@@ -248,7 +248,7 @@ def test_what_was_found_has_the_numbers_of_the_runs(few_runs):
     pure = [100 * committed(*name.split(": "))["metrics"][-1]["purity_1"] for name in ("main: MNN", pages.LEAKY)]
     text = block("found-leak", few_runs)
     assert "with the leak {} and {}.".format(*accuracies(*pages.LEAKY.split(": "))) in text
-    assert "has the image's class in {:.1f}% of cases; with the leak in {:.1f}%.".format(*pure) in text
+    assert "that have the image's class is {:.1f}; with the leak {:.1f}.".format(*pure) in text
 
 
 def test_verdicts_that_differ_by_protocol_are_both_named(few_runs):

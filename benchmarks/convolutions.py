@@ -1,0 +1,88 @@
+"""Times the 3x3 convolutions of 64 channels on a Hopper GPU: cuDNN's and those of mixnn, in bf16.
+
+    python benchmarks/convolutions.py
+    python benchmarks/convolutions.py --images 1024 --sides 32
+
+Each is compared with cuDNN's result first (largest difference, as a share of the largest number). Times are medians of
+graph replays, by device events, in microseconds. cuDNN tries its algorithms and takes the fastest. The table is
+Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mixnn.nn import convolution_kernels as kernels
+from mixnn.runs.folder import device_name
+
+CHANNELS, GROUPS = 64, 8
+CALLS, REPLAYS = 30, 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time convolutions")
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--sides", type=int, nargs="+", default=[32, 24, 56])
+    args = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    print(f"{device_name(torch.device('cuda'))}, {args.images} images\n")
+    print("| side | what | cuDNN, us | mixnn, us | difference |\n|---:|---|---:|---:|---:|")
+    for side in args.sides:
+        for what, cudnn, ours in pairs(args.images, side):
+            want, found = cudnn(), ours()
+            off = float((found.float() - want.float()).abs().max() / want.float().abs().max())
+            print(f"| {side} | {what} | {microseconds(cudnn):.1f} | {microseconds(ours):.1f} | {off:.4f} |", flush=True)
+
+
+def pairs(images: int, side: int) -> list[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]]:
+    """What is computed, cuDNN's function and ours."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(images, side, side, CHANNELS, device="cuda").bfloat16().permute(0, 3, 1, 2) for _ in range(2))
+    weight = torch.randn(CHANNELS, CHANNELS, 3, 3, device="cuda").div(24).bfloat16()
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    settings = None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+
+    def forward() -> Tensor:
+        return torch.ops.aten.convolution(x, weight, *settings)
+
+    def gradient(of_weight: bool) -> Tensor:
+        wanted = [not of_weight, of_weight, False]
+        return torch.ops.aten.convolution_backward(dy, x, weight, *settings, wanted)[of_weight]
+
+    return [
+        ("forward", forward, lambda: kernels.forward(x, weight)[0]),
+        ("forward, with sums for batch norm", forward, lambda: kernels.forward(x, weight, GROUPS)[0]),
+        ("gradient of x", lambda: gradient(False), lambda: kernels.input_gradient(dy, weight)),
+        ("gradient of the weights", lambda: gradient(True), lambda: kernels.weight_gradient(x, dy, weight)),
+    ]
+
+
+def microseconds(call: Callable[[], Tensor]) -> float:
+    """Median time of a call in a CUDA graph of many."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / CALLS * 1000)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
