@@ -62,11 +62,10 @@ def measure(record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor) -
     out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
     out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
     out["cas_entropy_0.1"] = entropy(sharp).mean()
-    by_attention, counts_by_attention = neighbor_labels.gather(1, order), counts.gather(1, order)
+    both = [torch.cat([columns, columns.gather(1, order)], dim=1) for columns in (neighbor_labels, counts)]
+    by_rank = F.purity(both[0], labels, both[1], dim=0).unbind()
     for k in range(topk):
-        at = slice(k, k + 1)
-        out[f"purity_{k + 1}"] = F.purity(neighbor_labels[:, at], labels, counts[:, at])
-        out[f"purity_cas_{k + 1}"] = F.purity(by_attention[:, at], labels, counts_by_attention[:, at])
+        out[f"purity_{k + 1}"], out[f"purity_cas_{k + 1}"] = by_rank[k], by_rank[topk + k]
     return out
 
 

@@ -191,15 +191,15 @@ def _check_weights(p_BD: Tensor, targets_BND: Tensor, w_BN: Tensor) -> None:
         raise UserError(f"weights {shape} for {num} targets: give {num} weights, or {batch} x {num}")
 
 
-def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor) -> Tensor:
-    """Share of neighbors with the anchor's label, among the pairs that count.
+def purity(labels_BK: Tensor, labels_B: Tensor, counts_BK: Tensor, dim: int | None = None) -> Tensor:
+    """Share of neighbors with the anchor's label, among the pairs that count. With dim=0, of each rank alone, (K,).
 
     >>> labels = torch.tensor([[1, 2]])
     >>> mixnn.functional.purity(labels, torch.tensor([1]), labels > 0)
     tensor(0.5000)
     """
     right_BK = (labels_BK == labels_B[:, None]) & counts_BK
-    return right_BK.sum() / counts_BK.sum().clamp(min=1)
+    return right_BK.sum(dim) / counts_BK.sum(dim).clamp(min=1)
 
 
 def spread(z_BD: Tensor) -> Tensor:

@@ -290,4 +290,4 @@ def log(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Names and values of the numbers that a step logs."""
     values = {"loss": loss.detach()} | metrics | measure(record, labels_B, index_B)
-    return tuple(values), torch.stack([v.double() for v in values.values()])
+    return tuple(values), torch.stack([*values.values()]).double()
