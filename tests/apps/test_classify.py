@@ -933,6 +933,11 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
         ({"held_out": {"images": 50, "doubtful": [{}] * 4}}, "learning", ["Check your labels: 4 of 50 contradict"]),
         ({"held_out": {"images": 50, "doubtful": [{}] * 2}}, "learning", []),
         ({"held_out": None, "classes": {"cat": 1, "dog": 1}}, "collapsed", []),
+        (
+            {"held_out": None, "classes": {"Big cat": 1, "big_cat": 1, "-": 1, "_": 1}},
+            "learning",
+            ["Spell these classes alike if they are the same: 'Big cat' and 'big_cat'."],
+        ),
     ],
 )
 def test_advice_fits_the_cause(changes, state, expected):

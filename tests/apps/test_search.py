@@ -355,7 +355,7 @@ def test_a_copy_that_the_encoder_finds_unlike_is_found_by_its_pixels(given, copi
     assert result["groups"][small][1]["similarity"] < 0.9999
     assert [image["same_pixels"] for image in result["groups"][small]] == [True, True]
     assert "small 17.jpg  (nearly the same pixels as the first)" in printed or "17.png  (nearly" in printed
-    assert "linked to it by others, or by its pixels" in printed
+    assert "close to another image of it, or has nearly the same pixels" in printed
     assert "(identical to" in printed
     strict, printed = quietly(given.run, source=folder, duplicates=True, threshold=0.9999)
     assert not any("small 17.jpg" in {image["file"] for image in group} for group in strict["groups"])

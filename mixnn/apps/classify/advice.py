@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mixnn.apps.classify.features import RUN, START
@@ -26,16 +27,25 @@ def advise(results: Mapping[str, Any], state: str = "", folder: str = "", start:
     state: the report's verdict on the run. folder: the images to train on, if the run has not been trained. start: what
     to give to a command instead of a run, to use the encoder before its training; empty if that is not possible.
     """
-    held = results["held_out"]
-    if not held:
-        return []
-    advice = [*_check_labels(results), *_train(results, state, folder), *_use_start(results, start)]
+    spelling = _spell_alike(results["classes"])
+    if not results["held_out"]:
+        return spelling
+    advice = [*spelling, *_check_labels(results), *_train(results, state, folder), *_use_start(results, start)]
     return [*advice, *_label_rare_classes(results), *_label_more(results, state)]
 
 
 def training_gain(comparison: Mapping[str, Any]) -> float:
     """Accuracy of the run less that of the better baseline, in points."""
     return -max(row["ahead"] for row in comparison["accuracy"].values() if "ahead" in row)
+
+
+def _spell_alike(classes: Iterable[str]) -> list[str]:
+    """Classes whose names differ only in case, spaces, hyphens or underscores."""
+    by_letters: dict[str, list[str]] = {}
+    for name in classes:
+        by_letters.setdefault(re.sub(r"[\s_-]", "", name.casefold()) or name, []).append(name)
+    alike = [" and ".join(map(repr, names)) for names in by_letters.values() if len(names) > 1]
+    return [f"Spell these classes alike if they are the same: {_listed(alike, '; ')}."] if alike else []
 
 
 def _check_labels(results: Mapping[str, Any]) -> list[str]:

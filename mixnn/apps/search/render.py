@@ -23,7 +23,7 @@ SCALE = {  # by whether the vectors are centered
 }
 LARGE_GROUP = 5  # an image seldom has more copies than this
 COPY = 0.9  # different photographs hardly ever have a higher similarity (notes/log.md)
-LINKED = "Similarity is to the group's first image; an image below the threshold is linked to it by others"
+LINKED = "Similarities are to the first image of a group; one below the threshold is close to another image of it"
 SAME_PIXELS = "nearly the same pixels as the first"
 MAX_TILES = 1000  # per page: at some 6 KB each it still opens quickly
 MAX_IN_GROUP = 60
@@ -78,7 +78,7 @@ def summary(result: dict[str, Any]) -> list[str]:
     if not groups:
         return [f"no near-duplicates {among}", threshold, scale]
     members = plural(sum(map(len, groups)), "image")
-    linked = LINKED + ", or by its pixels" * any(image["same_pixels"] for group in groups for image in group)
+    linked = LINKED + ", or has nearly the same pixels" * any(image["same_pixels"] for group in groups for image in group)
     return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {linked}", scale]
 
 
