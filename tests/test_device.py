@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from mixnn.device import compiling_in_parallel
+from mixnn.device import _Loading, compiling_in_parallel
 
 
 def test_kernels_compile_in_parallel_without_a_launch_and_from_every_thread(monkeypatch):
@@ -41,3 +41,14 @@ def test_what_no_kernel_has_written_is_a_valid_index_or_noise():
     assert not made[2].any()
     assert 0.9 < made[1].std() < 1.1
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_kernels_are_compiled_in_threads_and_errors_come_later():
+    def fails():
+        raise ValueError("no kernel")
+
+    with _Loading(torch.device("cpu")) as threads:
+        kernel, failed = threads.submit(lambda: "kernel"), threads.submit(fails)
+    assert kernel.result() == "kernel"
+    with pytest.raises(ValueError, match="no kernel"):
+        failed.result()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mixnn.config import UserError
 from mixnn.functional import at_least_float32
+from mixnn.nn.convolution import group_sums
 
 
 class SplitBatchNorm(nn.BatchNorm2d):
@@ -63,8 +64,7 @@ class SplitBatchNorm(nn.BatchNorm2d):
             return (_add_and_relu(y, residual, relu),) * 2
         weight = self.weight if self.affine else torch.ones_like(self.running_mean)
         bias = self.bias if self.affine else torch.zeros_like(self.running_mean)
-        groups, sums = getattr(x, "group_sums", (0, None))  # see Convolution
-        sums = sums if groups == self.groups else None
+        sums = None if torch.compiler.is_compiling() else group_sums(x, self.groups)
         x = x.contiguous(memory_format=memory_format(x))
         residual = None if residual is None else residual.contiguous(memory_format=memory_format(x))
         args = x, residual, weight, bias, self.views, self.groups, self.eps, relu, sums

@@ -166,8 +166,8 @@ def _load_pair(pair, channel, index, num, channels):
 
 
 @triton.jit
-def _add_rows(sums, channel, start, num, total, channels):
-    """Sums of `num` rows from `start` on, of each half of a (2, total, channels) matrix.
+def _add_rows(sums, channel, start, num, total, channels, step=1):
+    """Sums of `num` rows from `start` on, `step` apart, of each half of a (2, total, channels) matrix.
 
     Other programs of the launch may have stored them, so loads pass by the L1 cache.
     """
@@ -175,7 +175,7 @@ def _add_rows(sums, channel, start, num, total, channels):
     b = tl.zeros((PARTIAL_ROWS, channel.shape[0]), tl.float32)
     for i in tl.range(0, num, PARTIAL_ROWS, num_stages=1):
         row = i + tl.arange(0, PARTIAL_ROWS)
-        at = (start + row)[:, None] * channels + channel[None, :]
+        at = (start + row * step)[:, None] * channels + channel[None, :]
         exists = (row < num)[:, None]
         a += tl.load(sums + at, mask=exists, other=0.0, cache_modifier=".cg")
         b += tl.load(sums + total * channels + at, mask=exists, other=0.0, cache_modifier=".cg")
@@ -283,16 +283,11 @@ def bn_sum_kernel(
 
 
 @_kernel
-def bn_moments_kernel(
-    sums, stats, parts, groups, rows, channels, num_groups, PARTS: tl.constexpr, COLS: tl.constexpr
-):  # fmt: skip
+def bn_moments_kernel(sums, stats, parts, groups, rows, channels, num_groups, COLS: tl.constexpr):
     """Mean and variance of every cell, from sums of x and x^2 over parts of it (`Convolution`)."""
     group, channel = tl.program_id(0), _channels(tl.program_id(1), COLS)
-    part = tl.arange(0, PARTS)
-    at = ((group // groups * parts + part) * groups + group % groups)[:, None] * channels + channel[None, :]
-    exists = (part < parts)[:, None]
-    sum_x = tl.sum(tl.load(sums + at, mask=exists, other=0.0), 0)
-    sum_x2 = tl.sum(tl.load(sums + num_groups * parts * channels + at, mask=exists, other=0.0), 0)
+    first = group // groups * parts * groups + group % groups
+    sum_x, sum_x2 = _add_rows(sums, channel, first, parts, num_groups * parts, channels, groups)
     mean, var = _moments(sum_x, sum_x2, rows)
     _store_pair(stats, mean, var, channel, group, num_groups, channels)
 
@@ -553,9 +548,8 @@ class _Layout:
         parts, (groups, _, _, rows, *_) = sums.shape[1] // self.num_groups, self.numbers
         cols = self.sizes["COLS"]
         bn_moments_kernel[(self.num_groups, self.channels // cols)](
-            sums, stats, parts, groups, rows, self.channels, self.num_groups,
-            PARTS=triton.next_power_of_2(parts), COLS=cols, num_warps=4,
-        )  # fmt: skip
+            sums, stats, parts, groups, rows, self.channels, self.num_groups, COLS=cols, num_warps=4
+        )
 
     def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
         kernel[(self.cells * self.chunks,)](*args, self.chunks, *self.numbers, **form, **self.sizes)

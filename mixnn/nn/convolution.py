@@ -8,9 +8,11 @@ convolution (stem_kernels.py) and those of the first stage (convolution_kernels.
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +27,9 @@ Padding = tuple[int, ...] | str  # as torch types it; here it is never a string
 class Convolution(nn.Conv2d):
     """A convolution without bias or groups.
 
-    If a batch norm with `bn_groups` groups follows, the output may carry sums that save the batch norm a pass over it:
-    an attribute `group_sums`, (bn_groups, sums), with sums of the outputs and of their squares, (2, parts, channels).
-    Part i has images of group i % bn_groups, as many as every other part, and parts follow the order of the images.
+    If a batch norm with `bn_groups` groups follows, the output may carry sums that save the batch norm a pass over it
+    (`group_sums`): sums of the outputs and of their squares, (2, parts, channels). Part i has images of group
+    i % bn_groups, as many as every other part, and parts follow the order of the images.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class Convolution(nn.Conv2d):
             return super().forward(x)
         if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # x's gradient has no kernel
             return _Stem.apply(x, self.weight)
+        groups = self.bn_groups if self.training else 0
         if is_cast(self.weight):
-            y, sums = _Convolution.apply(x, self.weight, self.stride, self.padding, self.bn_groups)
-        elif torch.is_grad_enabled() or not _runs_in_bf16(x, self.weight):
+            y, sums = _Convolution.apply(x, self.weight, self.stride, self.padding, groups)
+        elif torch.is_grad_enabled() or not _runs_in_bf16(x, self.weight) or x.dim() != 4:
             return super().forward(x)
         else:
-            y, sums = _forward(x.to(self.weight.dtype), self.weight, self.stride, self.padding, self.bn_groups)
-        y.group_sums = self.bn_groups, sums
+            y, sums = _forward(x.to(self.weight.dtype), self.weight, self.stride, self.padding, groups)
+        if sums is not None:
+            y.group_sums = groups, sums, _version(y)
         return y
 
     def is_small_stem(self) -> bool:
@@ -57,13 +61,31 @@ class Convolution(nn.Conv2d):
         return shape == (3, 3, 3, 1, 1, 1, 1) and self.out_channels in (16, 32, 64, 128)
 
 
+def group_sums(x: Tensor, groups: int) -> Tensor | None:
+    """The sums that a convolution has attached to its output, if they are of these groups and still true."""
+    found, sums, version = getattr(x, "group_sums", (0, None, 0))
+    return sums if found == groups and version == _version(x) else None
+
+
+def _version(x: Tensor) -> int:
+    """How often x was changed in place; tensors made in inference mode do not count."""
+    return -1 if x.is_inference() else x._version
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Within, all convolutions are torch's operators, which a profiler or a counter of FLOPs knows."""
+    with patch(f"{__name__}._gluon_kernels", lambda: None):
+        yield
+
+
 def _runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
     return weight.dtype == torch.bfloat16 and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
 def _kernels(x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: Padding) -> ModuleType | None:
     """The kernels' module if it can process x faster than cuDNN; else None."""
-    if not x.is_cuda or (*stride, *padding) != (1, 1, 1, 1):
+    if (*stride, *padding) != (1, 1, 1, 1):
         return None
     kernels = _gluon_kernels()
     return kernels if kernels and kernels.supports(x, weight) else None
@@ -103,6 +125,7 @@ class _Convolution(torch.autograd.Function):
         ctx.rest = None, [*stride], [*padding], [1, 1], False, [0, 0], 1
         ctx.uses = weight.__dict__.setdefault("uses", [0])  # of this weight, in this pass; shared by all of them
         ctx.uses[0] += 1
+        ctx.set_materialize_grads(False)  # the sums have no gradient, and no zeros need to be written for it
         ctx.kernels = _kernels(x, weight, stride, padding)
         y, sums = _forward(x, weight, stride, padding, bn_groups)
         if sums is not None:
@@ -111,7 +134,9 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return (None,) * 5
         x, weight = ctx.saved_tensors
         backward, dx, d_weight = torch.ops.aten.convolution_backward, None, None
         if ctx.needs_input_grad[0]:

@@ -5,8 +5,8 @@ longer than the products. Here a program keeps the weights in shared memory and 
 it reads every pixel three times: once for each column of the filter. A row of inputs adds to three rows of outputs,
 which stay in registers until they are complete.
 
-One warp loads rows. Teams of four warps multiply them; a team has its own images or its own row of the filter. While
-one team stores its results, the tensor cores work for the others.
+One warp loads rows. Groups of four warps, called teams, multiply them; a team has its own images or its own row of the
+filter. While one team stores its results, the tensor cores work for the others.
 
 Numbers are added up in float32, in a fixed order, so results are the same bits every time.
 """
@@ -15,6 +15,7 @@ Numbers are added up in float32, in a fixed order, so results are the same bits 
 # ruff: noqa: RUF005 (Gluon does not know stars in lists)
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -32,14 +33,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-VERSIONS = "3.6", "3.7"  # of Triton, in which the kernels were compiled; Gluon is not stable yet
+VERSIONS = "3.6", "3.7"  # versions of Triton that compile these kernels; Gluon is not stable yet
 CHANNELS = gl.constexpr(64)
 TILE = gl.constexpr(64)  # pixels that a team multiplies at once: a row of one image, or of two that are half as wide
 SLOTS = gl.constexpr(8)  # tiles that are loaded ahead for each team
-ROWS_AHEAD = gl.constexpr(3)  # of x, for the gradient of the weights
-DY_ROWS_AHEAD = gl.constexpr(4)
+ROWS_AHEAD = gl.constexpr(3)  # rows of x that are loaded ahead for the gradient of the weights
+DY_ROWS_AHEAD = gl.constexpr(4)  # rows of dy, likewise
 TEAM_REGISTERS, W_TEAM_REGISTERS, LOADER_REGISTERS = (gl.constexpr(num) for num in (232, 160, 24))
-SUM_ROWS, SUM_COLS = 16, 128  # of the kernel that adds up the weights' gradients
+SUM_ROWS, SUM_COLS = 16, 128  # tile of the kernel that adds up the weights' gradients
+MAX_PROGRAMS = 50_000  # with more, offsets would not fit into 32 bits
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16]))
 FACTOR = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
 
@@ -55,30 +57,31 @@ def _load_tiles(x, weight, shared, start, HEIGHT: gl.constexpr, FLIP: gl.constex
     for tap in gl.static_range(9):
         from_column = (8 - tap if FLIP else tap) * CHANNELS
         tma.async_copy_global_to_shared(weight, [0, from_column], weights_full, weights.index(tap))
-    place = 0
+    number = 0
     for row in range((HEIGHT + 3) // 3 * 3):
         for column in gl.static_range(3):
             for team in gl.static_range(2):
-                slot = team * SLOTS + place % SLOTS
-                mbarrier.wait(empty.index(slot), ((place // SLOTS) & 1) ^ 1)
+                slot = team * SLOTS + number % SLOTS
+                mbarrier.wait(empty.index(slot), ((number // SLOTS) & 1) ^ 1)
                 mbarrier.expect(full.index(slot), x.block_type.nbytes)
                 at = [start[2 * team], start[2 * team + 1], row, column - 1, 0]
                 tma.async_copy_global_to_shared(x, at, full.index(slot), tiles.index(slot))
-            place += 1
+            number += 1
 
 
 @gluon.jit
-def _take(tiles, full, empty, team: gl.constexpr, place):
-    """A tile, moved to registers. Its slot can then be filled again."""
-    slot = team * SLOTS + place % SLOTS
-    mbarrier.wait(full.index(slot), (place // SLOTS) & 1)
+def _take_tile(tiles, full, empty, team: gl.constexpr, number):
+    """The next tile of a team, moved to registers. Its slot can then be filled again."""
+    slot = team * SLOTS + number % SLOTS
+    mbarrier.wait(full.index(slot), (number // SLOTS) & 1)
     x = tiles.index(slot).reshape([TILE, CHANNELS]).load(FACTOR)
     mbarrier.arrive(empty.index(slot), count=1)
     return x
 
 
 @gluon.jit
-def _times(x, weights, tap: gl.constexpr, total, FLIP: gl.constexpr, FIRST: gl.constexpr = False):
+def _add_product(total, x, weights, tap: gl.constexpr, FLIP: gl.constexpr, FIRST: gl.constexpr = False):
+    """Begin total + x * weights, or x * weights if it is the first."""
     w = weights.index(tap)
     if not FLIP:
         w = w.permute((1, 0))
@@ -87,19 +90,19 @@ def _times(x, weights, tap: gl.constexpr, total, FLIP: gl.constexpr, FIRST: gl.c
 
 @gluon.jit
 def _multiply_row(above, here, below, tiles, weights, full, empty, team: gl.constexpr, row, FLIP: gl.constexpr):
-    """Add what a row of inputs contributes to the rows of outputs above, here and below, which is the first to it."""
-    x0 = _take(tiles, full, empty, team, row * 3)
-    x1 = _take(tiles, full, empty, team, row * 3 + 1)
-    x2 = _take(tiles, full, empty, team, row * 3 + 2)
-    above = _times(x0, weights, 6, above, FLIP)
-    here = _times(x0, weights, 3, here, FLIP)
-    below = _times(x0, weights, 0, below, FLIP, FIRST=True)
-    above = _times(x1, weights, 7, above, FLIP)
-    here = _times(x1, weights, 4, here, FLIP)
-    below = _times(x1, weights, 1, below, FLIP)
-    above = _times(x2, weights, 8, above, FLIP)
-    here = _times(x2, weights, 5, here, FLIP)
-    below = _times(x2, weights, 2, below, FLIP)
+    """Add what a row of inputs contributes to three rows of outputs; the row below starts at zero."""
+    x0 = _take_tile(tiles, full, empty, team, row * 3)
+    x1 = _take_tile(tiles, full, empty, team, row * 3 + 1)
+    x2 = _take_tile(tiles, full, empty, team, row * 3 + 2)
+    above = _add_product(above, x0, weights, 6, FLIP)
+    here = _add_product(here, x0, weights, 3, FLIP)
+    below = _add_product(below, x0, weights, 0, FLIP, FIRST=True)
+    above = _add_product(above, x1, weights, 7, FLIP)
+    here = _add_product(here, x1, weights, 4, FLIP)
+    below = _add_product(below, x1, weights, 1, FLIP)
+    above = _add_product(above, x2, weights, 8, FLIP)
+    here = _add_product(here, x2, weights, 5, FLIP)
+    below = _add_product(below, x2, weights, 2, FLIP)
     above, here, below = warpgroup_mma_wait(0, deps=[above, here, below])
     return above, here, below
 
@@ -285,16 +288,20 @@ def add_kernel(partial, total, num, size, ROWS: tl.constexpr, COLS: tl.constexpr
 
 def supports(x: Tensor, weight: Tensor) -> bool:
     """Whether there is a kernel for this convolution, with stride 1 and padding 1, and it fills the GPU well."""
-    images, _, _, width = x.shape
-    if weight.shape != (CHANNELS.value, CHANNELS.value, 3, 3) or x.dtype != weight.dtype or x.dtype != torch.bfloat16:
+    images, channels, _, width = x.shape
+    if (channels, *weight.shape) != (CHANNELS.value, CHANNELS.value, CHANNELS.value, 3, 3):
         return False
-    if not triton.__version__.startswith(VERSIONS) or torch.cuda.get_device_capability(x.device) != (9, 0):
+    if not x.is_cuda or x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+        return False
+    if not triton.__version__.startswith(VERSIONS) or os.environ.get("TRITON_INTERPRET") == "1":
+        return False
+    if torch.cuda.get_device_capability(x.device) != (9, 0):
         return False
     if not 0.7 * _tile_width(width) < width <= TILE.value or images % (2 * _tile_images(x)):
         return False
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = images // (2 * _tile_images(x))
-    return programs > 0.8 * processors * triton.cdiv(programs, processors)
+    return 0.8 * processors * triton.cdiv(programs, processors) < programs < MAX_PROGRAMS
 
 
 def forward(x: Tensor, weight: Tensor, bn_groups: int = 0) -> tuple[Tensor, Tensor | None]:

@@ -9,9 +9,9 @@ difference:
     not run         a run is missing
 
 With three common seeds or more, differences are paired by seed. With fewer, the deviation is pooled over all rows on
-the data set that have several seeds, and while these are few, over one command that was repeated. Without either,
-another data set's deviation is used, doubled, and the verdict says "probably". Each interval stands alone: nothing is
-corrected for the number of claims.
+the data set that have several runs: seeds, and repeats of one command. Without these, another data set's deviation is
+used, doubled, and the verdict says "probably". Each interval stands alone: nothing is corrected for the number of
+claims.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mixnn.paper.statistics import Interval, Spread, interval, paired_interval, 
 from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 
 MIN_PAIRS = 3  # seeds; with two, an interval of Student's t is too wide to say anything
-ENOUGH_DF = 4  # degrees of freedom of a deviation between seeds; with fewer, repeated runs count too
+MIN_DF = 3  # degrees of freedom of a deviation; one from fewer runs is not trusted
 BORROWED = 2.0  # factor on a deviation from another data set
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "cannot tell", "not run"
 COLUMNS = ("claim", "data", "difference [95% interval]", "paper", "runs", "verdict")
@@ -125,7 +125,7 @@ class Evidence:
     """The finished runs with the paper's settings, and what is known of their noise."""
 
     finished: Summaries
-    repeats: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=lambda: REPEATS)
+    repeats: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: REPEATS)
 
     def __post_init__(self) -> None:
         self.seeds = sorted({seed for _, seed in self.finished})
@@ -151,18 +151,17 @@ class Evidence:
         return Spread(BORROWED * spread.std, spread.df), f"noise of {other}, doubled"
 
     def _own_spread(self, data: str, measure: str) -> tuple[Spread | None, str]:
-        names = {
-            plan_row(row, data, [0], {})[0].fingerprint: f"{table.name}: {row.name}"
-            for table in TABLES.values()
-            for row in table.rows
-        }
-        rows = [list(self.sample(name, data, measure).values.values()) for name in names.values()]
-        seeds, repeated = pooled(rows), self.repeats.get(data, {}).get(measure, ())
-        if seeds is None:
-            return pooled([repeated]), "noise of a repeated run"
-        if seeds.df < ENOUGH_DF and repeated:
-            return pooled([*rows, repeated]), "noise of a repeated run and of rows with several seeds"
-        return seeds, "noise of all rows with several seeds"
+        groups = {}  # of runs with the same settings, which several tables may have
+        for name in (f"{table.name}: {row.name}" for table in TABLES.values() for row in table.rows):
+            groups[_fingerprint(name, data)] = [*self.sample(name, data, measure).values.values()]
+        if data in self.repeats:
+            groups[_fingerprint(self.repeats[data]["row"], data)] += self.repeats[data].get(measure, ())
+        spread = pooled(groups.values())
+        return (spread, "noise of all rows with several runs") if spread and spread.df >= MIN_DF else (None, "")
+
+
+def _fingerprint(name: str, data: str) -> str:
+    return plan_row(row_of(name), data, [0], {})[0].fingerprint
 
 
 def read_measure(run: Summary, measure: str) -> float | None:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,6 +21,7 @@ from mixnn.config import Config
 from mixnn.data import ImageSet
 from mixnn.device import full_precision, pick_device
 from mixnn.methods import Batch
+from mixnn.nn.convolution import without_kernels
 from mixnn.nn.support_set import Rows
 from mixnn.progress import Reporter
 from mixnn.training.trainer import Trainer
@@ -144,8 +144,7 @@ def milliseconds_per_call(call: Callable[[], None], repeats: int, device: torch.
 def count_flops(trainer: Trainer) -> int:
     """FLOPs of one step's forward and backward passes."""
     counter = FlopCounterMode(display=False)  # counts operators, and would spoil code that is compiled under it
-    without_kernels = patch("mixnn.nn.convolution._kernels", return_value=None)  # they are not torch's operators
-    with torch.compiler.set_stance("force_eager"), without_kernels, counter:
+    with torch.compiler.set_stance("force_eager"), without_kernels(), counter:
         trainer.step.loss()[0].backward()
     return counter.get_total_flops()
 

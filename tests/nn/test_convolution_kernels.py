@@ -8,7 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton.experimental.gluon")
+triton = pytest.importorskip("triton")
+pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
+VERSIONS = "3.6", "3.7"
+if not triton.__version__.startswith(VERSIONS):
+    pytest.skip(f"the kernels are not for Triton {triton.__version__}", allow_module_level=True)
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 SHAPES = [(512, 32, 32), (516, 24, 24), (264, 56, 56), (528, 7, 32)]  # images, height, width
@@ -48,6 +52,12 @@ with patch.object(JITFunction, "run", compile_only), patch("torch.cuda.device_of
     kernels.input_gradient(x, weight)
     kernels.weight_gradient(x, x, weight)
 """
+
+
+def test_the_kernels_are_used_with_these_versions_alone():
+    from mixnn.nn import convolution_kernels as kernels
+
+    assert kernels.VERSIONS == VERSIONS
 
 
 def test_the_kernels_compile_for_hopper_without_a_gpu():

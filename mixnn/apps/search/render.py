@@ -78,7 +78,9 @@ def summary(result: dict[str, Any]) -> list[str]:
     if not groups:
         return [f"no near-duplicates {among}", threshold, scale]
     members = plural(sum(map(len, groups)), "image")
-    linked = LINKED + ", or has nearly the same pixels" * any(image["same_pixels"] for group in groups for image in group)
+    linked = LINKED + ", or has nearly the same pixels" * any(
+        image["same_pixels"] for group in groups for image in group
+    )
     return [f"{plural(len(groups), 'group')} of near-duplicates, {members}, {among}", f"{threshold}. {linked}", scale]
 
 
