@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -293,8 +294,15 @@ def _lines(results: dict[str, Any]) -> list[str]:
 
 
 def save_summary(run: str | Path, file: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
-    """The run's configuration, command, environment, curves and results as one small JSON file."""
+    """The run's configuration, command, environment, curves and results as one small JSON file.
+
+    Such files are made to be shared, so the home folder is written as ~.
+    """
     summary = Run.open(run).summary(warn)
+    home = re.compile(rf"(?<![^\s'\"=]){re.escape(str(Path.home()))}(?=/|$)")
+    summary["command"] = home.sub("~", summary["command"])
+    for name in ("data", "data_dir"):
+        summary["config"][name] = home.sub("~", summary["config"][name])
     summary["metrics"] = [_short(record) for record in summary["metrics"]]
     write_atomically(Path(file), (json.dumps(summary, separators=(",", ":")) + "\n").encode())
 

@@ -16,6 +16,7 @@ from mixnn.augment import View
 from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
+from mixnn.evaluation.evaluate import save_summary
 from mixnn.evaluation.features import features
 from mixnn.evaluation.linear import Classifier, LinearProbe, linear
 from mixnn.progress import Reporter
@@ -343,6 +344,18 @@ def test_save_writes_the_whole_run_as_one_file(run: Run, tmp_path: Path, capsys:
     assert found["config"] == asdict(run.config)
     assert found["results"] == run.results()
     assert len(found["metrics"]) == len(run.metrics()) > 0
+
+
+def test_a_saved_run_names_no_home_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, home = tmp_path / "run.json", tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    about = run.summary() | {"command": f"mixnn pretrain digits --data-dir {home}/data --out {home}s/run"}
+    about["config"]["data_dir"] = str(home / "data")
+    monkeypatch.setattr(Run, "summary", lambda *_: about)
+    save_summary(run.path, file)
+    found = json.loads(file.read_text())
+    assert found["command"] == f"mixnn pretrain digits --data-dir ~/data --out {home}s/run"
+    assert (found["config"]["data"], found["config"]["data_dir"]) == (run.config.data, "~/data")
     for short, full in zip(found["metrics"], run.metrics(), strict=True):
         assert short == pytest.approx(full, rel=1e-5)
     assert found["environment"]["torch"] == torch.__version__
