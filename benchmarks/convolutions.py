@@ -2,6 +2,7 @@
 
     python benchmarks/convolutions.py
     python benchmarks/convolutions.py --images 1024 --sides 32
+    python benchmarks/convolutions.py --json convolutions.json
 
 Each is compared with cuDNN's result first (largest difference, as a share of the largest number). Times are medians of
 graph replays, by device events, in microseconds. cuDNN tries its algorithms and takes the fastest. The table is
@@ -11,14 +12,17 @@ Markdown.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixnn.nn import convolution_kernels as kernels
-from mixnn.runs.folder import device_name
+from mixnn.runs.folder import environment
 
 CHANNELS, GROUPS = 64, 8
 CALLS, REPLAYS = 30, 5
@@ -28,15 +32,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="time convolutions")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--sides", type=int, nargs="+", default=[32, 24, 56])
+    parser.add_argument("--json", type=Path, help="also write the times to this file")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    print(f"{device_name(torch.device('cuda'))}, {args.images} images\n")
+    about, rows = environment(torch.device("cuda")), []
+    print(f"{about['device']}, {args.images} images\n")
     print("| side | what | cuDNN, us | mixnn, us | difference |\n|---:|---|---:|---:|---:|")
     for side in args.sides:
         for what, cudnn, ours in pairs(args.images, side):
             want, found = cudnn(), ours()
             off = float((found.float() - want.float()).abs().max() / want.float().abs().max())
-            print(f"| {side} | {what} | {microseconds(cudnn):.1f} | {microseconds(ours):.1f} | {off:.4f} |", flush=True)
+            row: dict[str, Any] = {"side": side, "what": what}
+            row |= {"cudnn_us": round(microseconds(cudnn), 1), "mixnn_us": round(microseconds(ours), 1)}
+            rows.append(row | {"difference": round(off, 5)})
+            print(f"| {side} | {what} | {row['cudnn_us']} | {row['mixnn_us']} | {off:.4f} |", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps({"environment": about, "images": args.images, "rows": rows}, indent=1) + "\n")
 
 
 def pairs(images: int, side: int) -> list[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]]:

@@ -35,7 +35,7 @@ from mixnn.methods import METHODS
 from mixnn.methods.contract import Method
 from mixnn.nn.backbone import build_backbone
 from mixnn.progress import Silence
-from mixnn.runs.folder import device_name
+from mixnn.runs.folder import environment
 from mixnn.training.trainer import Trainer
 
 MEASURED = Path(__file__).parents[1] / "results" / "scaling-h200.json"
@@ -188,6 +188,7 @@ def print_heads() -> None:
 def measure(path: Path, steps: int) -> None:
     torch_dist.init_process_group("cpu:gloo,cuda:nccl", store=torch_dist.HashStore(), rank=0, world_size=1)
     original, rows = dist.run_group, []
+    about = environment(torch.device("cuda"))
     try:
         for setup, sizes in zip(SETUPS, ((32, 64, 128, 256), (32, 64, 128)), strict=True):
             images = random_images(setup.image_size + (32 if setup.image_size > 32 else 0), 2048)
@@ -198,7 +199,7 @@ def measure(path: Path, steps: int) -> None:
                     row = {"setup": setup.name, "batch_size": batch_size, "nccl": group is not None}
                     rows.append(row | {"ms_per_step": round(statistics.median(times), 4), "all_ms": times})
                     print(json.dumps(rows[-1]), flush=True)
-                    path.write_text(json.dumps({"device": device_name(torch.device("cuda")), "rows": rows}, indent=1))
+                    path.write_text(json.dumps({"environment": about, "rows": rows}, indent=1) + "\n")
     finally:
         dist.run_group = original
         dist.shutdown()

@@ -81,9 +81,11 @@ def measure_step(
     If `seconds` is given, `steps` is an upper limit, and there are as few steps as that time needs.
     """
     gc.collect()  # frees an earlier trainer, which is part of a reference cycle
+    held = 0  # bytes that something before this measurement still holds
     if where.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(where)
+        held = torch.cuda.memory_allocated(where)
     start = time.perf_counter()
     trainer = Trainer(config, images, reporter)
     advance = stepper(trainer)
@@ -98,7 +100,7 @@ def measure_step(
     result["ms_spread"] = [round(min(times), 3), round(max(times), 3)]
     result["images_per_s"] = round(config.batch_size / result["ms_per_step"] * 1e3)
     if where.type == "cuda":
-        result["peak_memory_gib"] = round(torch.cuda.max_memory_allocated(where) / 2**30, 2)
+        result["peak_memory_gib"] = round((torch.cuda.max_memory_allocated(where) - held) / 2**30, 2)
     result["gflop_per_step"] = round(count_flops(trainer) / 1e9, 1)
     return result, trainer, advance
 
