@@ -5,6 +5,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -284,3 +285,17 @@ def test_long_work_is_announced_before_it_begins(
     # kNN: 100 + 100 images; linear: 100 + 20 x 100.
     assert ("this takes about 38 min: 2,300 images are encoded at 1e+03 ms each" in begun[0]) == said
     assert ("--protocol knn takes about 3 min" in begun[0]) == said
+
+
+def test_the_first_batch_of_a_size_does_not_make_the_announced_time_too_long(monkeypatch: pytest.MonkeyPatch):
+    now, sizes = [0.0], set()
+
+    def features(_backbone: Any, _images: Any, order: torch.Tensor, *_: Any) -> torch.Tensor:
+        now[0] += 1e-5 * len(order) + (len(order) not in sizes)  # a second to choose algorithms
+        sizes.add(len(order))
+        return torch.zeros(1)
+
+    monkeypatch.setattr(EVALUATE, "features", features)
+    monkeypatch.setattr(EVALUATE.time, "perf_counter", lambda: now[0])
+    subject = SimpleNamespace(crop_size=8, device=torch.device("cpu"), backbone=None, train=range(5000), bf16=False)
+    assert EVALUATE.seconds_per_image(subject) == pytest.approx(1e-5)
