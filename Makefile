@@ -1,6 +1,6 @@
 # make demo   train MNN on handwritten digits and show what it learned: no download, a minute or two on two CPU cores
 # make test   run the linter (ruff), the type checker (mypy) and all tests, and build the documentation
-# make pages  write the tables of the pages about the paper and the figures again, after new files in results/
+# make pages  write the tables of the README, the pages and the figures again, after new files in results/
 # make wheel  build the wheel, install it into an empty environment and run its demo: some minutes
 # make docs   build this documentation as a site in build/site; every warning is an error
 # make pictures  draw the pictures of the documentation again: two minutes; needs Chromium
@@ -37,6 +37,7 @@ pictures: .venv/installed
 
 pages: .venv/installed
 	$(BIN)/python -m mixnn.paper.pages
+	$(BIN)/python benchmarks/scaling.py --page
 
 chaos: .venv/installed
 	$(BIN)/python -m tests.chaos $(ARGS)

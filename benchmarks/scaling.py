@@ -3,6 +3,7 @@
     python benchmarks/scaling.py                                   print the tables
     python benchmarks/scaling.py --measure scaling-h200.json       first measure this GPU's part of the model
     python benchmarks/scaling.py --times scaling-h200.json         print the tables with times that were measured before
+    python benchmarks/scaling.py --page                            write them into docs/scaling.md (make pages)
 
 Times in results/scaling-h200.json are used if that file is there.
 
@@ -34,11 +35,14 @@ from mixnn.data.image_set import ImageSet
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Method
 from mixnn.nn.backbone import build_backbone
+from mixnn.paper.pages import BLOCK
+from mixnn.paper.render import markdown_table
 from mixnn.progress import Silence
 from mixnn.runs.folder import environment
 from mixnn.training.trainer import Trainer
 
-MEASURED = Path(__file__).parents[1] / "results" / "scaling-h200.json"
+ROOT = Path(__file__).parents[1]
+MEASURED, PAGE = ROOT / "results" / "scaling-h200.json", ROOT / "docs" / "scaling.md"
 MIB = 2**20
 FEATURE_BYTES = 2  # bf16 on a GPU; on a CPU features are fp32
 GRADIENT_BYTES = 4
@@ -141,45 +145,65 @@ def parts(setup: Setup, method: Method, batch_size: int, gpus: int) -> dict[str,
     }
 
 
-def print_bytes() -> None:
-    print("| MiB per step | CIFAR: features | gradients | 224 pixels: features | gradients |")
-    print("|---|---:|---:|---:|---:|")
+def bytes_table() -> str:
+    rows = []
     for name in METHODS:
-        cells = []
+        cells = [name]
         for setup in SETUPS:
             method, size = build(name, setup), setup.batch_size
             cells += [f"{number / MIB:,.1f}" for number in (gathered_bytes(method, size), reduced_bytes(method))]
-        print(f"| {name} | {' | '.join(cells)} |")
+        rows.append(cells)
+    heads = ["MiB per step", "CIFAR: features", "gradients", "224 pixels: features", "gradients"]
+    return markdown_table(heads, rows, "lrrrr")
 
 
-def print_model(setup: Setup, fixed_batch: bool) -> None:
+def model_table(setup: Setup, fixed_batch: bool) -> str:
     method, first = build("mnn", setup), 0.0
     size = setup.batch_size if fixed_batch else PER_GPU
-    title = f"{setup.name}, batch {size}{'' if fixed_batch else ' per GPU'}"
-    columns = "backbones | heads | gather | all-reduce | ms per step | images/s | times as fast | efficiency"
-    print(f"| {title}: GPUs | {columns} |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    rows = []
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         batch = size * (1 if fixed_batch else gpus)
         found = parts(setup, method, batch, gpus)
         rate = batch / sum(found.values())
         first = first or rate
         cells = [f"{1e3 * seconds:.2f}" for seconds in (*found.values(), sum(found.values()))]
-        print(f"| {gpus} | {' | '.join(cells)} | {rate:,.0f} | {rate / first:.1f} | {100 * rate / first / gpus:.0f}% |")
+        rows.append([str(gpus), *cells, f"{rate:,.0f}", f"{rate / first:.1f}", f"{100 * rate / first / gpus:.0f}%"])
+    title = f"{setup.name}, batch {size}{'' if fixed_batch else ' per GPU'}: GPUs"
+    times = ["backbones", "heads", "gather", "all-reduce", "ms per step"]
+    return markdown_table([title, *times, "images/s", "times as fast", "efficiency"], rows, "r" * 9)
 
 
-def print_heads() -> None:
+def heads_table() -> str:
     """From which batch on it pays to divide the heads too: then each of their batch norms sends its sums."""
-    print("| largest batch at which replicated heads win | batch norms | 8 GPUs, NVLink | 64 GPUs, 8 machines |")
-    print("|---|---:|---:|---:|")
+    rows = []
     for setup in SETUPS:
         method = build("mnn", setup)
         norms = 2 * 2 + 1  # one in g and one in h of the student, each also backward; one in g of the teacher
-        cells = []
+        cells = [setup.name, str(norms)]
         for link, gpus in ((NVLINK, 8), (NETWORK, 64)):
             saved = head_seconds(method, 1) * (1 - 1 / gpus)
             cells.append(f"{norms * link.latency / saved:,.0f}")
-        print(f"| {setup.name} | {norms} | {' | '.join(cells)} |")
+        rows.append(cells)
+    heads = ["largest batch at which replicated heads win", "batch norms", "8 GPUs, NVLink", "64 GPUs, 8 machines"]
+    return markdown_table(heads, rows, "lrrr")
+
+
+def measured_table(measured: list[dict[str, Any]]) -> str:
+    """Steps that were measured, next to the line through them."""
+    rows, lines = [], []
+    for setup in SETUPS:
+        method, fitted = build("mnn", setup), with_times(setup, measured)
+        times = {(row["batch_size"], row["nccl"]): row["ms_per_step"] for row in measured if row["setup"] == setup.name}
+        sizes = sorted({size for size, _ in times})
+        for size in sizes:
+            model = 1e3 * (fitted.fixed + fitted.per_image * size + head_seconds(method, size))
+            numbers = times[size, False], times[size, True], model
+            name = setup.name if size == sizes[0] else ""
+            rows.append([name, str(size), *(f"{number:.2f}" for number in numbers)])
+        line = f"{1e3 * fitted.fixed:.1f} ms plus {1e3 * fitted.per_image:.2g} ms per image"
+        lines.append(f"- {setup.name}: the backbones take {line}.")
+    table = markdown_table(["ms per step", "images", "without NCCL", "with NCCL", "model"], rows, "lrrrr")
+    return table + "\n\n" + "\n".join(lines)
 
 
 # Measurements on one GPU
@@ -245,27 +269,38 @@ def with_times(setup: Setup, rows: list[dict[str, Any]]) -> Setup:
     return Setup(*list(vars(setup).values())[:4], max(0.0, fixed), slope, setup.hidden, True)
 
 
+def blocks(times: Path) -> dict[str, str]:
+    """The tables of docs/scaling.md by name."""
+    rows = json.loads(times.read_text())["rows"] if times.is_file() else []
+    known = [(with_times(setup, rows), fixed) for setup in SETUPS for fixed in (True, False)]
+    return {
+        "scaling-bytes": bytes_table(),
+        "scaling-heads": heads_table(),
+        "scaling-measured": measured_table(rows),
+        "scaling-model": "\n\n".join(model_table(*each) for each in known),
+    }
+
+
+def page(times: Path) -> str:
+    """docs/scaling.md with its tables written again."""
+    tables = blocks(times)
+    return BLOCK.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n\n{match[3]}", PAGE.read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="measure this GPU, and write the times to this file")
     parser.add_argument("--times", type=Path, help="a file that --measure wrote")
     parser.add_argument("--steps", type=int, default=100, help="steps per measurement")
+    parser.add_argument("--page", action="store_true", help="write the tables into docs/scaling.md")
     given = parser.parse_args()
     if given.measure:
         measure(given.measure, given.steps)
-    print_tables(given.times or given.measure or MEASURED)
-
-
-def print_tables(times: Path) -> None:
-    rows = json.loads(times.read_text())["rows"] if times.is_file() else []
-    print_bytes()
-    for setup in SETUPS:
-        known = with_times(setup, rows)
-        for fixed_batch in (True, False):
-            print()
-            print_model(known, fixed_batch)
-    print()
-    print_heads()
+    times = given.times or given.measure or MEASURED
+    if given.page:
+        PAGE.write_text(page(times))
+    else:
+        print("\n\n".join(blocks(times).values()))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Verdict:
         return found
 
 
-def _read() -> tuple[dict[str, list[Claim]], dict[str, dict[str, list[float]]]]:
+def _read() -> tuple[dict[str, list[Claim]], dict[str, dict[str, Any]]]:
     content = read_yaml(Path(__file__).parent / "claims.yaml")
     claims = {whose: [Claim(**values) for values in content[whose]] for whose in ("paper", "ours")}
     return claims, content["repeats"]

@@ -8,16 +8,17 @@ results/, the commits of the results, and figures whose runs have changed.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mixnn.files import write_atomically
-from mixnn.paper import claims
+from mixnn.paper import claims, speed
 from mixnn.paper.claims import (
     NOT_RUN,
     Claim,
@@ -33,13 +34,13 @@ from mixnn.paper.claims import (
 from mixnn.paper.figures import figures
 from mixnn.paper.plan import RunKey, Summaries, key_of, load_finished, runs_of
 from mixnn.paper.provenance import MEANINGS, find_commits, marks_of, read_commits
-from mixnn.paper.render import as_markdown, fill
+from mixnn.paper.render import as_markdown, fill, markdown_table
 from mixnn.paper.statistics import CONFIDENCE, t_quantile
-from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
+from mixnn.paper.tables import DATASET_NAMES, PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 from mixnn.progress import Reporter
 
-NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
-PAGES = tuple(Path("docs") / f"{name}.md" for name in ("reproduction", "findings", "reweighting", "numbers"))
+_DOCS = ("reproduction", "findings", "reweighting", "numbers", "results", "performance")
+PAGES = *(Path("docs") / f"{name}.md" for name in _DOCS), Path("README.md")
 RESULTS = Path("results")
 BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
@@ -79,7 +80,8 @@ def main(root: Path = Path()) -> None:
     """Write the pages, the commits and the figures of a checkout."""
     results = root / RESULTS
     finished = load_finished(results)
-    find_commits(results, finished.values())
+    benchmarks = [json.loads(path.read_text()) for path in speed.bench_files(results)]
+    find_commits(results, [*finished.values(), *benchmarks])
     for data in data_sets(finished):
         _draw_figures(results, data)
     for path, text in pages(root).items():
@@ -128,11 +130,6 @@ def _draw_figures(results: Path, data: str) -> None:
 # Blocks of the page
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [" | ".join(head), "|".join(["---"] * len(head)), *(" | ".join(row) for row in rows)]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
-
-
 def number(evidence: Evidence, name: str, data: str, measure: str, form: str = ".2f", scale: float = 1.0) -> str:
     """The mean of a row's runs as text, with deviation and number if there are several; empty if there are none."""
     values = [scale * value for value in evidence.sample(name, data, measure).values.values()]
@@ -146,7 +143,7 @@ def coverage(sources: Sources) -> str:
     """How many rows of each table have a run of 200 epochs, by data set."""
     present = data_sets(sources.evidence.finished)
     rows = [[t.name, *(_count_runs(t.rows, data, sources.evidence) for data in present)] for t in TABLES.values()]
-    return markdown_table(["table", *(NAMES[data] for data in present)], rows)
+    return markdown_table(["table", *(DATASET_NAMES[data] for data in present)], rows)
 
 
 def amount(sources: Sources) -> str:
@@ -159,7 +156,7 @@ def amount(sources: Sources) -> str:
     rows = []
     for data in data_sets(sources.evidence.finished):
         of_groups = ([row for name in names for row in TABLES[name].rows] for names in groups.values())
-        rows.append([NAMES[data], *(_count_runs(group, data, sources.evidence) for group in of_groups)])
+        rows.append([DATASET_NAMES[data], *(_count_runs(group, data, sources.evidence) for group in of_groups)])
     return markdown_table(["data", *groups], rows)
 
 
@@ -180,7 +177,7 @@ def noise(sources: Sources) -> str:
             if spread is None:
                 continue
             needed = t_quantile(0.5 + CONFIDENCE / 2, spread.df) * spread.std * 2**0.5
-            rows.append([NAMES[data], PROTOCOLS[protocol].label, f"{spread.std:.2f}", f"{needed:.2f}", source])
+            rows.append([DATASET_NAMES[data], PROTOCOLS[protocol].label, f"{spread.std:.2f}", f"{needed:.2f}", source])
     return markdown_table(["data", "", "deviation", "two single runs must differ by", "source"], rows)
 
 
@@ -199,7 +196,7 @@ def distances(sources: Sources) -> str:
             middle = f"{statistics.median(map(abs, found.values())):.2f}"
             bounds = " to ".join(dict.fromkeys(f"{limit(found.values()):+.2f}" for limit in (min, max)))
             label = PROTOCOLS[protocol].label
-            rows.append([NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
+            rows.append([DATASET_NAMES[data], label, str(len(found)), bounds, middle, ", ".join(far) or "none"])
     return markdown_table(
         ["data", "", "methods", "ours minus theirs", "median absolute difference", "over a point"], rows
     )
@@ -212,7 +209,7 @@ def marked(sources: Sources) -> str:
     for data in data_sets(evidence.finished):
         for row in (row for table in TABLES.values() for row in table.rows):
             for run in runs_of(row, data, evidence.seeds, {}, evidence.finished):
-                runs.setdefault(key_of(run), (f"{row.name} on {NAMES[data]}", marks_of([run], commits)))
+                runs.setdefault(key_of(run), (f"{row.name} on {DATASET_NAMES[data]}", marks_of([run], commits)))
     lines = []
     for mark, meaning in MEANINGS.items():
         names = [name for name, marks in runs.values() if mark in marks]
@@ -237,8 +234,45 @@ def leads(sources: Sources) -> str:
                 texts.append("" if paper[0] is None or paper[1] is None else f"{paper[0] - paper[1]:+.2f}")
                 texts.append(f"{ours[0].mean - ours[1].mean:+.2f}" if all(s.values for s in ours) else "")
             if texts[1] or texts[3]:
-                rows.append([NAMES[data], row.name, *texts])
+                rows.append([DATASET_NAMES[data], row.name, *texts])
     return markdown_table(["data", "MNN's lead over", "linear: paper", "ours", "kNN: paper", "ours"], rows)
+
+
+def all_methods(sources: Sources) -> str:
+    """The main table on CIFAR-10."""
+    return _main_table(sources, [row.name for row in TABLES["main"].rows])
+
+
+def chosen_methods(sources: Sources) -> str:
+    """The rows of the main table that the README has, and how long they train."""
+    return _main_table(sources, ("BYOL", "SCE", "UnMix", "MSF", "MNN"), with_seconds=True)
+
+
+def _main_table(sources: Sources, names: Sequence[str], with_seconds: bool = False) -> str:
+    rows = []
+    for row in (row for row in TABLES["main"].rows if row.name in names):
+        cells = [row.name]
+        for protocol in PROTOCOLS:
+            found = [published(row, column, protocol, "cifar10") for column in ("paper", "fixed")]
+            cells += ["" if value is None else f"{value:.2f}" for value in found]
+            cells.append(number(sources.evidence, f"main: {row.name}", "cifar10", protocol))
+        rows.append([*cells, *([speed.training_seconds(sources.results, row.method)] if with_seconds else [])])
+    heads = [text for p in PROTOCOLS.values() for text in (f"{p.label}: paper", "fixed", "ours")]
+    return markdown_table(["", *heads, *(["training"] if with_seconds else [])], rows)
+
+
+def repeated_runs(sources: Sources) -> str:
+    """All runs of MNN on CIFAR-10 with seed 0, then the other seeds, and how much they differ."""
+    name = claims.REPEATS["cifar10"]["row"]
+    rows, head = [], []
+    for protocol in PROTOCOLS:
+        stored = dict(sources.evidence.sample(name, "cifar10", protocol).values)
+        repeats = [*claims.REPEATS["cifar10"][protocol], stored.pop(0)]
+        head = [f"seed 0, run {i + 1}" for i in range(len(repeats))] + [f"seed {seed}" for seed in stored]
+        values = [*repeats, *stored.values()]
+        texts = [f"{value:.2f}" for value in (*values, statistics.stdev(values))]
+        rows.append([PROTOCOLS[protocol].label, *texts])
+    return markdown_table(["", *head, "deviation"], rows)
 
 
 class Column(NamedTuple):
@@ -259,7 +293,7 @@ def _table_of_measures(names: Mapping[str, str], *columns: Column) -> Block:
             for name, label in names.items():
                 texts = [number(sources.evidence, name, data, c.measure, c.form, c.scale) for c in columns]
                 if any(texts):
-                    rows.append([NAMES[data], label, *texts])
+                    rows.append([DATASET_NAMES[data], label, *texts])
         return markdown_table(["data", "", *(column.head for column in columns)], rows)
 
     return block
@@ -287,7 +321,7 @@ def whole_runs(sources: Sources) -> str:
                 for runs in (runs_of(row_of(n), data, evidence.seeds, {}, evidence.finished) for n in names)
             ]
             if common := sorted(logs[0].keys() & logs[1].keys()):
-                rows.append([NAMES[data], label, *_farthest(*(log[common[0]] for log in logs))])
+                rows.append([DATASET_NAMES[data], label, *_farthest(*(log[common[0]] for log in logs))])
     return markdown_table(["data", "", "kNN (points)", "purity (points)", "effective rank"], rows)
 
 
@@ -324,7 +358,7 @@ def summary(sources: Sources) -> str:
     found = [[v.verdict for c in claims.CLAIMS["paper"] if (v := _verdict_on(c, data, sources))] for data in present]
     rows = [[kind, *(str(verdicts.count(kind)) for verdicts in found)] for kind in kinds]
     rows = [row for row in rows if not row[0].startswith("probably") or set(row[1:]) != {"0"}]
-    return markdown_table(["verdict", *(NAMES[data] for data in present)], rows)
+    return markdown_table(["verdict", *(DATASET_NAMES[data] for data in present)], rows)
 
 
 def _verdict_on(claim: Claim, data: str, sources: Sources) -> Verdict | None:
@@ -343,7 +377,7 @@ def claims_in_short(sources: Sources) -> str:
             missing.append(f"{claim.says} ({claim.where})")
         else:
             rows.append([f"{claim.says} ({claim.source})", *map(_in_short, found)])
-    table = markdown_table(["claim", *(NAMES[data] for data in present)], rows)
+    table = markdown_table(["claim", *(DATASET_NAMES[data] for data in present)], rows)
     return table + _missing(list(dict.fromkeys(missing)))
 
 
@@ -376,7 +410,7 @@ def _finding(says: str, form: str, *numbers: tuple[str, Column]) -> Block:
                 verdict = ", ".join(f"{value} ({protocol})" for protocol, value in verdicts.items())
             if all(texts):
                 why = _why_undecided([v for v in judged if v])
-                lines.append(f"- {NAMES[data]}: {form.format(*texts)} Verdict: {verdict}{why}.")
+                lines.append(f"- {DATASET_NAMES[data]}: {form.format(*texts)} Verdict: {verdict}{why}.")
         return "\n".join(lines)
 
     return block
@@ -412,10 +446,15 @@ def _is_figure(stem: str, name: str) -> bool:
     return re.fullmatch(rf"(?:(?:{data})-)*{re.escape(name)}", stem) is not None
 
 
+def _of_speed(block: Callable[[Path], str]) -> Block:
+    return lambda sources: block(sources.results)
+
+
 LINEAR, KNN = ACCURACIES
 SPREAD = Column("spread", "spread")
 FIRST_PURITY = Column("purity, rank 1 (%)", "purity_1", ".1f", 100)
 BLOCKS: dict[str, Block] = {
+    **{name: _of_speed(block) for name, block in speed.BLOCKS.items()},
     "amount": amount,
     "summary": summary,
     "claims-in-short": claims_in_short,
@@ -436,6 +475,9 @@ BLOCKS: dict[str, Block] = {
         *(("main: MNN", LINEAR), ("main: MNN", KNN), (LEAKY, LINEAR), (LEAKY, KNN)),
         *(("main: MNN", FIRST_PURITY), (LEAKY, FIRST_PURITY)),
     ),
+    "all-methods": all_methods,
+    "chosen-methods": chosen_methods,
+    "repeated-runs": repeated_runs,
     "figures": drawn_figures,
     "claims": _verdict_table("paper", list_missing=False),  # claims-in-short lists them
     "own-claims": _verdict_table("ours"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,3 +228,9 @@ def _far_rows(compared: Sequence[tuple[Mapping[str, Any], str, Mapping[str, Any]
     unexplained = [name for why, name in words if not why]
     sentences = [f"{name} is more than a point away: {why}." for why, name in words if why]
     return sentences + ([f"Open, more than a point away: {'; '.join(unexplained)}."] if unexplained else [])
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "") -> str:
+    """A table in Markdown; the alignment has a letter per column, r for numbers on the right."""
+    rule = "|".join("---:" if letter == "r" else "---" for letter in alignment.ljust(len(head), "l"))
+    return "\n".join([f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])

@@ -19,8 +19,7 @@ from mixnn.files import expand, read_yaml, why
 # In the order of the paper's columns: linear first.
 PROTOCOLS = dict(sorted(evaluate.PROTOCOLS.items(), key=lambda item: item[0] != "linear"))
 PROBE_EPOCHS = LinearProbe.epochs  # the paper's; results of a longer or shorter linear probe are kept apart
-
-
+DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "stl10": "STL-10", "tiny-imagenet": "Tiny-ImageNet"}
 ORDERS = ("fixed", "leaky")  # of search and push; the authors fixed a leak after the paper
 
 

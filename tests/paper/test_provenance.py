@@ -95,7 +95,7 @@ def test_every_committed_result_has_a_mark_or_a_commit_and_a_digest():
     unmarked = [run for run in finished.values() if not provenance.marks_of([run], commits)]
     assert all(run["environment"]["training_code"] for run in unmarked)
     unknown = {run["config"]["method"] for run in finished.values() if "code" not in run["environment"]}
-    assert unknown == {"mnn", "supervised"}, "the first two runs, from an uncommitted tree"
+    assert unknown == {"supervised"}, "the first run, from an uncommitted tree"
 
 
 def test_the_commit_of_a_result_is_found_by_its_code(tmp_path, monkeypatch):
