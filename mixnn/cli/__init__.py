@@ -209,8 +209,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # `mixnn methods mnn | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("mixnn: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"mixnn: {error}" if error.args else "mixnn: interrupted", file=sys.stderr)
         return 130
     except Interrupted as error:
         if is_main_process():

@@ -33,7 +33,7 @@ from mixnn.data.image_set import normalization_text
 from mixnn.device import pick_device
 from mixnn.files import LOCK, check_folder_makeable, expand, lock_run
 from mixnn.methods.contract import VIEW_PAIRS
-from mixnn.nn.backbone import name_backbone
+from mixnn.nn.backbone import Network, name_backbone
 from mixnn.processes import is_main_process, is_restart
 from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
 from mixnn.runs import Run
@@ -162,20 +162,8 @@ def start_pretrain(
             network = handed_in  # whatever its name is here
         if network is not None or settings.get("backbone") == run.config.backbone:
             settings.pop("backbone", None)  # given once more, so that it can be built again
-        others = [
-            setting(name, value) for name, value in settings.items() if name not in RESUMABLE_SETTINGS | EXTENSIONS
-        ]
-        others += [method_option(name, value) for name, value in (options or {}).items()]
-        others += [repr(data)] if isinstance(data, str) and data in DATASETS else []
-        others += [setting("views")] if views else []
-        others += [setting("out", out)] if out else []
-        others += [setting("overwrite", True)] if overwrite else []
-        if others:
-            raise UserError(
-                f"{', '.join(others)}: {setting('resume')} takes its settings from the run folder; only "
-                f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
-                f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
-            )
+        named = repr(data) if isinstance(data, str) and data in DATASETS else ""
+        _check_resumable(settings, options or {}, named, {"views": views, "out": out, "overwrite": overwrite})
         run = replace(Run.open(run.path, run.network if network is None else network), data=run.data)
         with _lock(run.path), run.naming_imports():
             run = run.moved(data, labels)
@@ -207,13 +195,44 @@ def start_pretrain(
         if folder and (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
+    try:
+        trainer, images = _prepare(dataset, options, settings, given, views, network, reporter, timing)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped before the first step, so nothing was saved") from None
+    config = trainer.config
+    path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
+    with _lock(path):
+        startup = round(clock() - start, 1)
+        about = environment(trainer.order.device) | {"training_code": training_digest(config.method)}
+        about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
+        run = replace(_write_run(path, config, command, about), network=network)
+        if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
+            run = replace(run, data=dataset.emptied())
+        estimated = "about " * bool(trainer.plan and config.epochs)
+        amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
+        reporter.info(f"{config.method} on {short_path(config.data)}: {amount}, into {path}")
+        reporter.info(f"ready after {startup} s")
+        return _train(run, trainer)
+
+
+def _prepare(
+    dataset: Dataset,
+    options: dict[str, Any],
+    settings: dict[str, Any],
+    given: Collection[str],
+    views: Any,
+    network: Network | None,
+    reporter: Reporter,
+    timing: dict[str, Any],
+) -> tuple[Trainer, ImageSet]:
+    """A trainer that is ready for its first step, and its images. What suits the images is measured here."""
     config, images = _configure(dataset, options, settings, reporter)
     _check_settings(config, views)
     judged, has_start = dataset.recipe is None, config.init_from not in NO_START
     initial = initial_backbone(config, reporter.warn, network) if judged or has_start else None
     judge = None
     if initial is not None and judged:
-        judge = judge_start(initial, images, has_start, pick_device(config.device), clock)
+        judge = judge_start(initial, images, has_start, pick_device(config.device), timing["clock"])
         config = _with_views(config, judge, given, reporter)
     trainer = Trainer(config, images, reporter, _knn_sets(config, dataset), network=network, **timing)
     if initial is not None and has_start:
@@ -229,19 +248,21 @@ def start_pretrain(
     for line in lines(choices(dataset, options, settings | decided, len(images))):
         reporter.info(line)
     _check_warmup(config, reporter)
-    path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
-    with _lock(path):
-        startup = round(clock() - start, 1)
-        about = environment(trainer.order.device) | {"training_code": training_digest(config.method)}
-        about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
-        run = replace(_write_run(path, config, command, about), network=network)
-        if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
-            run = replace(run, data=dataset.emptied())
-        estimated = "about " * bool(trainer.plan and config.epochs)
-        amount = f"{plural(len(images), 'image')}, {estimated}{plural(config.epochs, 'epoch')}"
-        reporter.info(f"{config.method} on {short_path(config.data)}: {amount}, into {path}")
-        reporter.info(f"ready after {startup} s")
-        return _train(run, trainer)
+    return trainer, images
+
+
+def _check_resumable(settings: dict[str, Any], options: dict[str, Any], data: str, rest: dict[str, Any]) -> None:
+    """UserError for what a resumed run takes from its folder."""
+    others = [setting(name, value) for name, value in settings.items() if name not in RESUMABLE_SETTINGS | EXTENSIONS]
+    others += [method_option(name, value) for name, value in options.items()]
+    others += [data] if data else []
+    others += [setting(name) if name == "views" else setting(name, value) for name, value in rest.items() if value]
+    if others:
+        raise UserError(
+            f"{', '.join(others)}: {setting('resume')} takes its settings from the run folder; only "
+            f"{', '.join(map(setting, sorted(RESUMABLE_SETTINGS)))} may differ\n"
+            f"to train further, add {setting('epochs')} (the new total) or {setting('time_budget')} (added)"
+        )
 
 
 def _started_before(path: Path, command: str) -> Run | None:

@@ -1,5 +1,6 @@
 """A run that was killed, stopped or damaged goes on as if nothing had been: the same bits at the end, the same log."""
 
+import importlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 import mixnn
-from mixnn import methods
+from mixnn import cli, methods
 from mixnn.config import Config
 from mixnn.data import cache, configured_dataset
 from mixnn.data.stored import StoredImages
@@ -224,6 +225,16 @@ def test_a_signal_saves_in_the_middle_of_an_epoch_and_the_run_goes_on_with_the_s
     assert [record["epoch"] for record in log(run)] == [1]
     assert resume(run).code == 0
     assert_same_run(run, unbroken)  # the log's means over the broken epoch included
+
+
+def test_ctrl_c_before_the_first_step_says_that_nothing_was_saved(tmp_path: Path, monkeypatch, capsys):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("mixnn.training.pretrain"), "Trainer", stop)
+    assert cli.main(["pretrain", "digits", "--out", str(tmp_path / "run")]) == 130
+    assert "mixnn: stopped before the first step, so nothing was saved\n" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_signal_in_the_last_step_of_an_epoch_changes_nothing_either(unbroken: Path, tmp_path: Path):
