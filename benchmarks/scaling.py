@@ -9,8 +9,8 @@ Times in results/scaling-h200.json are used if that file is there.
 
 The model has three parts. Compute: the backbones' time for the images of one GPU, a line through measured steps of one
 GPU, and the heads' time for the whole batch, from their operations. Gather: the features of all GPUs. All-reduce: the
-gradients, of which what the backward pass does not hide is added. Messages take a latency, and their bytes divided by
-the bandwidth of a link, as in a ring.
+gradients, which networks in bf16 send when the backward pass has ended. Messages take a latency, and their bytes
+divided by the bandwidth of a link, as in a ring.
 
 `--measure` times the recorded step on one GPU, without and with a group of one NCCL process, for several batch sizes.
 It needs no second GPU, and says nothing about links: their numbers are assumptions, in `LINKS`.
@@ -46,7 +46,6 @@ MEASURED, PAGE = ROOT / "results" / "scaling-h200.json", ROOT / "docs" / "scalin
 MIB = 2**20
 FEATURE_BYTES = 2  # bf16 on a GPU; on a CPU features are fp32
 GRADIENT_BYTES = 4
-BACKWARD = 0.5  # share of a step's compute that is the student's backward pass, which hides messages
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def reduce_seconds(num_bytes: int, gpus: int, link: Link) -> float:
 
 
 def parts(setup: Setup, method: Method, batch_size: int, gpus: int) -> dict[str, float]:
-    """Seconds of a step by part, on so many GPUs, 8 in a machine; all-reduce is what the backward does not hide."""
+    """Seconds of a step by part, on so many GPUs, 8 in a machine. In bf16, no part runs at the same time as another."""
     link = NVLINK if gpus <= 8 else NETWORK
     heads = head_seconds(method, batch_size)
     passes = 3 * 2 + 2  # of MNN, for which the setups hold: two views, forward and backward, and two by the teacher
@@ -135,13 +134,11 @@ def parts(setup: Setup, method: Method, batch_size: int, gpus: int) -> dict[str,
     backbones = share * (setup.fixed + batch_size / gpus * setup.per_image)
     networks = 2 if own[1] else 1
     gather = gather_seconds(gathered_bytes(method, batch_size), gpus, link) + (networks - 1) * (gpus > 1) * link.latency
-    reduce = reduce_seconds(reduced_bytes(method), gpus, link)
-    last = reduce_seconds(min(reduced_bytes(method), dist.BUCKET_BYTES), gpus, link)  # complete when backward is over
     return {
         "backbones": backbones,
         "heads": heads,
         "gather": gather,
-        "all-reduce": max(last, reduce - BACKWARD * backbones) if gpus > 1 else 0.0,
+        "all-reduce": reduce_seconds(reduced_bytes(method), gpus, link),
     }
 
 
@@ -200,7 +197,7 @@ def measured_table(measured: list[dict[str, Any]]) -> str:
             numbers = times[size, False], times[size, True], model
             name = setup.name if size == sizes[0] else ""
             rows.append([name, str(size), *(f"{number:.2f}" for number in numbers)])
-        line = f"{1e3 * fitted.fixed:.1f} ms plus {1e3 * fitted.per_image:.2g} ms per image"
+        line = f"{1e3 * fitted.fixed:.1f} ms plus {1e3 * fitted.per_image:.3f} ms per image"
         lines.append(f"- {setup.name}: the backbones take {line}.")
     table = markdown_table(["ms per step", "images", "without NCCL", "with NCCL", "model"], rows, "lrrrr")
     return table + "\n\n" + "\n".join(lines)

@@ -8,6 +8,7 @@ results/, the commits of the results, and figures whose runs have changed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -305,7 +306,7 @@ PURITY = Column("purity (%)", "purity", ".1f", 100)
 
 
 def whole_runs(sources: Sources) -> str:
-    """The largest differences over training between pairs of runs with the same seed."""
+    """The largest differences over training between pairs of runs with the same seed, and between seeds of MNN."""
     evidence = sources.evidence
     pairs = (
         ("MNN and weights (1.5, 0.5 / K), no mixture", "main: MNN", CONTROL),
@@ -322,6 +323,10 @@ def whole_runs(sources: Sources) -> str:
             ]
             if common := sorted(logs[0].keys() & logs[1].keys()):
                 rows.append([DATASET_NAMES[data], label, *_farthest(*(log[common[0]] for log in logs))])
+        runs = runs_of(row_of("main: MNN"), data, evidence.seeds, {}, evidence.finished)
+        for a, b in itertools.combinations(runs, 2):
+            label = f"for scale: MNN with seed {a['config']['seed']} and with seed {b['config']['seed']}"
+            rows.append([DATASET_NAMES[data], label, *_farthest(a["metrics"], b["metrics"])])
     return markdown_table(["data", "", "kNN (points)", "purity (points)", "effective rank"], rows)
 
 
@@ -405,12 +410,13 @@ def _finding(says: str, form: str, *numbers: tuple[str, Column]) -> Block:
             judged = [_verdict_on(claim, data, sources) for claim in claims.CLAIMS["ours"] if claim.says == says]
             verdicts = {v.claim.source: v.verdict for v in judged if v}
             if len(set(verdicts.values())) == 1:
-                verdict = next(iter(verdicts.values()))
-            else:
-                verdict = ", ".join(f"{value} ({protocol})" for protocol, value in verdicts.items())
-            if all(texts):
                 why = _why_undecided([v for v in judged if v])
-                lines.append(f"- {DATASET_NAMES[data]}: {form.format(*texts)} Verdict: {verdict}{why}.")
+                verdict = f"Verdict: {next(iter(verdicts.values()))}{why}."
+            else:
+                each = [f"{v.claim.source}: {v.verdict}{_why_undecided([v])}" for v in judged if v]
+                verdict = f"Verdicts: {'; '.join(each)}."
+            if all(texts):
+                lines.append(f"- {DATASET_NAMES[data]}: {form.format(*texts)} {verdict}")
         return "\n".join(lines)
 
     return block

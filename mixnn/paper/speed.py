@@ -42,7 +42,7 @@ def state(results: Path) -> str:
     commits = {commit_of(made_with, read_commits(results)) for made_with in environments}
     devices, torches = ({made_with[name] for made_with in environments} for name in ("device", "torch"))
     names = ", ".join(f"`{commit}`" for commit in sorted(commits))
-    return f"{', '.join(sorted(devices))}, torch {', '.join(sorted(torches))}, code of commit {names}."
+    return f"{', '.join(sorted(devices))}, torch {', '.join(sorted(torches))}, the code of commit {names}."
 
 
 def peers(results: Path) -> str:
@@ -86,7 +86,7 @@ def kernels(results: Path) -> str:
 
 def _share(one: Mapping[str, Any]) -> str:
     ceiling = f"{one['matmul_tflops']:.0f} that a large matrix product reaches on this GPU"
-    return f"{one['share_of_ceiling']:.0%} of the {ceiling}"
+    return f"{one['share_of_ceiling']:.0%} of the ceiling, the {ceiling}"
 
 
 def _memory(one: Mapping[str, Any]) -> str:
@@ -112,8 +112,8 @@ def convolutions(results: Path) -> str:
     lines = []
     for what in dict.fromkeys(row["what"] for row in rows):
         by_side = {row["side"]: row for row in rows if row["what"] == what}
-        times = [f"{by_side[side][name]:.1f}" for side in sides for name in ("cudnn_us", "mixnn_us")]
-        lines.append([what, *times])
+        times = [by_side.get(side, {}).get(name) for side in sides for name in ("cudnn_us", "mixnn_us")]
+        lines.append([what, *("" if time is None else f"{time:.1f}" for time in times)])
     heads = [text for side in sides for text in (f"{side} pixels: cuDNN", "mixnn")]
     return markdown_table(["us", *heads], lines, "l" + "r" * len(heads))
 

@@ -268,8 +268,8 @@ def test_verdicts_that_differ_by_protocol_are_both_named(few_runs):
     i = next(i for i, v in enumerate(verdicts) if v.claim.says.startswith("MNN's accuracy") and v.data == "cifar10")
     verdicts[i] = dataclasses.replace(verdicts[i], verdict="holds")
     text = pages.BLOCKS["found-leak"](pages.Sources(Evidence(few_runs), verdicts, RESULTS))
-    known = f"the difference is known only to ±{known_to('knn'):.2f} kNN."
-    assert text.endswith(f"Verdict: holds (linear), cannot tell (kNN), because {known}")
+    known = f"because the difference is known only to ±{known_to('knn'):.2f} kNN."
+    assert text.endswith(f"Verdicts: linear: holds; kNN: cannot tell, {known}")
 
 
 def test_a_finding_is_silent_about_a_data_set_without_its_runs(few_runs):
