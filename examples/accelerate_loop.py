@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 import mixnn
 
-if __name__ == "__main__":
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+
+def train(accelerator):
     torch.manual_seed(accelerator.process_index)
     group = torch.distributed.group.WORLD if accelerator.num_processes > 1 else None
     method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=group)
@@ -31,5 +31,11 @@ if __name__ == "__main__":
             if accelerator.sync_gradients:  # the optimizer has made a step
                 method.after_step()
         accelerator.print(f"epoch {epoch + 1}, loss {loss.item():.3f}")
-    encoder = method.student.f  # maps images to features
+    return method.student.f  # maps images to features
+
+
+if __name__ == "__main__":
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    encoder = train(accelerator)
+    accelerator.free_memory()  # nothing may hold the process group when it ends: else gloo may abort at exit
     accelerator.end_training()

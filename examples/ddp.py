@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import mixnn
 
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
+
+def train():
     torch.manual_seed(dist.get_rank())  # for different views; DistributedDataParallel makes the weights equal
     method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=dist.group.WORLD)
     parallel = DistributedDataParallel(method)
@@ -32,4 +32,9 @@ if __name__ == "__main__":
             method.after_step()
         weights, rows = (t.double().sum().item() for t in (method.student.f[0].weight, method.support.z_QD))
         print(f"rank {dist.get_rank()}, epoch {epoch + 1}, weights {weights:.6f}, support set {rows:.6f}", flush=True)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    train()  # a function, so that nothing holds the process group when it ends: else gloo may abort at exit
     dist.destroy_process_group()
