@@ -478,3 +478,23 @@ def test_the_tables_of_speed_have_the_measurements():
     )
     row = next(r for r in read("convolutions")["rows"] if (r["side"], r["what"]) == (32, "gradient of x"))
     assert f"| gradient of x | {row['cudnn_us']:.1f} | {row['mixnn_us']:.1f} |" in speed.convolutions(RESULTS)
+    byol = read("methods")["methods"]["byol"]["ms_per_step"]
+    assert speed.training_seconds(RESULTS, "byol") == f"{39 * byol:.0f} s"  # 39,000 steps
+
+
+def test_the_table_of_recipes_has_the_means_of_all_seeds():
+    fast = [r for r in json.loads((RESULTS / "recipes" / "cifar10-final.json").read_text()) if r["name"] == "fast"]
+    seconds, linear, knn = (statistics.fmean(run[column] for run in fast) for column in ("seconds", "linear", "knn"))
+    spread = statistics.stdev(run["linear"] for run in fast)
+    row = f"| CIFAR-10 | `fast` | {len(fast)} | 200 | {seconds:.1f} | {linear:.2f} ± {spread:.2f} | {knn:.2f} ± "
+    assert row in speed.recipes(RESULTS)
+    papers = [committed("main", "MNN")["results"]["linear"]["last"], 91.39, 90.93]  # seeds 0, 1, 2
+    assert f"| CIFAR-10 | the paper's | 3 | 200 | 259.4 | {statistics.fmean(papers):.2f} ±" in speed.recipes(RESULTS)
+
+
+def test_repeated_runs_come_before_the_other_seeds(finished):
+    head, _, linear, _ = block("repeated-runs", finished).splitlines()
+    assert head.endswith("| seed 0, run 4 | seed 0, run 5 | seed 1 | seed 2 | deviation |")
+    values = [float(cell) for cell in linear.split("|")[2:-2]]
+    assert values == [91.55, 90.93, 91.57, 91.28, 91.50, 91.39, 90.93]
+    assert float(linear.split("|")[-2]) == pytest.approx(statistics.stdev(values), abs=0.005)
