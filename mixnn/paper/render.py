@@ -54,9 +54,14 @@ def fill(
     finished: Summaries,
     commits: Mapping[str, str],
     probe_epochs: int = PROBE_EPOCHS,
+    asked: int = 1,
 ) -> FilledTable:
-    """The table with our numbers. `commits` are those of `provenance.read_commits`."""
-    rows, changed = cells(table, data, seeds, settings, finished, commits), changed_settings(table, data, settings)
+    """The table with our numbers. `commits` are those of `provenance.read_commits`.
+
+    If more seeds were `asked` for than a row has, its cells say so.
+    """
+    rows = cells(table, data, seeds, settings, finished, commits, asked)
+    changed = changed_settings(table, data, settings)
     is_recipe = not changed and probe_epochs == PROBE_EPOCHS
     return FilledTable(table.name, title(table, data, settings, probe_epochs), data, rows, is_recipe)
 
@@ -68,6 +73,7 @@ def cells(
     settings: Mapping[str, Any],
     finished: Summaries,
     commits: Mapping[str, str],
+    asked: int = 1,
 ) -> list[dict[str, Any]]:
     """Each row's name, notes and one cell per protocol.
 
@@ -77,7 +83,7 @@ def cells(
     rows = []
     for row in table.rows:
         runs = runs_of(row, data, seeds, settings, finished)
-        found = {p: _cell(row, p, data, runs, table.order) | {"asked": len(seeds)} for p in PROTOCOLS}
+        found = {p: _cell(row, p, data, runs, table.order) | {"asked": asked} for p in PROTOCOLS}
         has_number = any(cell[source] for cell in found.values() for source in ("paper", "fixed"))
         note_applies = has_number or not (row.paper or row.fixed)  # else it is about numbers on other data sets
         about = {"note": row.note if note_applies else "", "explained": row.explained.get(data, "")}

@@ -166,7 +166,7 @@ def reproduce(
             f"the code behind these runs has changed since: {names}; {setting('stale', True)} runs them again"
         )
     shown, commits = seeds or sorted({seed for _, seed in finished} | {0}), read_commits(runner.results)
-    filled = [fill(t, data, shown, settings, finished, commits, probe_epochs) for t in chosen]
+    filled = [fill(t, data, shown, settings, finished, commits, probe_epochs, len(seeds or [0])) for t in chosen]
     found = {t.name: t.rows for t in filled}
     reproduction = Reproduction(found, partial(print_tables, filled, output, as_list=table == "all"))
     if elsewhere:

@@ -280,6 +280,7 @@ def test_fewer_runs_than_were_asked_for_are_counted(results, capsys):
     assert re.search(r"MNN .* 91\.50 ± 0\.71 \(n=2\)", out)
     assert re.search(r"MSF .* 89\.25 \(n=1 of 2\)", out)
     assert re.search(r"MNN .* 91\.50 ± 0\.71 \(n=2\)", printed()), "all that are there"
+    assert "n=1" not in printed(), "nobody asked for two"
     assert "n=" not in printed(seeds=0)
 
 
