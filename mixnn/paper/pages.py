@@ -264,16 +264,14 @@ def _main_table(sources: Sources, names: Sequence[str], with_seconds: bool = Fal
 
 def repeated_runs(sources: Sources) -> str:
     """All runs of MNN on CIFAR-10 with seed 0, then the other seeds, and how much they differ."""
-    name = claims.REPEATS["cifar10"]["row"]
-    rows, head = [], []
+    repeats, columns = claims.REPEATS["cifar10"], []
     for protocol in PROTOCOLS:
-        stored = dict(sources.evidence.sample(name, "cifar10", protocol).values)
-        repeats = [*claims.REPEATS["cifar10"][protocol], stored.pop(0)]
-        head = [f"seed 0, run {i + 1}" for i in range(len(repeats))] + [f"seed {seed}" for seed in stored]
-        values = [*repeats, *stored.values()]
-        texts = [f"{value:.2f}" for value in (*values, statistics.stdev(values))]
-        rows.append([PROTOCOLS[protocol].label, *texts])
-    return markdown_table(["", *head, "deviation"], rows)
+        stored = dict(sources.evidence.sample(repeats["row"], "cifar10", protocol).values)
+        values = [*repeats[protocol], stored.pop(0), *stored.values()]
+        columns.append([PROTOCOLS[protocol].label, *(f"{v:.2f}" for v in (*values, statistics.stdev(values)))])
+    runs = [f"seed 0, run {i + 1}" for i in range(len(values) - len(stored))] + [f"seed {seed}" for seed in stored]
+    head, *rows = zip(["", *runs, "standard deviation"], *columns, strict=True)
+    return markdown_table(head, rows)
 
 
 class Column(NamedTuple):
