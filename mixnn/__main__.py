@@ -9,8 +9,8 @@ from mixnn.processes import world_size
 
 code = main()
 if world_size() > 1:
-    # A Python that exits in the usual way takes its modules apart while gloo's threads still run. One of a few hundred
-    # such processes was aborted by them, after its run had ended well.
+    # A Python that exits in the usual way takes its modules apart while gloo's threads still run. They have
+    # aborted a process after its run had ended well.
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
