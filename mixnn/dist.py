@@ -25,7 +25,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -452,13 +451,12 @@ class GradientSum:
             for some in split_by_bytes(part, bucket_bytes):
                 self.buckets.append(Bucket(some, 1 if is_summed else group.size()))
         self.num_sent = 0
-        for number, bucket in enumerate(self.buckets):
+        for bucket in self.buckets:
             for p in bucket.parameters:
-                p.register_post_accumulate_grad_hook(partial(_gradient_ready, weakref.ref(self), number))
+                p.register_post_accumulate_grad_hook(partial(self._ready, bucket))
 
-    def ready(self, number: int) -> None:
-        """Another gradient of this bucket is there."""
-        self.buckets[number].num_ready += 1
+    def _ready(self, bucket: Bucket, _: Tensor) -> None:
+        bucket.num_ready += 1
         while self.num_sent < len(self.buckets):
             first = self.buckets[self.num_sent]
             if first.num_ready < first.num_learning:
@@ -476,13 +474,6 @@ class GradientSum:
         for bucket in self.buckets:
             bucket.finish()
         self.num_sent = 0
-
-
-def _gradient_ready(gradient_sum: weakref.ref[GradientSum], number: int, _: Tensor) -> None:
-    """A parameter's hook. The garbage collector does not see what hooks refer to, so the reference is weak."""
-    found = gradient_sum()
-    if found is not None:
-        found.ready(number)
 
 
 def split_by_bytes(parameters: Iterable[nn.Parameter], num_bytes: int) -> Iterator[list[nn.Parameter]]:
