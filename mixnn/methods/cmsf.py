@@ -19,7 +19,7 @@ from mixnn import functional as F
 from mixnn.config import UserError, option, other_default
 from mixnn.methods.contract import About, Aux, Batch, Direction, NeighborList
 from mixnn.methods.mixture import Mixture, MixtureOptions
-from mixnn.methods.siamese import Embeddings, take_rows
+from mixnn.methods.siamese import ByView, take_rows
 from mixnn.nn.support_set import Rows
 
 
@@ -100,23 +100,23 @@ class CMSF(Mixture):
         return torch.stack(losses).mean()
 
     def search(
-        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], embeddings: Embeddings, batch: Batch
+        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], z: ByView, batch: Batch
     ) -> tuple[NeighborList, ...]:
         first, second = supports
         num = self.options.constraint or self.topk
-        index_BC = F.nearest_rows(self.auxiliary(embeddings, batch), second.z_QD, num)
+        index_BC = F.nearest_rows(self.auxiliary(z, batch), second.z_QD, num)
         if self.options.constraint:  # keep those nearest to z
             sim_BC = F.cosines(z_BD, first.z_QD).gather(1, index_BC)
             index_BC = index_BC.gather(1, F.nearest(sim_BC, self.topk))
         return self.neighbors(i, z_BD, first, batch), take_rows(first, index_BC)
 
-    def auxiliary(self, embeddings: Embeddings, batch: Batch) -> Tensor:
+    def auxiliary(self, z: ByView, batch: Batch) -> Tensor:
         """The batch's embeddings in the auxiliary space, (B, D)."""
-        return self.previous_MD[batch.index_B] if self.has_memory else embeddings.z[2]
+        return self.previous_MD[batch.index_B] if self.has_memory else z[2]
 
-    def rows_to_push(self, embeddings: Embeddings, batch: Batch) -> tuple[Rows, ...]:
-        rows = super().rows_to_push(embeddings, batch)
-        return (rows[0], Rows(self.auxiliary(embeddings, batch).clone(), *rows[1][1:])) if rows else ()
+    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[Rows, ...]:
+        rows = super().rows_to_push(z, batch)
+        return (rows[0], Rows(self.auxiliary(z, batch).clone(), *rows[1][1:])) if rows else ()
 
     def update_state(self, aux: Aux) -> None:
         super().update_state(aux)

@@ -87,12 +87,16 @@ class Neighbors(Support):
             raise UserError(f"topk={self.topk} exceeds support_size={size}: use {method_option('topk', size)} or less")
 
 
-class Embeddings(NamedTuple):
-    """Embeddings of a batch, by the number of the view (0 is x1)."""
+ByView = dict[int, Tensor]  # embeddings by the number of the view (0 is x1)
 
-    q: dict[int, Tensor]  # student's projection
-    p: dict[int, Tensor]  # student's prediction; q itself without a predictor
-    z: dict[int, Tensor]  # target side
+
+class TargetSide(NamedTuple):
+    """What does not depend on the student's gradient: embeddings, and what was found for each direction."""
+
+    z: ByView
+    push: tuple[Rows, ...]  # new rows of each support set
+    neighbor_lists: list[tuple[NeighborList, ...]]
+    supports_QD: list[Tensor]  # the support set as the direction searches it
 
 
 class Siamese(Method):
@@ -168,50 +172,65 @@ class Siamese(Method):
     # One step
 
     def forward_batch(self, batch: Batch) -> tuple[Tensor, Aux]:
-        embeddings = self.encode(batch)
-        with full_precision(batch.views[0].device):  # only networks run under the caller's autocast
-            push = self.rows_to_push(embeddings, batch)
-            directions = [self.direction(i, a, b, embeddings, push, batch) for i, (a, b) in enumerate(self.pairs)]
+        views, device = self.all_views(batch), batch.views[0].device
+        if self.teacher is not None:
+            with side_stream(device):  # neither network waits for the other, and a search needs the teacher alone
+                side = self.target_side(self.encode_teacher(views, batch.draws), batch)
+        q, p = self.encode_student(views)
+        if self.teacher is None:
+            side = self.target_side(self.student_targets(q), batch)
+        wait_side_stream(device)
+        with full_precision(device):  # only networks run under the caller's autocast
+            directions = [
+                Direction(i, q[a], p[a], side.z[b], side.neighbor_lists[i], side.supports_QD[i], batch.draws)
+                for i, (a, b) in enumerate(self.pairs)
+            ]
             loss = self.combine([self.loss(d) for d in directions], batch)
             loss = loss if self.options.loss_scale == 1 else self.options.loss_scale * loss
             record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
-            return loss, Aux(push, record, self.metrics(directions))
+            return loss, Aux(side.push, record, self.metrics(directions))
 
-    def encode(self, batch: Batch) -> Embeddings:
-        """Embeddings of all views of a batch that a direction needs."""
-        return self.encode_views(batch.views, batch.draws)
+    def all_views(self, batch: Batch) -> tuple[Tensor | PartialBatch, ...]:
+        """Views by number: the batch's own, and those that a method makes of them."""
+        return batch.views
 
-    def encode_views(self, views: tuple[Tensor | PartialBatch, ...], draws: dict[str, Tensor]) -> Embeddings:
-        z, device = None, views[0].device
-        if self.teacher is not None:
-            with side_stream(device):  # neither network waits for the other
-                z = self.teacher(*(views[i] for i in self.teacher_views), shuffle=draws["shuffle"])
-        q, p = (_by_view(self.student_views, v) for v in self.student(*(views[i] for i in self.student_views)))
-        if z is None:
-            return Embeddings(q, p, self.student_targets(q))
-        wait_side_stream(device)
-        return Embeddings(q, p, _by_view(self.teacher_views, z))
+    def encode_student(self, views: tuple[Tensor | PartialBatch, ...]) -> tuple[ByView, ByView]:
+        """The student's projections q and predictions p; they are the same without a predictor."""
+        q, p = self.student(*(views[i] for i in self.student_views))
+        return self.by_view(self.student_views, q), self.by_view(self.student_views, p)
 
-    def student_targets(self, q: dict[int, Tensor]) -> dict[int, Tensor]:
+    def encode_teacher(self, views: tuple[Tensor | PartialBatch, ...], draws: dict[str, Tensor]) -> ByView:
+        """The teacher's embeddings z."""
+        assert self.teacher is not None
+        z = self.teacher(*(views[i] for i in self.teacher_views), shuffle=draws["shuffle"])
+        return self.by_view(self.teacher_views, z)
+
+    def student_targets(self, q: ByView) -> ByView:
         """Targets of a method without a teacher: the student's projections, without gradient."""
         return {i: v.detach() for i, v in q.items()}
 
-    def rows_to_push(self, embeddings: Embeddings, batch: Batch) -> tuple[Rows, ...]:
-        """New rows of each support set after the step: the targets of x2, as the authors do."""
-        return tuple(Rows(embeddings.z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
+    def by_view(self, numbers: tuple[int, ...], stacked: Tensor) -> ByView:
+        """Embeddings of these views from one stack of them."""
+        return dict(zip(numbers, stacked.chunk(len(numbers)), strict=True))
 
-    def direction(
-        self, i: int, a: int, b: int, embeddings: Embeddings, push: tuple[Rows, ...], batch: Batch
-    ) -> Direction:
-        q_BD, p_BD, z_BD = embeddings.q[a], embeddings.p[a], embeddings.z[b]
-        supports = self.searched_rows(i, push)
-        lists: tuple[NeighborList, ...] = ()
-        if supports and self.topk:
-            lists = self.search(i, z_BD, supports, embeddings, batch)
-        elif isinstance(self.options, Neighbors):  # topk=0
-            lists = (no_neighbors(z_BD),)
-        support_QD = supports[0].z_QD if supports else z_BD[:0]
-        return Direction(i, q_BD, p_BD, z_BD, lists, support_QD, batch.draws)
+    def target_side(self, z: ByView, batch: Batch) -> TargetSide:
+        """Embeddings, new rows of the support sets, and the neighbors of each direction."""
+        lists: list[tuple[NeighborList, ...]] = []
+        supports_QD = []
+        with full_precision(batch.views[0].device):
+            push = self.rows_to_push(z, batch)
+            for i, (_, b) in enumerate(self.pairs):
+                supports = self.searched_rows(i, push)
+                if supports and self.topk:
+                    lists.append(self.search(i, z[b], supports, z, batch))
+                else:  # topk=0, or a method without neighbors
+                    lists.append((no_neighbors(z[b]),) if isinstance(self.options, Neighbors) else ())
+                supports_QD.append(supports[0].z_QD if supports else z[b][:0])
+        return TargetSide(z, push, lists, supports_QD)
+
+    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[Rows, ...]:
+        """New rows of each support set after the step: the targets of x2, as the authors do."""
+        return tuple(Rows(z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
 
     def searched_rows(self, i: int, push: tuple[Rows, ...]) -> tuple[Rows, ...]:
         """Contents of the support sets as direction i searches them."""
@@ -219,9 +238,9 @@ class Siamese(Method):
         return tuple(s.read_pushed(rows) if leaky else s.read() for s, rows in zip(self.rings, push, strict=True))
 
     def search(
-        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], embeddings: Embeddings, batch: Batch
+        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], z: ByView, batch: Batch
     ) -> tuple[NeighborList, ...]:
-        """Neighbors of z; a method with several lists of neighbors overrides this."""
+        """Neighbors of z_BD, one of z; a method with several lists of neighbors overrides this."""
         return (self.neighbors(i, z_BD, supports[0], batch),)
 
     def neighbors(self, i: int, z_BD: Tensor, rows: Rows, batch: Batch) -> NeighborList:
@@ -258,11 +277,14 @@ class Siamese(Method):
             self.teacher_rate.fill_(last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def update_state(self, aux: Aux) -> None:
+        device = next(self.student.parameters()).device
+        with side_stream(device):  # many small kernels, in parallel with a few large ones
+            for ring, rows in zip(self.rings, aux.push, strict=True):
+                ring.push(rows)
         if self.teacher is not None:
             m: float | Tensor = self.teacher_momentum
             self.teacher.update(self.student, 1 - (1 - m) * self.teacher_rate if self.momentum_end else m)
-        for ring, rows in zip(self.rings, aux.push, strict=True):
-            ring.push(rows)
+        wait_side_stream(device)
 
     @property
     def teacher_momentum(self) -> float:
@@ -272,7 +294,3 @@ class Siamese(Method):
 def take_rows(rows: Rows, index_BK: Tensor) -> NeighborList:
     """The rows with these numbers."""
     return NeighborList(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK], rows.index_Q[index_BK])
-
-
-def _by_view(numbers: tuple[int, ...], stacked: Tensor) -> dict[int, Tensor]:
-    return dict(zip(numbers, stacked.chunk(len(numbers)), strict=True))

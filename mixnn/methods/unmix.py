@@ -22,7 +22,7 @@ from mixnn.dist import PartialBatch
 from mixnn.methods.byol import BYOL
 from mixnn.methods.contract import About, Batch, Direction
 from mixnn.methods.moco import MoCo, MoCoOptions
-from mixnn.methods.siamese import Embeddings, Siamese, Support
+from mixnn.methods.siamese import ByView, Siamese, Support
 
 BASES: dict[str, type[Siamese]] = {"byol": BYOL, "moco": MoCo}
 X1, X2, MIXED, REVERSED = range(4)
@@ -84,17 +84,19 @@ class UnMix(Siamese):
         rows = super().image_rows(draws, own)
         return torch.cat([rows, draws["shuffle"].shape[1] - 1 - rows])
 
-    def encode(self, batch: Batch) -> Embeddings:
+    def all_views(self, batch: Batch) -> tuple[Tensor | PartialBatch, ...]:
         x2, map_HW = batch.views[X2], self.mixing_map(batch)
         mixed: Tensor | PartialBatch
         if isinstance(x2, Tensor):
             mixed = map_HW * x2 + (1 - map_HW) * x2.flip(0)
         else:
             mixed = PartialBatch(partial(_mixed_rows, x2, map_HW), x2.shape, x2.device)
-        embeddings = self.encode_views((*batch.views, mixed), batch.draws)
-        for by_view in embeddings:
-            if MIXED in by_view:
-                by_view[REVERSED] = by_view[MIXED].flip(0)
+        return *batch.views, mixed
+
+    def by_view(self, numbers: tuple[int, ...], stacked: Tensor) -> ByView:
+        embeddings = super().by_view(numbers, stacked)
+        if MIXED in embeddings:
+            embeddings[REVERSED] = embeddings[MIXED].flip(0)
         return embeddings
 
     def mixing_map(self, batch: Batch) -> Tensor:
