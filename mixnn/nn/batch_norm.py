@@ -73,12 +73,19 @@ class SplitBatchNorm(nn.BatchNorm2d):
         else:  # a compiler adds the gradients; torch 2.11's has errors with outputs that share memory (issue 180642)
             y, stats, _ = batch_norm(*args)
             y2 = y
-        if self.tracked:  # as if each view came alone, in order; a view's statistics are the mean over its groups
-            momentum = 1 - (1 - self.momentum) ** self.views
-            count = x.numel() // (self.views * self.groups * x.shape[1])
-            weights, mean, var = self.group_weights, self.running_mean, self.running_var
-            update_running_stats(stats.detach(), weights, mean, var, momentum, count / (count - 1))
+        self.track(stats.detach(), x.numel() // x.shape[1])
         return y, y2
+
+    def track(self, stats: Tensor, rows: int) -> None:
+        """Move the running statistics toward a batch's moments by group, if they are kept.
+
+        As if each view came alone, in order; a view's statistics are the mean over its groups.
+        """
+        if self.tracked:
+            momentum = 1 - (1 - self.momentum) ** self.views
+            count = rows // (self.views * self.groups)
+            weights, mean, var = self.group_weights, self.running_mean, self.running_var
+            update_running_stats(stats, weights, mean, var, momentum, count / (count - 1))
 
     def _one_group(self, x: Tensor) -> Tensor:
         mean, var = (self.running_mean, self.running_var) if self.tracked else (None, None)

@@ -152,7 +152,7 @@ def _keep(words):
 
 
 @triton.jit
-def _store_pair(out, a, b, channel, index, num, channels):
+def store_pair(out, a, b, channel, index, num, channels):
     """Store vectors a and b as row `index` of each half of a (2, num, channels) matrix."""
     at = index * channels + channel
     tl.store(out + at, a)
@@ -160,7 +160,7 @@ def _store_pair(out, a, b, channel, index, num, channels):
 
 
 @triton.jit
-def _load_pair(pair, channel, index, num, channels):
+def load_pair(pair, channel, index, num, channels):
     at = index * channels + channel
     return tl.load(pair + at), tl.load(pair + num * channels + at)
 
@@ -186,11 +186,11 @@ def _add_rows(sums, channel, start, num, total, channels, step=1):
 def _add_groups(sums, d_parameters, channel, channels, num_groups):
     """Gradients of bias and weight: the sums of all groups."""
     d_bias, d_weight = _add_rows(sums, channel, 0, num_groups, num_groups, channels)
-    _store_pair(d_parameters, d_bias, d_weight, channel, 0, 1, channels)
+    store_pair(d_parameters, d_bias, d_weight, channel, 0, 1, channels)
 
 
 @triton.jit
-def _is_last(counter, num):
+def is_last(counter, num):
     """Whether this program is the last of `num` to come here. It can then load what they stored before.
 
     The counter is 0 before the first program and after the last one.
@@ -212,7 +212,7 @@ def _moments(a, b, rows):
 
 
 @triton.jit
-def _affine(mean, var, weight, bias, eps, channel):
+def affine(mean, var, weight, bias, eps, channel):
     """1 / std, and the scale and shift that batch norm amounts to."""
     inverse_std = tl.rsqrt(var + eps)
     scale = inverse_std * tl.load(weight + channel)
@@ -253,8 +253,8 @@ def bn_forward_alone_kernel(
         residual_words = _load(residual, at, COLS)
     value = _numbers(words, x.dtype.element_ty)
     mean, var = _moments(tl.sum(value, 0), tl.sum(value * value, 0), rows)
-    _store_pair(stats, mean, var, channel, group, num_groups, channels)
-    _, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    store_pair(stats, mean, var, channel, group, num_groups, channels)
+    _, scale, shift = affine(mean, var, weight, bias, eps, channel)
     _store_y(_keep(words), residual_words, y, signs, scale, shift, at, RESIDUAL, RELU, ROWS, COLS)
 
 
@@ -275,11 +275,11 @@ def bn_sum_kernel(
         a += value
         b += value * value
     row, total = group * chunks, num_groups * chunks
-    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), channel, row + chunk, total, channels)
-    if _is_last(counters + group * (channels // COLS) + block, chunks):
+    store_pair(partial, tl.sum(a, 0), tl.sum(b, 0), channel, row + chunk, total, channels)
+    if is_last(counters + group * (channels // COLS) + block, chunks):
         sum_x, sum_x2 = _add_rows(partial, channel, row, chunks, total, channels)
         mean, var = _moments(sum_x, sum_x2, rows)
-        _store_pair(stats, mean, var, channel, group, num_groups, channels)
+        store_pair(stats, mean, var, channel, group, num_groups, channels)
 
 
 @_kernel
@@ -289,7 +289,7 @@ def bn_moments_kernel(sums, stats, parts, groups, rows, channels, num_groups, CO
     first = group // groups * parts * groups + group % groups
     sum_x, sum_x2 = _add_rows(sums, channel, first, parts, num_groups * parts, channels, groups)
     mean, var = _moments(sum_x, sum_x2, rows)
-    _store_pair(stats, mean, var, channel, group, num_groups, channels)
+    store_pair(stats, mean, var, channel, group, num_groups, channels)
 
 
 @_kernel
@@ -305,8 +305,8 @@ def bn_forward_kernel(
     residual_words = words
     if RESIDUAL:
         residual_words = _load(residual, at, COLS, LAST=True)
-    mean, var = _load_pair(stats, channel, group, num_groups, channels)
-    _, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    mean, var = load_pair(stats, channel, group, num_groups, channels)
+    _, scale, shift = affine(mean, var, weight, bias, eps, channel)
     _store_y(words, residual_words, y, signs, scale, shift, at, RESIDUAL, RELU, ROWS, COLS)
 
 
@@ -379,8 +379,8 @@ def bn_backward_alone_kernel(
     bits = words
     if RESIDUAL:
         bits = _load_signs(signs, at, COLS)
-    mean, var = _load_pair(stats, channel, group, num_groups, channels)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    mean, var = load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = affine(mean, var, weight, bias, eps, channel)
     slope = _slope(gradients, bits, words, scale, shift, dtype, TWO, RESIDUAL, RELU, ROWS, COLS)
     a = tl.sum(slope, 0)
     b = tl.sum(slope * (_numbers(words, dtype) - mean[None, :]), 0) * inverse_std  # no slope where no row exists
@@ -389,8 +389,8 @@ def bn_backward_alone_kernel(
         tl.store(_words_at(slopes, at, COLS), slope_words, mask=at[2])
     slope = _numbers(_keep(slope_words), dtype)
     _store_dx(_keep(words), slope, dx, a, b, mean, inverse_std, scale, rows, at, COLS)
-    _store_pair(sums, a, b, channel, group, num_groups, channels)
-    if _is_last(counters + block, num_groups):
+    store_pair(sums, a, b, channel, group, num_groups, channels)
+    if is_last(counters + block, num_groups):
         _add_groups(sums, d_parameters, channel, channels, num_groups)
 
 
@@ -408,8 +408,8 @@ def bn_sum_slope_kernel(
     dtype: tl.constexpr = x.dtype.element_ty
     group, chunk, block = _place(tl.num_programs(0) - 1 - tl.program_id(0), chunks, num_groups)
     channel = _channels(block, COLS)
-    mean, var = _load_pair(stats, channel, group, num_groups, channels)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    mean, var = load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = affine(mean, var, weight, bias, eps, channel)
     a = tl.zeros((ROWS, COLS), tl.float32)
     b = tl.zeros((ROWS, COLS), tl.float32)
     for i in tl.range(tiles, num_stages=STAGES):
@@ -426,10 +426,10 @@ def bn_sum_slope_kernel(
         a += slope
         b += slope * (_numbers(words, dtype) - mean[None, :])  # the slope is 0 in rows that do not exist
     row, total = group * chunks, num_groups * chunks
-    _store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, channel, row + chunk, total, channels)
-    if _is_last(counters + group * (channels // COLS) + block, chunks):
+    store_pair(partial, tl.sum(a, 0), tl.sum(b, 0) * inverse_std, channel, row + chunk, total, channels)
+    if is_last(counters + group * (channels // COLS) + block, chunks):
         sum_1, sum_x_hat = _add_rows(partial, channel, row, chunks, total, channels)
-        _store_pair(sums, sum_1, sum_x_hat, channel, group, num_groups, channels)
+        store_pair(sums, sum_1, sum_x_hat, channel, group, num_groups, channels)
 
 
 @_kernel
@@ -448,11 +448,11 @@ def bn_backward_kernel(
     channel = _channels(block, COLS)
     at = _tile(group, chunk, block, groups, per_view, pixels, rows, channels, FULL, ROWS)
     words = _load(x, at, COLS, LAST=True)
-    mean, var = _load_pair(stats, channel, group, num_groups, channels)
-    inverse_std, scale, shift = _affine(mean, var, weight, bias, eps, channel)
+    mean, var = load_pair(stats, channel, group, num_groups, channels)
+    inverse_std, scale, shift = affine(mean, var, weight, bias, eps, channel)
     gradients = _load_gradients(dy, dy2, at, TWO, COLS, LAST)
     slope = _slope(gradients, words, words, scale, shift, dtype, TWO, False, RELU, ROWS, COLS)
-    a, b = _load_pair(sums, channel, group, num_groups, channels)
+    a, b = load_pair(sums, channel, group, num_groups, channels)
     _store_dx(words, slope, dx, a, b, mean, inverse_std, scale, rows, at, COLS)
     if (group == 0) & (chunk == 0):
         _add_groups(sums, d_parameters, channel, channels, num_groups)
@@ -489,7 +489,7 @@ class _Counters:
 _counters_of: dict[torch.device, _Counters] = {}
 
 
-def _counters(device: torch.device, num: int) -> Tensor:
+def zeroed_counters(device: torch.device, num: int) -> Tensor:
     """Zeroed counters: those of the current stream, or else new ones."""
     found = None
     if device.type == "cuda" and num <= COUNTERS:
@@ -534,7 +534,7 @@ class _Layout:
         return torch.empty((2, *shape, self.channels), dtype=torch.float32, device=self.device)
 
     def counters(self) -> Tensor:
-        return _counters(self.device, self.cells)
+        return zeroed_counters(self.device, self.cells)
 
     def launch_alone(self, kernel: Any, *args: Any, **form: bool) -> None:
         kernel[(self.cells,)](*args, *self.numbers, **form, **self.sizes)
@@ -543,13 +543,6 @@ class _Layout:
         counts = self.tiles_per_sum, self.sum_chunks
         args += self.empty(self.num_groups, self.sum_chunks), self.counters()
         kernel[(self.cells * self.sum_chunks,)](*args, *counts, *self.numbers, **form, **self.sum_sizes)
-
-    def launch_moments(self, sums: Tensor, stats: Tensor) -> None:
-        parts, (groups, _, _, rows, *_) = sums.shape[1] // self.num_groups, self.numbers
-        cols = self.sizes["COLS"]
-        bn_moments_kernel[(self.num_groups, self.channels // cols)](
-            sums, stats, parts, groups, rows, self.channels, self.num_groups, COLS=cols, num_warps=4
-        )
 
     def launch(self, kernel: Any, *args: Any, **form: bool) -> None:
         kernel[(self.cells * self.chunks,)](*args, self.chunks, *self.numbers, **form, **self.sizes)
@@ -567,17 +560,27 @@ def forward(
     """`batch_norm.batch_norm` on CUDA."""
     layout = _Layout(x, views, groups, FORWARD if residual is None else RESIDUAL)
     y, stats, signs = torch.empty_like(x), layout.empty(layout.num_groups), empty_signs(x, residual, relu)
-    tensors = x, x if residual is None else residual, weight, bias, y, stats, signs
+    given = x, x if residual is None else residual, weight, bias, y
     form = {"RESIDUAL": residual is not None, "RELU": relu}
     if layout.alone:
-        layout.launch_alone(bn_forward_alone_kernel, *tensors, eps, **form)
+        layout.launch_alone(bn_forward_alone_kernel, *given, stats, signs, eps, **form)
     else:
         if sums is not None and sums.shape[1] % layout.num_groups == 0:  # no part has images of two views
-            layout.launch_moments(sums, stats)
+            stats = moments(sums, views, groups, layout.numbers[3])
         else:
             layout.launch_sums(bn_sum_kernel, x, stats)
-        layout.launch(bn_forward_kernel, *tensors, eps, **form)
+        layout.launch(bn_forward_kernel, *given, stats, signs, eps, **form)
     return y, stats, signs
+
+
+def moments(sums: Tensor, views: int, groups: int, rows: int) -> Tensor:
+    """Mean and variance by group, (2, views * groups, C), from sums over parts of the images (`Convolution`)."""
+    num_groups, (_, parts, channels) = views * groups, sums.shape
+    stats, cols = sums.new_empty((2, num_groups, channels)), math.gcd(COLS, channels)
+    bn_moments_kernel[(num_groups, channels // cols)](
+        sums, stats, parts // num_groups, groups, rows, channels, num_groups, COLS=cols, num_warps=4
+    )
+    return stats
 
 
 def empty_signs(x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:

@@ -1,15 +1,15 @@
 """Convolutions of ResNets: torch's, but faster when they train in bf16 on CUDA.
 
 Only the optimizer needs the gradients of the weights. So they are computed on the side stream, in parallel with the
-batch norm of the layer before: convolutions are limited by compute, batch norm by memory bandwidth. The first
-convolution (stem_kernels.py) and those of the first stage (convolution_kernels.py) have kernels of their own.
+batch norm of the layer before: convolutions are limited by compute, batch norm by memory bandwidth. Those of the first
+stage have kernels of their own (convolution_kernels.py).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mixnn.device import side_stream
-from mixnn.nn.precision import is_cast
+from mixnn.nn.precision import WeightStream, is_cast
 
 Padding = tuple[int, ...] | str  # as torch types it; here it is never a string
 
@@ -42,23 +41,16 @@ class Convolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or torch.compiler.is_compiling():
             return super().forward(x)
-        if self.is_small_stem() and _runs_in_bf16(x, self.weight) and not x.requires_grad:  # x's gradient has no kernel
-            return _Stem.apply(x, self.weight)
         groups = self.bn_groups if self.training else 0
         if is_cast(self.weight):
             y, sums = _Convolution.apply(x, self.weight, self.stride, self.padding, groups)
-        elif torch.is_grad_enabled() or not _runs_in_bf16(x, self.weight) or x.dim() != 4:
+        elif torch.is_grad_enabled() or not runs_in_bf16(x, self.weight) or x.dim() != 4:
             return super().forward(x)
         else:
             y, sums = _forward(x.to(self.weight.dtype), self.weight, self.stride, self.padding, groups)
         if sums is not None:
             y.group_sums = groups, sums, _version(y)
         return y
-
-    def is_small_stem(self) -> bool:
-        """Whether it is the first layer of a network for small images, and stem_kernels.py has kernels for it."""
-        shape = self.in_channels, *self.kernel_size, *self.stride, *self.padding
-        return shape == (3, 3, 3, 1, 1, 1, 1) and self.out_channels in (16, 32, 64, 128)
 
 
 def group_sums(x: Tensor, groups: int) -> Tensor | None:
@@ -79,7 +71,8 @@ def without_kernels() -> Iterator[None]:
         yield
 
 
-def _runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
+def runs_in_bf16(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution of x with these weights is computed in bf16."""
     return weight.dtype == torch.bfloat16 and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda"))
 
 
@@ -110,11 +103,7 @@ def _forward(
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that computes the gradient of its weights on the side stream, and sums for a batch norm.
-
-    CastAll (precision.py) receives this gradient and waits for the stream. If a network uses a layer twice, autograd
-    adds the gradients before that, so they are computed as usual.
-    """
+    """A convolution that computes the gradient of its weights on the side stream, and sums for a batch norm."""
 
     @staticmethod
     def forward(
@@ -123,8 +112,7 @@ class _Convolution(torch.autograd.Function):
         x = x.to(weight.dtype)
         ctx.save_for_backward(x, weight)
         ctx.rest = None, [*stride], [*padding], [1, 1], False, [0, 0], 1
-        ctx.uses = weight.__dict__.setdefault("uses", [0])  # of this weight, in this pass; shared by all of them
-        ctx.uses[0] += 1
+        ctx.stream = WeightStream(weight)
         ctx.set_materialize_grads(False)  # the sums have no gradient, and no zeros need to be written for it
         ctx.kernels = _kernels(x, weight, stride, padding)
         y, sums = _forward(x, weight, stride, padding, bn_groups)
@@ -145,27 +133,9 @@ class _Convolution(torch.autograd.Function):
             else:
                 dx = backward(dy, x, weight, *ctx.rest, [True, False, False])[0]
         if ctx.needs_input_grad[1]:
-            read_at_once = ctx.uses[0] > 1 or torch.is_anomaly_enabled()  # by autograd, which does not wait
-            with nullcontext() if read_at_once else side_stream(dy.device, dy, x):
+            with ctx.stream(dy.device, dy, x):
                 if ctx.kernels:
                     d_weight = ctx.kernels.weight_gradient(x, dy, weight)
                 else:
                     d_weight = backward(dy, x, weight, *ctx.rest, [False, True, False])[1]
         return dx, d_weight, None, None, None
-
-
-class _Stem(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        from mixnn.nn import stem_kernels  # needs triton, which torch installs only with CUDA
-
-        ctx.save_for_backward(x, weight)
-        return stem_kernels.forward(x, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor]:
-        from mixnn.nn import stem_kernels
-
-        x, weight = ctx.saved_tensors
-        return None, stem_kernels.weight_gradient(x, dy, weight)

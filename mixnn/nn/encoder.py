@@ -12,16 +12,18 @@ from __future__ import annotations
 import sys
 from copy import deepcopy
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError
 from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
-from mixnn.nn.precision import run_parts
+from mixnn.nn.precision import WeightStream, is_cast, run_parts
 
 IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `count_features` tries; some networks accept one size only
 
@@ -35,12 +37,44 @@ def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> n
     last = len(sizes) - 2
     for i, (a, b) in enumerate(pairwise(sizes)):
         norm = hidden_norm if i < last else out_norm != "none"
-        layers.append(nn.Linear(a, b, bias=not norm))
+        layers.append(Linear(a, b, bias=not norm))
         if norm:
             layers.append(SplitBatchNorm(b, affine=i < last or out_norm == "affine"))
         if i < last:
             layers.append(nn.ReLU())
     return nn.Sequential(*layers)
+
+
+class Linear(nn.Linear):
+    """torch's, but in bf16 on CUDA it computes the gradients of weight and bias on the side stream."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cuda or torch.compiler.is_compiling() or not is_cast(self.weight):
+            return super().forward(x)
+        y: Tensor = _Linear.apply(x, self.weight, self.bias)
+        return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.to(weight.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.stream = WeightStream(weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        d_weight = d_bias = None
+        with ctx.stream(dy.device, dy, x):
+            if ctx.needs_input_grad[1]:
+                d_weight = dy.T @ x
+            if ctx.needs_input_grad[2]:
+                d_bias = dy.sum(0)
+        return dx, d_weight, d_bias
 
 
 @torch.no_grad()

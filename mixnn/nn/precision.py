@@ -10,14 +10,14 @@ A network that was not given a type runs under the caller's autocast, if there i
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mixnn.device import wait_side_stream
+from mixnn.device import side_stream, wait_side_stream
 from mixnn.dist import split_by_bytes
 
 
@@ -72,6 +72,24 @@ class CastAll(torch.autograd.Function):
 def is_cast(weight: Tensor) -> bool:
     """Whether its gradient goes through CastAll, which waits for the side stream."""
     return isinstance(weight.grad_fn, CastAll._backward_cls)
+
+
+class WeightStream:
+    """Where a layer computes the gradient of cast weights: on the side stream, for only the optimizer needs it.
+
+    Made in each forward pass of a layer. If a network uses a layer twice, autograd adds the gradients at once, so they
+    are computed as usual.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.uses = weight.__dict__.setdefault("uses", [0])  # of this weight, in this pass; shared by all of them
+        self.uses[0] += 1
+
+    def __call__(self, device: torch.device, *tensors: Tensor) -> AbstractContextManager[None]:
+        """A context for the computation, which reads these tensors."""
+        if self.uses[0] > 1 or torch.is_anomaly_enabled():
+            return nullcontext()
+        return side_stream(device, *tensors)
 
 
 def _cast(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:

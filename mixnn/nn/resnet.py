@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.convolution import Convolution
+from mixnn.nn.stem import stem
 
 IMAGENET_STEM = 128  # pixels from which on the stem is ImageNet's
 Twice = tuple[Tensor, Tensor]  # the same map for a block's convolutions and for its shortcut: see SplitBatchNorm
@@ -107,7 +108,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x, shortcut = self.bn1(self.conv1(x), relu=True, twice=True)
+        x, shortcut = stem(self.conv1, self.bn1, x)
         if not isinstance(self.maxpool, nn.Identity):
             x = shortcut = self.maxpool(x)
         for stage in self.stages:

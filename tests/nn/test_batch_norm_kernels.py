@@ -155,11 +155,11 @@ def test_streams_have_their_own_counters_which_are_kept_for_graphs(monkeypatch):
     rows = []
     for stream in [*streams, *streams]:
         with torch.cuda.stream(stream):
-            rows.append(kernels._counters(device, 8).data_ptr())
+            rows.append(kernels.zeroed_counters(device, 8).data_ptr())
     assert rows[:2] == rows[2:]
     assert rows[0] != rows[1]
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        captured = kernels._counters(device, 8)
+        captured = kernels.zeroed_counters(device, 8)
         captured.zero_()  # torch warns of a graph without work
     assert captured.data_ptr() not in rows
     assert captured._base is not None  # a row of the buffer that was made before

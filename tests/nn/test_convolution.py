@@ -14,6 +14,7 @@ from mixnn.nn.batch_norm import SplitBatchNorm, set_views
 from mixnn.nn.convolution import Convolution, _Convolution, group_sums, without_kernels
 from mixnn.nn.precision import is_cast, run_parts
 from mixnn.nn.resnet import ResNet
+from mixnn.nn.stem import stem
 
 SHAPES = [(3, 64, 3, 1, 1), (3, 16, 7, 2, 3), (32, 48, 1, 2, 0), (32, 32, 3, 2, 1)]
 
@@ -49,7 +50,7 @@ def test_a_layer_that_is_used_twice_does_not_use_the_side_stream(uses, monkeypat
         queued.append("gradient")
         yield
 
-    monkeypatch.setattr("mixnn.nn.convolution.side_stream", side_stream)
+    monkeypatch.setattr("mixnn.nn.precision.side_stream", side_stream)
     layer, x = Convolution(3, 4, 3, 1, 1), torch.randn(2, 3, 5, 5)
     weight = layer.weight * 1  # as CastAll does, a new tensor in each pass
     passes = [_Convolution.apply(x, weight, layer.stride, layer.padding, 0)[0] for _ in range(uses)]
@@ -150,11 +151,6 @@ def test_3x3_convolutions_of_a_resnet_know_the_groups_of_their_batch_norms(name)
     assert {layer.bn_groups for layer in layers if layer.kernel_size == (3, 3)} == {8}
 
 
-def test_only_the_small_stem_has_kernels():
-    assert [Convolution(*shape).is_small_stem() for shape in SHAPES] == [True, False, False, False]
-    assert not Convolution(3, 48, 3, 1, 1).is_small_stem()  # not a power of two
-
-
 def test_cast_weights_are_told_from_others():
     """Only their gradients may come from the side stream."""
     seen = []
@@ -203,7 +199,7 @@ def test_a_resnet_is_the_same_with_and_without_kernels():
             self.conv1, self.bn1, self.layer1 = network.conv1, network.bn1, network.layer1
 
         def forward(self, x):
-            return self.layer1(self.bn1(self.conv1(x), relu=True, twice=True))[0]
+            return self.layer1(stem(self.conv1, self.bn1, x))[0]
 
     part = FirstStage()
     set_views(part, 2)

@@ -1,17 +1,20 @@
-"""The CUDA kernels of the stem against torch's convolution: on a GPU, or else in Triton's interpreter."""
+"""The CUDA kernels of the stem against plain PyTorch: on a GPU, or else in Triton's interpreter."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from mixnn.nn.batch_norm import plain_forward
 from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
 
 if CUDA or INTERPRETED:
     from mixnn.nn import stem_kernels as kernels
 
-SHAPES = [(2, 32, 32, 64), (3, 5, 7, 32), (1, 24, 24, 16), (2, 24, 24, 128)]  # images, height, width, channels
+# images, height, width, channels, views, groups; tiles that are full, and some that are not
+SHAPES = [(4, 16, 16, 64, 2, 2), (6, 5, 7, 32, 1, 2), (3, 24, 24, 32, 1, 1), (4, 12, 16, 128, 2, 1)]
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
-NUM_TESTS = len(SHAPES) * len(LAYOUTS)
+NUM_TESTS = 2 * len(SHAPES) * len(LAYOUTS)
+EPS = 1e-5
 
 
 @starts_interpreter
@@ -20,25 +23,39 @@ def test_kernels_equal_plain_torch_in_the_interpreter():
 
 
 @runs_kernels
+@pytest.mark.parametrize("two", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_convolution_and_its_gradient_equal_plain_torch(shape, layout, monkeypatch):
-    monkeypatch.setattr(kernels, "PROGRAMS", 3)  # so that a program has several tiles
-    batch, height, width, channels = shape
+def test_convolution_batch_norm_and_relu_and_their_gradients_equal_plain_torch(shape, layout, two):
+    images, height, width, channels, views, groups = shape
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(batch, 3, height, width, generator=rng).bfloat16().float().to(DEVICE, memory_format=layout)
-    weight = torch.randn(channels, 3, 3, 3, generator=rng).to(DEVICE, torch.bfloat16, memory_format=layout)
-    dy = torch.randn(batch, channels, height, width, generator=rng).to(DEVICE, torch.bfloat16, memory_format=layout)
 
-    exact = weight.double().requires_grad_()
-    want = F.conv2d(x.double(), exact, padding=1)
-    want.backward(dy.double())
+    def multiples(of, *shape):
+        """Numbers whose products and sums are exact in bf16, so that it does not matter how they are rounded."""
+        return torch.randint(-2, 3, shape, generator=rng) * of
 
-    y = kernels.forward(x, weight)
+    x, weight = multiples(0.5, images, 3, height, width) + 0.5, multiples(0.25, channels, 3, 3, 3)
+    norm_weight, norm_bias = torch.rand(channels, generator=rng) + 0.5, torch.randn(channels, generator=rng)
+    maps = multiples(0.25, 2, images, channels, height, width)
+
+    exact = [t.double().requires_grad_() for t in (weight, norm_weight, norm_bias)]
+    convolved = F.conv2d(x.double(), exact[0], padding=1)
+    want_y, want_stats = plain_forward(convolved, None, *exact[1:], views, groups, EPS, True)
+    want_y.backward((maps.sum(0) if two else maps[0]).double())
+
+    x = x.to(DEVICE, memory_format=layout)
+    weight = weight.to(DEVICE, torch.bfloat16, memory_format=layout)
+    norm = norm_weight.to(DEVICE), norm_bias.to(DEVICE)
+    dy, dy2 = (t.to(DEVICE, torch.bfloat16, memory_format=layout) for t in maps)
+    y, stats, padded, moments = kernels.forward(x, weight, *norm, views, groups, EPS)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(
-        y.double(), want.detach(), rtol=2**-7, atol=1e-4
-    )  # the interpreter rounds to bf16 toward zero
-    gradient = kernels.weight_gradient(x, dy, weight)
-    assert gradient.stride() == weight.stride()
-    torch.testing.assert_close(gradient.double(), exact.grad, rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(y.cpu().double(), want_y.detach(), rtol=2**-7, atol=1e-4)
+    torch.testing.assert_close(stats.cpu().double(), want_stats.detach(), rtol=1e-5, atol=1e-5)
+
+    rest = y, padded, moments, weight, *norm, stats, views, groups, EPS
+    d_weight, d_parameters = kernels.backward(dy, dy2 if two else None, *rest)
+    assert d_weight.stride() == weight.stride()
+    scale = exact[0].grad.abs().max().item()
+    torch.testing.assert_close(d_weight.cpu().double(), exact[0].grad, rtol=2**-7, atol=1e-5 * scale)
+    for ours, parameter in zip(d_parameters, (exact[2], exact[1]), strict=True):
+        torch.testing.assert_close(ours.cpu().double(), parameter.grad, rtol=1e-4, atol=1e-3)
