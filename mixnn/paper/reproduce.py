@@ -162,7 +162,7 @@ def reproduce(
         finished = runner.load_finished()
     if changed := stale_runs(needed, finished):
         names = ", ".join(changed)
-        reporter.warn(
+        reporter.info(
             f"the code behind these runs has changed since: {names}; {setting('stale', True)} runs them again"
         )
     shown, commits = seeds or sorted({seed for _, seed in finished} | {0}), read_commits(runner.results)

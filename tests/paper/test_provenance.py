@@ -137,10 +137,10 @@ def test_runs_of_changed_code_are_named_and_those_of_todays_code_are_not(tmp_pat
     write(tmp_path, "msf", summary("msf", {}, 0, 89.0, 88.0), training_code="0lder")
     write(tmp_path, "byol", summary("byol", {}, 0, 89.0, 88.0), training_code="")
     assert mixnn.cli.main(["reproduce", "main", "--no-run", "--results", str(tmp_path)]) == 0
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert "the code behind these runs has changed since: cifar10-msf-" in warning
-    assert "mnn" not in warning
-    assert warning.endswith("--stale runs them again")
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("the code behind these runs has changed since: cifar10-msf-")
+    assert "mnn" not in note
+    assert note.endswith("--stale runs them again")
 
 
 def test_the_plan_with_stale_has_what_todays_code_did_not_make(tmp_path, capsys):
