@@ -153,6 +153,9 @@ def test_what_the_page_on_speed_says_about_the_recipes_is_true():
     page, rows = " ".join((ROOT / "docs" / "performance.md").read_text().split()), read("recipes/cifar10-final.json")
     fast = [row for row in rows if row["settings"] == {"recipe": "fast"}]
     assert "three seeds: {:.2f}, {:.2f} and {:.2f}".format(*(row["linear"] for row in fast)) in page
+    form = "{seconds:.1f} s, with {linear:.2f}% linear and {knn:.2f}% kNN"
+    assert form.format(**read("recipes/cifar10-repeat.json")[0]) in page
+    assert "before: {seconds:.1f} s, {linear:.2f}% and {knn:.2f}%".format(**fast[0]) in page
     before = [row for row in rows if row["name"] == "muon-large-targets-95"]
     means = [statistics.mean(row[name] for row in before) for name in ("knn", "linear")]
     assert "had {:.1f}% kNN but only {:.1f}% linear".format(*means) in page
