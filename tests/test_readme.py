@@ -33,7 +33,7 @@ def test_each_command_parses(command: str):
 
 
 def test_there_are_commands_to_check():
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 8
 
 
 def test_the_table_of_commands_has_them_all():
@@ -48,7 +48,8 @@ def test_make_has_the_targets_that_a_stranger_types_first():
 
 
 def test_the_map_names_what_exists_and_all_of_it():
-    tree = README.split("## Where things are")[1].split("## Cite")[0]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = contributing.split("## Where things are")[1].split("## What a change needs")[0]
     first_column = re.findall(r"^  (\S+(?:, \S+)*)  ", tree, re.MULTILINE)
     named = {name for cell in first_column for name in cell.split(", ")}
     present = {
@@ -104,7 +105,7 @@ def test_all_pages_have_the_same_rule_for_the_noise():
         (in_use,) = re.findall(rf"^\| CIFAR-10 \| {metric} \| [\d.]+ \| ([\d.]+) \|", reproduction, re.MULTILINE)
         assert float(in_use) == pytest.approx(about, abs=0.05)
     for page in ("README.md", "docs/results.md", "docs/findings.md"):
-        assert "about a point linear or 0.6 points kNN" in " ".join((ROOT / page).read_text().split()).replace("*", "")
+        assert "about a point linear or 0.6 points knn" in " ".join((ROOT / page).read_text().split()).replace("*", "").lower()
 
 
 def test_the_first_screens_have_the_numbers_of_mnn():
@@ -138,7 +139,7 @@ def test_how_fast_it_is_on_the_first_screens():
 
 
 def test_the_readme_stays_short():
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 125
 
 
 @pytest.mark.parametrize("data, expected", [("cifar10", {"fast": 3, "best": 1}), ("cifar100", {"fast": 1})])

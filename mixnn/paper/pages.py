@@ -258,8 +258,8 @@ def _main_table(sources: Sources, names: Sequence[str], with_seconds: bool = Fal
             cells += ["" if value is None else f"{value:.2f}" for value in found]
             cells.append(number(sources.evidence, f"main: {row.name}", "cifar10", protocol))
         rows.append([*cells, *([speed.training_seconds(sources.results, row.method)] if with_seconds else [])])
-    heads = [text for p in PROTOCOLS.values() for text in (f"{p.label}: paper", "fixed", "ours")]
-    return markdown_table(["", *heads, *(["training"] if with_seconds else [])], rows)
+    heads = [text for p in PROTOCOLS.values() for text in (f"{p.label}: paper", "newest", "ours")]
+    return markdown_table(["", *heads, *(["training (computed)"] if with_seconds else [])], rows)
 
 
 def repeated_runs(sources: Sources) -> str:
