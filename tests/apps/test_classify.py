@@ -175,6 +175,29 @@ def test_a_dead_feature_is_not_blown_up_by_standardizing():
     assert np.isfinite(Scaler.fit(np.ones((5, 4))).transform(np.ones((5, 4)), "standardized")).all()
 
 
+@pytest.mark.parametrize("setting", list_settings("auto"), ids=str)
+def test_what_all_images_share_changes_no_prediction(setting):
+    """The ImageNet encoder's vectors of a folder all point in nearly one direction."""
+    vectors, y = blobs(10, 3, 1.0)
+    shared = 30 * np.random.default_rng(1).normal(size=vectors.shape[1])
+    plain, shifted = (labelled_set(v, y).fit(setting).predict_proba(v) for v in (vectors, vectors + shared))
+    np.testing.assert_allclose(shifted, plain, atol=1e-3)
+
+
+def test_few_labels_keep_the_usual_setting_and_many_leave_it_where_another_is_better():
+    """One class is in the direction of a feature that varies little, which only standardized vectors show."""
+    rng, usual = np.random.default_rng(0), list_settings("logistic")[0]
+
+    def chosen(per_class: int) -> Setting:
+        y = np.repeat([0, 1], per_class)
+        vectors = np.stack([0.1 * (y + 0.2 * rng.normal(size=len(y))), *rng.normal(size=(7, len(y)))], 1)
+        found = select_settings(labelled_set(vectors, y), list_settings("logistic"), np.random.default_rng(0))
+        return found[0].setting
+
+    assert [chosen(2) for _ in range(10)].count(usual) >= 8
+    assert chosen(100).space == "standardized" != usual.space
+
+
 def test_separable_classes_are_told_apart_without_a_mistake_and_with_confidence():
     embeddings, truth = separable()
     learned = train_classifier(embeddings, some(embeddings, truth, 2), draws=1)
@@ -357,7 +380,7 @@ def test_a_setting_that_cannot_be_tested_gets_its_usual_temperature():
     vectors, y = blobs(1, 4, 1.0)
     for found in select_settings(labelled_set(vectors, y), list_settings("auto"), np.random.default_rng(0)):
         assert found.temperature == found.setting.usual_temperature
-    assert DEFAULTS["logistic"].usual_temperature == pytest.approx(0.55, abs=0.01)
+    assert Setting("logistic", "centered", 10.0).usual_temperature == pytest.approx(0.55, abs=0.01)
 
 
 def test_confidence_is_near_the_share_that_is_right():
