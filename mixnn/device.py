@@ -72,12 +72,25 @@ def wait_side_stream(device: torch.device) -> None:
 
     A CUDA graph that is being recorded could not wait for a stream that is not a part of it.
     """
-    if device in _in_use and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return
+    if device in _in_use:
         _in_use.discard(device)
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+    _held.pop(device, None)
+
+
+def hold(tensor: torch.Tensor) -> None:
+    """Keep a tensor that the side stream reads until the next `wait_side_stream`.
+
+    Otherwise autograd, which saves memory, might add to it in place. On a CPU there is nothing to wait for.
+    """
+    if tensor.is_cuda and not torch.compiler.is_compiling():
+        _held.setdefault(tensor.device, []).append(tensor)
 
 
 _in_use: set[torch.device] = set()  # devices whose side stream has work that nothing waited for yet
+_held: dict[torch.device, list[torch.Tensor]] = {}
 
 
 @functools.cache

@@ -88,7 +88,7 @@ def test_the_first_page_has_the_numbers_of_the_others():
     count, of = re.findall(r"Training adds to the start on (\d+) of these (\d+) \(7 with", folders)[0]
     gain = re.findall(r"in NN and ([\d.]+) with five labels", folders)[0]
     assert f"better on {count} of [{of} test folders](folders.md#what-it-gives)" in words
-    in_readme = f"On {of} [test folders](docs/folders.md#what-it-gives), it helped on {count}, and added {gain} points on"
+    in_readme = f"On {of} [test folders](docs/folders.md#what-it-gives), it helped on {count}, and added {gain} points"
     assert in_readme in " ".join(README.split())
     faults = re.findall(r"`make chaos`: (\d+) faults", (ROOT / "docs/robustness.md").read_text())[0]
     assert f"[{faults} faults](robustness.md)" in words

@@ -240,7 +240,7 @@ class Siamese(Method):
     def search(
         self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], z: ByView, batch: Batch
     ) -> tuple[NeighborList, ...]:
-        """Neighbors of z_BD, one of z; a method with several lists of neighbors overrides this."""
+        """Neighbors of z_BD; z has the embeddings of all views. Methods with several lists of neighbors override it."""
         return (self.neighbors(i, z_BD, supports[0], batch),)
 
     def neighbors(self, i: int, z_BD: Tensor, rows: Rows, batch: Batch) -> NeighborList:
@@ -278,7 +278,7 @@ class Siamese(Method):
 
     def update_state(self, aux: Aux) -> None:
         device = next(self.student.parameters()).device
-        with side_stream(device):  # many small kernels, in parallel with a few large ones
+        with side_stream(device):  # pushing is many small kernels; they run beside the moving average
             for ring, rows in zip(self.rings, aux.push, strict=True):
                 ring.push(rows)
         if self.teacher is not None:

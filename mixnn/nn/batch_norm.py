@@ -58,6 +58,12 @@ class SplitBatchNorm(nn.BatchNorm2d):
             assert self.frozen or self.tracked, "eval mode needs running statistics, and this network keeps none"
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
             return (_add_and_relu(y, residual, relu),) * 2
+        if len(x) % (self.views * self.groups):
+            raise UserError(
+                f"{len(x)} images cannot be split into {self.views * self.groups} equal batch-norm groups "
+                f"({self.views} views, {self.groups} each): leave out an incomplete last batch (drop_last=True), "
+                "or use a batch size that the number of groups divides"
+            )
         if self.groups == 1 and x.device.type == "cpu":
             # torch's own kernel, which on a CPU is 1.4 times as fast as the operator
             y = torch.cat([self._one_group(view) for view in x.chunk(self.views)])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError
+from mixnn.device import hold
 from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
@@ -69,11 +70,13 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dy @ weight if ctx.needs_input_grad[0] else None
         d_weight = d_bias = None
+        hold(dy)  # autograd may add to it in place: in `x + mlp(x)` it is also a part of the gradient of x
         with ctx.stream(dy.device, dy, x):
+            rows = dy.reshape(-1, dy.shape[-1])
             if ctx.needs_input_grad[1]:
-                d_weight = dy.T @ x
+                d_weight = rows.T @ x.reshape(-1, x.shape[-1])
             if ctx.needs_input_grad[2]:
-                d_bias = dy.sum(0)
+                d_bias = rows.sum(0)
         return dx, d_weight, d_bias
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mixnn.nn import convolution
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.convolution import Convolution, runs_in_bf16
 
@@ -28,14 +29,24 @@ def stem(conv: nn.Module, norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def has_kernels(conv: Convolution, norm: SplitBatchNorm, x: Tensor) -> bool:
     """Whether there are kernels for these layers and this input."""
+    if not convolution.kernels_allowed or not is_plain(conv, Convolution) or not is_plain(norm, SplitBatchNorm):
+        return False
     shape = conv.in_channels, *conv.kernel_size, *conv.stride, *conv.padding
     if shape != (3, 3, 3, 1, 1, 1, 1) or conv.out_channels not in (32, 64, 128):
         return False
     if not norm.affine or norm.frozen or not norm.training:
         return False
-    if not x.is_cuda or x.dim() != 4 or x.requires_grad:  # the gradient of x has no kernel
+    if not x.is_cuda or x.requires_grad or not x.is_floating_point():  # the gradient of x has no kernel
         return False
+    if x.dim() != 4 or x.shape[1] != conv.in_channels or len(x) % (norm.views * norm.groups):
+        return False  # the layers say what is wrong
     return runs_in_bf16(x, conv.weight) and not torch.compiler.is_compiling()
+
+
+def is_plain(layer: nn.Module, kind: type) -> bool:
+    """Whether calling the layer does what `kind` does and nothing else: it is no subclass and has no hooks."""
+    hooks = layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks
+    return type(layer) is kind and not any(hooks)
 
 
 class _Stem(torch.autograd.Function):

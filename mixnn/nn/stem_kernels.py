@@ -1,7 +1,8 @@
 """The first layers of a network for small images as CUDA kernels written in Triton: convolution, batch norm and ReLU.
 
-A 3x3 convolution of three channels has 27 products per output, fewer than it costs to read an output from memory. So
-its outputs x are never stored: they are computed where they are needed, from the 27 inputs of each pixel, its patch.
+Each output of a 3x3 convolution of three channels takes 27 multiplications. Computing it again is cheaper than reading
+it from memory. So the outputs x are never stored: they are computed where they are needed, from the 27 inputs of each
+pixel, its patch.
 
 What batch norm needs of x follows from sums over patches p, which get a 28th number that is always 1. With x = w p, the
 moments of x are products of w with sum(p) and sum(p p). Backward, nothing needs the gradient of x itself, but only its
@@ -31,10 +32,10 @@ from mixnn.nn.batch_norm_kernels import affine, is_last, load_pair, store_pair, 
 TAPS = tl.constexpr(27)  # inputs of an output: 3 channels, 3 rows, 3 columns
 COLS = tl.constexpr(32)  # TAPS and the 1, rounded up to a power of two
 PIXELS = 128  # of a tile
-TILES = tl.constexpr(4)  # that a program adds up for the moments, at most
-BLOCK = tl.constexpr(8)  # rows of sum(p p), or channels, that a program adds up over the images of a group
-IMAGES = tl.constexpr(8)  # whose numbers it loads at once
-REGISTERS = 128  # of a thread that computes gradients, so that four programs fit on a multiprocessor
+TILES = tl.constexpr(4)  # most tiles per program of the kernel of the moments
+BLOCK = tl.constexpr(8)  # rows of sum(p p), or channels, per program of a kernel that adds up the images of a group
+IMAGES = tl.constexpr(8)  # images that such a program loads at once
+REGISTERS = 128  # per thread of the kernel of the slopes, so that four programs fit on a multiprocessor
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # the interpreter cannot multiply bf16
 NOT_SPECIALIZED = ("tiles", "parts", "groups", "per_view", "num_groups")  # their values compile no kernels of their own
 
@@ -84,14 +85,14 @@ def _weights(weight, channel, strides):
 
 @triton.jit
 def _rows(image, first, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr):
-    """Rows of the matrix of all pixels that an image's pixels from `first` on have, and whether they exist."""
+    """Row numbers of an image's pixels from `first` on in the matrix (images * pixels, C), and which of them exist."""
     pixel = (first + tl.arange(0, PIXELS))[:, None]
     return image.to(tl.int64) * (HEIGHT * WIDTH) + pixel, pixel < HEIGHT * WIDTH
 
 
 @triton.jit
 def _add_images(partial, group, row, size, parts, groups, per_view):
-    """Sums of these rows of matrices (size, COLS) over the images of a group, each of which has some parts."""
+    """Rows of the matrices (size, COLS), added up over all parts of all images of a group."""
     first, tap = group // groups * per_view + group % groups, tl.arange(0, COLS)
     total = tl.zeros((IMAGES, row.shape[0], COLS), tl.float32)
     num = per_view // groups * parts
@@ -188,7 +189,7 @@ def stem_gradient_kernel(
     partial, moments, weight, norm_weight, norm_bias, stats, eps, by_group, counters, d_weight, d_parameters,
     groups, per_view, num_groups, w_strides, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of weights, and of bias and weight of batch norm, of some channels: of each group, then of all."""
+    """Gradients of BLOCK channels, also those of batch norm. A program does a group; the last adds the groups."""
     group, block, tap = tl.program_id(0), tl.program_id(1), tl.arange(0, COLS)
     channel = block * BLOCK + tl.arange(0, BLOCK)
     slope_patch = _add_images(partial, group, channel, CHANNELS, 1, groups, per_view)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mixnn.config import UserError
 from mixnn.nn.batch_norm import SplitBatchNorm, batch_norm, batch_norm_backward, freeze_statistics, set_views
 
 C, SIDE = 3, 5
@@ -339,3 +340,12 @@ def test_freezing_reaches_every_layer_below_and_untracked_ones_have_their_statis
     x = images(8)
     close(network(x), plain_bn(network[1][0]).eval()(plain_bn(network[0]).eval()(x)))
     close(copy.deepcopy(network)(x), network(x))  # a teacher is a copy of a student
+
+
+@pytest.mark.parametrize("groups, images", [(1, 5), (2, 6), (4, 12)])
+def test_images_that_the_groups_cannot_share_are_refused(groups, images):
+    layer = SplitBatchNorm(3, groups)
+    set_views(layer, 2)
+    with pytest.raises(UserError, match=f"{images} images cannot be split into {2 * groups} equal batch-norm groups"):
+        layer(torch.randn(images, 3, 2, 2))
+    layer.eval()(torch.randn(images, 3, 2, 2))  # running statistics need no groups

@@ -225,16 +225,27 @@ def test_each_view_has_its_own_shuffle():
         torch.testing.assert_close(alone, z.chunk(2)[v], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(4,), (2, 6), (3, 3), ()], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_layer_that_splits_its_gradients_has_torchs(bias):
+def test_a_linear_layer_that_splits_its_gradients_has_torchs(bias, shape):
     torch.manual_seed(0)
-    layer, x = Linear(5, 3, bias).double(), torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    inputs, dy = [x, *layer.parameters()], torch.randn(4, 3, dtype=torch.float64)
+    layer, x = Linear(5, 3, bias).double(), torch.randn(*shape, 5, dtype=torch.float64, requires_grad=True)
+    inputs, dy = [x, *layer.parameters()], torch.randn(*shape, 3, dtype=torch.float64)
     want = torch.autograd.grad(layer(x), inputs, dy)
     ours = _Linear.apply(x, layer.weight, layer.bias)
     assert torch.equal(ours, layer(x))
     for a, b in zip(torch.autograd.grad(ours, inputs, dy), want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_gradient_that_the_side_stream_reads_is_not_added_to_in_place(monkeypatch):
+    """In x + linear(x), the same tensor goes into the layer's gradient and into the sum of the gradients of x."""
+    held = []
+    monkeypatch.setattr("mixnn.nn.encoder.hold", lambda dy: held.append((dy, dy.clone())))
+    layer, x = Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    (x * 1 + _Linear.apply(x * 1, layer.weight, layer.bias)).square().sum().backward()
+    ((dy, before),) = held
+    assert torch.equal(dy, before)
 
 
 @pytest.mark.gpu

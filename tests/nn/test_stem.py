@@ -11,7 +11,7 @@ from torch import nn
 from mixnn.functional import at_least_float32
 from mixnn.nn import stem as module
 from mixnn.nn.batch_norm import SplitBatchNorm, plain_forward, set_views
-from mixnn.nn.convolution import Convolution
+from mixnn.nn.convolution import Convolution, without_kernels
 from mixnn.nn.precision import run_parts
 from mixnn.nn.stem import has_kernels, stem
 
@@ -88,33 +88,97 @@ def test_one_gradient_may_be_missing(stand_ins):
     assert stand_ins
 
 
+class OtherConvolution(Convolution):
+    pass
+
+
+class Batch(SimpleNamespace):
+    def __len__(self):
+        return self.shape[0]
+
+
+def batch(*shape, **change):
+    """A batch of images as has_kernels sees it, in bf16 on CUDA."""
+    about = {"is_cuda": True, "requires_grad": False, "dtype": torch.bfloat16, "is_floating_point": lambda: True}
+    return Batch(shape=shape, dim=lambda: len(shape), **about | change)
+
+
+def layers(convolution=Convolution, channels=(3, 64), sizes=(3, 1, 1), **change):
+    conv, norm = convolution(*channels, *sizes).bfloat16(), SplitBatchNorm(channels[1], 2, **change)
+    set_views(norm, 2)
+    return conv, norm
+
+
+IMAGES = batch(8, 3, 5, 5)
+HOOKS = "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"
+
+
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_these_layers_have_kernels(channels):
+    assert has_kernels(*layers(channels=(3, channels)), IMAGES)
+    assert has_kernels(*layers(), batch(4, 3, 7, 9))
+
+
 @pytest.mark.parametrize(
-    "change",
+    "other",
     [
-        {"in_channels": 4},
-        {"stride": (2, 2)},
-        {"padding": (0, 0)},
-        {"out_channels": 48},
-        {"frozen": True},
-        {"training": False},
-        {"affine": False},
-        {"requires_grad": True},
-        {"is_cuda": False},
-        {"dtype": torch.float32},
+        layers(channels=(4, 64)),
+        layers(channels=(3, 48)),
+        layers(sizes=(5, 1, 1)),
+        layers(sizes=(3, 2, 1)),
+        layers(sizes=(3, 1, 0)),
+        layers(OtherConvolution),
+        layers(affine=False),
+        (layers()[0], layers()[1].eval()),
+        (layers()[0].float(), layers()[1]),
     ],
     ids=str,
 )
-def test_other_layers_and_inputs_have_no_kernels(change):
-    conv = {"in_channels": 3, "out_channels": 64, "kernel_size": (3, 3), "stride": (1, 1), "padding": (1, 1)}
-    norm = {"affine": True, "frozen": False, "training": True}
-    x = {"is_cuda": True, "requires_grad": False, "dtype": torch.bfloat16}
+def test_other_layers_have_no_kernels(other):
+    assert not has_kernels(*other, IMAGES)
 
-    def ask(change):
-        made = SimpleNamespace(**conv | {"weight": torch.zeros(1, dtype=torch.bfloat16)} | change)
-        return has_kernels(made, SimpleNamespace(**norm | change), SimpleNamespace(dim=lambda: 4, **x | change))
 
-    assert ask({})
-    assert not ask(change)
+@pytest.mark.parametrize(
+    "images",
+    [
+        batch(8, 1, 5, 5),
+        batch(8, 4, 5, 5),
+        batch(8, 3, 5),
+        batch(10, 3, 5, 5),  # not four equal groups
+        batch(8, 3, 5, 5, requires_grad=True),
+        batch(8, 3, 5, 5, is_cuda=False),
+        batch(8, 3, 5, 5, is_floating_point=lambda: False),
+        batch(8, 3, 5, 5, dtype=torch.float32),
+    ],
+    ids=str,
+)
+def test_other_inputs_have_no_kernels(images):
+    assert not has_kernels(*layers(), images)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("which", [0, 1])
+def test_layers_with_hooks_are_called(which, hook):
+    pair = layers()
+    handle = getattr(pair[which], hook)(lambda *_: None)
+    assert not has_kernels(*pair, IMAGES)
+    handle.remove()
+    assert has_kernels(*pair, IMAGES)
+
+
+def test_frozen_layers_and_a_run_without_kernels_have_none():
+    conv, norm = layers()
+    with without_kernels():
+        assert not has_kernels(conv, norm, IMAGES)
+    norm.frozen = True
+    assert not has_kernels(conv, norm, IMAGES)
+
+
+def test_both_outputs_share_memory(stand_ins):
+    network = Stem(True).double()
+    y, y2 = stem(network.conv, network.norm, torch.randn(8, 3, 5, 5, dtype=torch.float64))
+    assert y.data_ptr() == y2.data_ptr()
+    assert stand_ins == ["forward"]
 
 
 def test_on_a_cpu_it_is_the_layers(monkeypatch):

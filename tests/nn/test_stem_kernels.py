@@ -14,7 +14,7 @@ if CUDA or INTERPRETED:
 SHAPES = [(4, 16, 16, 64, 2, 2), (6, 5, 7, 32, 1, 2), (3, 24, 24, 32, 1, 1), (4, 12, 16, 128, 2, 1)]
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 NUM_TESTS = 2 * len(SHAPES) * len(LAYOUTS)
-EPS = 1e-5
+EPS = 0.5  # large, so that its absence shows
 
 
 @starts_interpreter
