@@ -241,7 +241,8 @@ def check_folder_makeable(folder: Path) -> None:
     if not place.is_dir():
         raise UserError(f"{place} is a file, so {folder} cannot be a folder: use another name")
     if reason := why_not_writable(place):
-        raise UserError(f"cannot write into {folder}: {reason}")
+        advice = "" if folder.is_absolute() else "; start this in another folder"
+        raise UserError(f"cannot write into {folder}: {reason}{advice}")
 
 
 def why_not_writable(folder: Path) -> str:

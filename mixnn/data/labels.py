@@ -190,8 +190,13 @@ def absent(row: Row, known: Collection[str], may_be_header: bool) -> str:
     name = PurePosixPath(row.file.strip()).as_posix()
     parts = PurePosixPath(name).parts
     likely = [name.replace("\\", "/"), *("/".join(parts[i:]) for i in range(1, len(parts)))]
-    likely += sorted(other for other in known if other.endswith(f"/{name}"))
     meant = next((f", did you mean {other!r}?" for other in likely if other in known), "")
+    in_folders = sorted(other for other in known if other.endswith(f"/{name}"))
+    if not meant and len(in_folders) == 1:
+        meant = f", did you mean {in_folders[0]!r}?"
+    elif not meant and in_folders:
+        listed = ", ".join(map(repr, in_folders[:3])) + ", ..." * (len(in_folders) > 3)
+        meant = f", but {len(in_folders)} folders below have one ({listed}): write the folder too"
     header = "\nif this row is a header, name its columns file,label" * may_be_header
     return f"there is no image {name!r} in the folder{meant or '; names are relative to it'}{header}"
 

@@ -409,9 +409,10 @@ def _epochs_that_fit(trainer: Trainer) -> int:
         return epochs
     needed = 1.1 * (plan.elapsed() - plan.spent + plan.reserve() + MIN_STEPS * pace)
     reporter.warn(
-        f"the time budget is too short to train: {plan.elapsed() - plan.spent:.0f} s have passed, and a step takes "
-        f"{pace:.2g} s, so the run keeps the weights it has; "
+        f"the time budget is too short to train: {plan.elapsed() - plan.spent:.0f} s have passed, a step takes "
+        f"{pace:.2g} s, and at least {MIN_STEPS} steps are needed, so the run keeps the weights it has; "
         f"use {setting('time_budget', duration_text(math.ceil(needed)))} or more"
+        + (f", with {setting('overwrite', True)}" if not done else "")
     )
     plan.over = True
     return done // trainer.steps_per_epoch
@@ -437,6 +438,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_device(run.config)
     loggers.check(run.config.loggers)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
+    reporter.info(f"resuming {run.path}")
     tensors, state = run.load_training(reporter.warn)
     check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}

@@ -137,7 +137,8 @@ class TimePlan:
         """Whether steps that took these seconds tell the pace, or that there is no time for more."""
         if len(times) < 2:
             return bool(times) and self.left() < times[0]
-        hopeless = self.left() < MIN_STEPS * min(times)
+        # The first steps are slow, so two of them only tell if the time is far too short
+        hopeless = self.left() < MIN_STEPS * min(times) / (2 if len(times) < 4 else 1)
         return hopeless or (len(times) >= 4 and (len(times) >= 40 or sum(times) >= 0.01 * self.budget))
 
     def begin(self, times: list[float], num_steps: int) -> None:

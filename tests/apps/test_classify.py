@@ -804,6 +804,8 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Accuracy is not known yet" in said
     assert "it is not calibrated" in said
+    assert "Predicted labels for 58 unlabeled images.\n" in said
+    assert "Confidences average" not in said, "they would only mislead"
     assert "raw pixels" not in said
     assert "no class has a second label that could be held out" in said
 
@@ -1062,11 +1064,17 @@ def test_the_average_confidence_is_printed_and_called_rough_where_labels_are_few
 # --- the output ---
 
 
-def test_what_is_piped_has_no_lines_of_progress(stub, tmp_path, capsys):
+def test_in_a_pipe_progress_goes_to_stderr_and_quiet_leaves_it_out(stub, tmp_path, capsys):
+    """It takes minutes with many images: without a line in between, it would look as if it hung."""
     run, embeddings, truth = stub
     labels = write_labels(tmp_path / "l.csv", some(embeddings, truth, 3))
     with spelling(command("classify").spell):
         classify(run, labels, verbose=Reporter())
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "cross-validation 1/10\n" in err
+        assert "learning curve" in err
+        classify(run, labels, verbose=QUIET)
     assert capsys.readouterr() == ("", "")
 
 

@@ -593,7 +593,8 @@ def test_a_name_cannot_steer_the_terminal():
     [
         ({}, "give exactly one of"),
         ({"query": "4.png", "outliers": True}, "give exactly one of"),
-        ({"query": "absent.png"}, "no such image: absent.png"),
+        ({"query": "absent.png"}, "no such image: absent.png is not a file, .* in the source$"),
+        ({"query": "4.jpg"}, "no such image: 4.jpg is not a file, .* in the source, did you mean 4.png?"),
         ({"query": ["4.png", "x" * 5000]}, "name is too long"),
         ({"query": "{root}/broken.png"}, "cannot read .*broken.png: not an image"),
         ({"query": "{root}/empty"}, "no images in .*empty"),

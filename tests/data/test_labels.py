@@ -97,6 +97,14 @@ def test_a_wrong_row_is_shown_with_its_number(tmp_path: Path, text: str, message
         from_csv(write(tmp_path, text), NAMES)
 
 
+def test_a_name_that_several_folders_have_is_not_guessed(tmp_path: Path):
+    names = [f"{folder}/1.png" for folder in "dcba"]
+    with pytest.raises(UserError) as error:
+        from_csv(write(tmp_path, "1.png,oak\n"), names)
+    listed = "4 folders below have one ('a/1.png', 'b/1.png', 'c/1.png', ...): write the folder too"
+    assert f"there is no image '1.png' in the folder, but {listed}\n" in str(error.value)
+
+
 def test_a_file_that_is_no_csv_is_an_error_and_not_a_traceback(tmp_path: Path):
     (tmp_path / "labels.csv").write_bytes(b"\xff\xfe\x00\x01")
     for path in (tmp_path / "labels.csv", tmp_path):

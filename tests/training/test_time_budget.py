@@ -179,6 +179,14 @@ def test_the_reserve_grows_with_what_is_done_at_the_end():
     assert plan.left() == 100 - 66 - plan.reserve()
 
 
+def test_two_slow_steps_at_the_beginning_are_no_reason_to_give_up():
+    plan = TimePlan(100.0, 0.0, Clock())
+    nearly_enough = plan.left() / (0.8 * MIN_STEPS)
+    assert not plan.pace_known([nearly_enough] * 2), "later steps may be faster"
+    assert plan.pace_known([nearly_enough] * 4)
+    assert plan.pace_known([3 * nearly_enough] * 2), "hopeless"
+
+
 def test_what_the_end_will_take_follows_the_pace():
     clock = Clock()
     plan = TimePlan(100.0, 0.0, clock)
@@ -239,6 +247,8 @@ def test_a_budget_that_is_too_short_says_what_is_needed_and_keeps_the_first_weig
     run = mixnn.pretrain("digits", out=tmp_path / "run", time_budget="30s", **given)
     said = " ".join(capsys.readouterr().err.split())
     assert "too short to train" in said
+    assert f"at least {MIN_STEPS} steps are needed" in said
+    assert "or more, with overwrite=True" in said
     assert "was not trained" in said
     needed = parse_duration(said.split("time_budget='")[1].split("'")[0])
     assert needed >= MIN_STEPS * pace

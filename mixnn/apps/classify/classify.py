@@ -23,7 +23,7 @@ from mixnn.apps.classify.features import RUN as RUN_FEATURES
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
-from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, on_command_line, setting, verb
+from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
 from mixnn.files import check_folder_makeable, check_free, expand, write_atomically
@@ -135,8 +135,6 @@ def classify(
     """
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
-    if on_command_line() and not (reporter.quiet or reporter.console.is_terminal):
-        reporter = Reporter(quiet=True)  # in a pipe or a file, results and warnings only
     folder = expand(out) if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
     check_folder_makeable(folder)
@@ -197,7 +195,7 @@ def _train(
     found: dict[str, Any] = {"features": RUN_FEATURES}
     if trained.held:
         about = {key: options[key] for key in ("model", "seed")}
-        found["comparison"] = compare(features, images, embeddings, given, trained.held, **about)
+        found["comparison"] = compare(features, images, embeddings, given, trained.held, reporter=reporter, **about)
         found["features"] = best_features(found["comparison"])
     if found["features"] != RUN_FEATURES:
         embeddings = features[found["features"]].embed(images)
@@ -255,11 +253,11 @@ def show_classify(results: dict[str, Any]) -> None:
         _show_classes(results)
         _show_curve(results["curve"])
         _print_lines(_mistakes(results["held_out"]))
-        _print_lines(_predictions(results["predicted"], "unlabeled"))
+        _print_lines(_predictions(results["predicted"], "unlabeled", calibrated=bool(results["held_out"])))
         _print_lines(_calibration(results))
         _print_lines(results["advice"])
     if "applied" in results:
-        _print_lines(_predictions(results["applied"], "new"))
+        _print_lines(_predictions(results["applied"], "new", calibrated=True))
         _print_lines(
             ["Use the confidence to rank predictions; for images unlike the labeled ones it is not calibrated."]
         )
@@ -396,10 +394,12 @@ def _mistakes(held: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _predictions(summary: dict[str, Any], which: str) -> list[str]:
+def _predictions(summary: dict[str, Any], which: str, calibrated: bool) -> list[str]:
     if not summary["images"]:
         return []
     images = plural(summary["images"], f"{which} image")
+    if not calibrated:  # then numbers of confident predictions would only mislead
+        return [f"Predicted labels for {images}."]
     return [
         f"Predicted labels for {images}, {summary['sure']:,} with a confidence of {CONFIDENT} or more. "
         f"Confidences average {summary['mean_confidence']:.1f}%."

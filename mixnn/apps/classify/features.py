@@ -44,6 +44,7 @@ BATCH = 256
 
 MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
 MAX_UNLABELLED = 1000  # unlabeled images used to standardize the features that are compared
+SILENT = Reporter(quiet=True)
 MAX_COPIES = 20  # pairs of copies with different labels in the results
 # Features are clearly better than the run's if luck alone would make them look so in fewer than this share of cases.
 # Chosen by measurement (notes/log.md): with the ImageNet encoder it never picked raw pixels wrongly in 283 draws, and
@@ -102,12 +103,14 @@ def pixel_features(side: int) -> Features:
     return Features(pixels_name(side), lambda images: shrink(read_pixels(images), side))
 
 
-def read_pixels(images: Images) -> Embeddings:
+def read_pixels(images: Images, reporter: Reporter = SILENT) -> Embeddings:
     """The colors of all images that can be read, at 32 x 32 pixels."""
     names, vectors = [], [np.empty((0, 3 * LARGEST**2), np.float32)]
-    for batch in images.batches(BATCH, LARGEST):
-        names += batch.names
-        vectors.append(batch.u8.reshape(len(batch.names), -1).astype(np.float32))
+    with reporter.bar("reading pixels", len(images)) as advance:
+        for batch in images.batches(BATCH, LARGEST):
+            names += batch.names
+            vectors.append(batch.u8.reshape(len(batch.names), -1).astype(np.float32))
+            advance(len(names))
     return Embeddings(names, np.concatenate(vectors))
 
 
@@ -129,6 +132,7 @@ def compare(
     *,
     model: str,
     seed: int,
+    reporter: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Held-out accuracy in percent of the run, the network before training and raw pixels: same labels, same folds.
 
@@ -142,7 +146,7 @@ def compare(
         held = held_out(embeddings, chosen, model=model, seed=seed)
     unlabelled = [name for name in embeddings.names if name not in labels]
     kept = images.named({*chosen, *unlabelled[:: -(-len(unlabelled) // MAX_UNLABELLED) or 1]})
-    pixels = read_pixels(kept)
+    pixels = read_pixels(kept, reporter)
     sides = {side: shrink(pixels, side) for side in SIDES}
     side = best_side(sides, chosen, seed)
     others = {pixels_name(side): sides[side]}
@@ -150,6 +154,7 @@ def compare(
         others[START] = features[START].embed(kept)
     accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right)}
     for name, vectors in others.items():
+        reporter.info(f"comparing with {name}")
         right = held_out(vectors, chosen, model=model, seed=seed).right
         ahead, error = paired_difference(right, held.right)
         only, run_only = int((right & ~held.right).sum()), int((held.right & ~right).sum())

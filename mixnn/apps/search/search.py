@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import os
@@ -36,6 +37,8 @@ Query = str | Path | Sequence[str | Path] | Any
 
 FORMATS = ("terminal", "json", "html")
 TOPK = 10
+CLOSE = 0.75  # how alike a name must be to be suggested for a wrong one
+MOST_TO_COMPARE = 100_000  # names among which the nearest to a wrong one is looked for
 DIGITS = 6  # decimal places of similarities: float32 has no more
 COLLAPSED = 0.9999  # a default threshold above this finds little but identical images
 
@@ -202,8 +205,11 @@ def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
     parts = [query] if isinstance(query, str | Path) else list(query)
     for part in parts:
         if str(part) not in names and not expand(part).exists():
+            close = difflib.get_close_matches(str(part), names, 1, CLOSE) if len(names) <= MOST_TO_COMPARE else []
+            meant = f", did you mean {printable(close[0])}?" if close else ""
             raise UserError(
-                f"no such image: {printable(str(part))} is not a file, a folder or the name of an image in the source"
+                f"no such image: {printable(str(part))} is not a file, a folder or the name of an image in the "
+                f"source{meant}"
             )
     return parts
 
