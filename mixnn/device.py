@@ -1,4 +1,4 @@
-"""The device of a run, a second CUDA stream, kernels that compile in parallel, numbers to read later, and autocast."""
+"""The device of a run, its random numbers, a second CUDA stream, compiling in parallel, late readings, and autocast."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -44,6 +45,21 @@ def _pick_cuda(name: str, index: int) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)  # streams and graphs belong to the current device
     return device
+
+
+@contextmanager
+def seeded_generators(device: torch.device, *numbers: int) -> Iterator[None]:
+    """Within, torch's default generators start from a seed made of these numbers; afterwards they are as they were.
+
+    These are the generators of the CPU and of the device. Their states are on the host, so nothing waits for a device.
+    Not for use while a CUDA graph is captured.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index].manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 from mixnn import dist, methods
 from mixnn.config import Config, Interrupted, UserError, calling, parse_duration, parse_resolution, setting
 from mixnn.data import ImageSet
-from mixnn.device import pick_device
+from mixnn.device import pick_device, seeded_generators
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import accuracy_by_vote, default_k
@@ -65,9 +65,10 @@ DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would rep
 class Trainer:
     """Builds the parts of a run and trains them.
 
-    All random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. A time budget counts
-    from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network` is a
-    backbone that the user handed in.
+    Its random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. Those that a network
+    or a loss draws from torch's default generators follow from the seed and the step, see `_seeded_step`. A time budget
+    counts from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network`
+    is a backbone that the user handed in.
     """
 
     def __init__(
@@ -436,10 +437,21 @@ class Trainer:
         index, next_index = (self.image_order[i * size : (i + 1) * size] for i in (position, position + 1))
         ahead = next_index if position + 1 < self.steps_per_epoch else None
         self.backbone_rate = max(self.backbone_rate, backbone_rate(self.progress, self.heads_first))
-        self.method.begin_step(self.progress)
         side = crop_side(self.stages, self.progress)
-        self.step(index, self.learning_rate(), self.generator, ahead, self.backbone_rate, side)
+        with self._seeded_step():
+            self.method.begin_step(self.progress)
+            self.step(index, self.learning_rate(), self.generator, ahead, self.backbone_rate, side)
         self.done += 1
+
+    def _seeded_step(self) -> AbstractContextManager[None]:
+        """Makes what a step draws from torch's default generators, as dropout does, depend on seed and step alone.
+
+        So a resumed run repeats it, and the caller's own generators stay as they are. Each process has its own rows of
+        a batch, and so its own numbers. A captured step is left alone: its graph holds on to the generator.
+        """
+        if self.step.captures:
+            return nullcontext()
+        return seeded_generators(self.order.device, self.config.seed, self.done, dist.rank())
 
     def learning_rate(self) -> float:
         """The learning rate of the next step."""

@@ -18,14 +18,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import mixnn
 from mixnn import cli, methods
 from mixnn.config import Config
 from mixnn.data import cache, configured_dataset
 from mixnn.data.stored import StoredImages
+from mixnn.device import seeded_generators
 from mixnn.files import lock_run
+from mixnn.methods.contract import Direction
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training.interrupt import interrupts
@@ -530,6 +532,61 @@ def test_every_method_goes_on_with_the_same_bits_from_a_saved_state(tmp_path: Pa
         resumed._one_step()
     assert bits(resumed.state()[0]) == bits(straight.state()[0])
     assert resumed.step.means() == straight.step.means()
+
+
+class Noisy(nn.Module):
+    """A network with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class NoisyLoss(mixnn.methods.MSF):
+    """MSF, with a loss that draws random numbers itself."""
+
+    def loss(self, d: Direction) -> Tensor:
+        return super().loss(d) * torch.rand(())
+
+
+NOISY: dict[str, Any] = {"backbone": "noisy", "method": "noisy", "epochs": 3, "verbose": Reporter(quiet=True)}
+NOISY |= {"limit": 64, "batch_size": 16, "warmup_epochs": 0, "checkpoint_every": 1, "knn_every": 1, "device": "cpu"}
+NOISY |= {"support_size": 32, "hidden": 8, "dim": 8}
+
+
+def test_what_networks_and_losses_draw_is_repeated_and_leaves_the_callers_numbers_alone(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(mixnn.METHODS, "noisy", NoisyLoss)
+    monkeypatch.setitem(mixnn.BACKBONES, "noisy", Noisy)
+    torch.manual_seed(7)
+    expected = torch.rand(5)
+    torch.manual_seed(7)
+    drawn = [torch.rand(1)]
+    for name, seed in (("whole", 0), ("again", 0), ("broken", 0), ("other", 1)):
+        mixnn.pretrain("digits", out=tmp_path / name, seed=seed, **NOISY)
+        drawn.append(torch.rand(1))
+    whole, again, broken, other = (bits(last(tmp_path / name)[0]) for name in ("whole", "again", "broken", "other"))
+    assert whole == again == broken != other
+    checkpoint.list_checkpoints(tmp_path / "broken" / "checkpoints")[0].unlink()
+    assert last(tmp_path / "broken")[1]["step"] == 8
+    mixnn.pretrain(resume=tmp_path / "broken", verbose=Reporter(quiet=True))
+    assert torch.equal(torch.cat(drawn), expected)
+    assert_same_run(tmp_path / "broken", tmp_path / "whole")
+    found = mixnn.verify(tmp_path / "whole")
+    assert [check["status"] for check in found["checks"] if check["name"] == "replay"] == ["ok"]
+
+
+def test_each_step_and_each_process_draws_other_numbers():
+    cpu = torch.device("cpu")
+    drawn = []
+    for numbers in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (2**63 - 1, 10**9, 7)):
+        with seeded_generators(cpu, *numbers):
+            drawn.append(torch.rand(()).item())
+        with seeded_generators(cpu, *numbers):
+            assert torch.rand(()).item() == drawn[-1]
+    assert len(set(drawn)) == 5
 
 
 def test_damaged_records_do_not_stop_a_run_and_lose_nothing_else(unbroken: Path, tmp_path: Path):
