@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from mixnn.augment import View, make_views
+from mixnn.config import UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.device import compiling_in_parallel, side_stream, wait_side_stream
 from mixnn.diagnostics import measure
 from mixnn.dist import GradientSum, PartialBatch, own_rows
-from mixnn.methods.contract import Aux, Batch, DirectionRecord, Method
+from mixnn.methods.contract import Aux, Batch, Method
 from mixnn.training.optimizers import backbone_parameters, optimizer_tensors, set_learning_rate
 from mixnn.training.prefetch import Prefetcher
 
@@ -41,6 +42,7 @@ MODES = ("eager", "recorded", "compiled")
 # cuDNN tries this many algorithms per convolution, those that look best. All of them gain 0.02 ms of 8.5 on an H200,
 # and take 7 s longer to start.
 ALGORITHMS_TO_TRY = 10
+LOGGED = ("epoch", "step", "loss", "knn", "knn_k", "images_per_s", "seconds", "crc32")  # in each line of metrics.jsonl
 WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, handles that are made on first use
 
 
@@ -237,7 +239,9 @@ class Step:
         self.method.update_state(aux)
 
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
-        names, values = log(loss.detach(), aux.metrics, aux.record, self.labels[self.index], self.index)
+        measured = measure(aux.record, self.labels[self.index], self.index)
+        check_metrics(aux.metrics, {*LOGGED, *measured}, type(self.method).__name__)
+        names, values = log(loss.detach(), aux.metrics, measured)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
@@ -284,10 +288,25 @@ def has_grouped_convolutions(module: torch.nn.Module) -> bool:
     return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
 
 
+def check_metrics(metrics: dict[str, Tensor], reserved: Collection[str], method: str) -> None:
+    """UserError unless a method's own numbers are tensors without dimensions, with names that nothing else has."""
+    if not isinstance(metrics, dict):
+        raise UserError(f"metrics() of {method} must return a dict of scalars by name, not a {type(metrics).__name__}")
+    for name, value in metrics.items():
+        if name in reserved:
+            raise UserError(f"metrics() of {method} returns {name!r}, which mixnn logs itself: choose another name")
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"metrics() of {method} returns a {type(value).__name__} as {name!r}, which must be a tensor: leave "
+                "out .item() or float()"
+            )
+        if value.dim():
+            shape = tuple(value.shape)
+            raise UserError(f"metrics() of {method} returns {name!r} of shape {shape}, not one number: take its mean")
+
+
 @torch.no_grad()
-def log(
-    loss: Tensor, metrics: dict[str, Tensor], record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor
-) -> tuple[tuple[str, ...], Tensor]:
+def log(loss: Tensor, metrics: dict[str, Tensor], measured: dict[str, Tensor]) -> tuple[tuple[str, ...], Tensor]:
     """Names and values of the numbers that a step logs."""
-    values = {"loss": loss.detach()} | metrics | measure(record, labels_B, index_B)
+    values = {"loss": loss.detach()} | metrics | measured
     return tuple(values), torch.stack([*values.values()]).double()

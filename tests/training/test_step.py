@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixnn.augment import augment, normalize, strong, weak
-from mixnn.config import Config
+from mixnn.config import Config, UserError
 from mixnn.data.image_set import ImageSet
 from mixnn.diagnostics import measure
 from mixnn.methods import METHODS
@@ -142,6 +142,31 @@ def test_means_are_over_the_steps_since_the_last_reset():
     take(step, 2, first=1)
     for name, mean in step.means().items():
         assert mean == pytest.approx((values[1][name] + values[2][name]) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"loss": torch.ones(())}, "'loss', which mixnn logs itself: choose another name"),
+        ({"step": torch.ones(())}, "'step', which mixnn logs itself"),
+        ({"spread": torch.ones(())}, "'spread', which mixnn logs itself"),
+        ({"half": 0.5}, r"a float as 'half', which must be a tensor: leave out \.item\(\)"),
+        ({"each": torch.ones(B)}, rf"'each' of shape \({B},\), not one number: take its mean"),
+        (None, "must return a dict of scalars by name, not a NoneType"),
+    ],
+    ids=["loss", "step", "measured", "float", "vector", "none"],
+)
+def test_a_number_of_a_method_that_cannot_be_logged_is_refused_at_the_first_step(metrics, said):
+    step = small_step()
+    step.method.metrics = lambda directions: metrics  # noqa: ARG005
+    with pytest.raises(UserError, match=rf"^metrics\(\) of MNN .*{said}"):
+        take(step, 1)
+    step.method.metrics = lambda directions: {
+        "half": directions[0].p_BD.detach().mean(),
+        "two": torch.tensor(2),
+    }  # fits
+    take(step, 1)
+    assert step.means()["two"] == 2
 
 
 @pytest.mark.parametrize("has_run", [False, True])
