@@ -202,6 +202,20 @@ def test_a_method_that_weighs_otherwise_says_so_itself():
         assert derived == ({} if own is None else {"neighbor_share": own})
 
 
+@pytest.mark.parametrize("name", ["mnn", "msf", "snclr"])
+def test_a_method_with_a_loss_of_its_own_does_not_show_the_share_of_the_one_it_extends(name):
+    def loss(self, d):  # noqa: ARG001
+        return d.p_BD.square().mean()
+
+    parent, network = METHODS[name], ResNet("resnet8", 8, 2)
+    other = type("Other", (parent,), {"loss": loss})
+    assert _derived(MEANS, other(network)) == {}
+    assert _derived(MEANS, type("Derived", (other,), {})(network)) == {}
+    own = type("Own", (parent,), {"loss": loss, "neighbor_share": lambda *_: 0.25})
+    assert _derived(MEANS, own(network)) == {"neighbor_share": 0.25}
+    assert "neighbor_share" in _derived(MEANS, type("Same", (parent,), {})(network))
+
+
 def test_diagnose_asks_for_no_logger(run, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(run.path, other)

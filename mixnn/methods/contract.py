@@ -308,6 +308,7 @@ class Method(nn.Module):
     def neighbor_share(self, norm_ratio: float, cosine: float) -> float | None:
         """Share of the neighbors in the loss's weights on unit z and z_i; None if the loss has no such weights.
 
-        norm_ratio is the mean of |z_i| / |z|, cosine the mean of cos(z, z_i), both as measured on a run.
+        norm_ratio is the mean of |z_i| / |z|, cosine the mean of cos(z, z_i), both as measured on a run. `diagnose`
+        leaves the share out for a class that overrides `loss` and not this.
         """
         return None

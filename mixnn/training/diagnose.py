@@ -15,6 +15,7 @@ from mixnn.config import RUN, DataDir, Device, MovedTo, Param, setting, verb
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
+from mixnn.methods.siamese import Siamese
 from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
@@ -81,10 +82,21 @@ def _derived(means: dict[str, float], method: Method) -> dict[str, float]:
     out = {}
     if "cas_entropy" in means and method.topk > 1:
         out = {name.replace("entropy", "evenness"): means[name] / math.log(method.topk) for name in ENTROPIES}
-    if "norm_ratio" in means:
+    if "norm_ratio" in means and _share_is_of_its_loss(type(method)):
         share = method.neighbor_share(means["norm_ratio"], means["cos_neighbors"])
         out |= {} if share is None else {"neighbor_share": share}
     return out
+
+
+def _share_is_of_its_loss(method: type[Method]) -> bool:
+    """Whether `neighbor_share` is about the method's own loss, and not about one that a subclass has replaced.
+
+    A class without a loss, such as Mixture, means the first loss that is derived from it.
+    """
+    owner = next(cls for cls in method.__mro__ if "neighbor_share" in vars(cls))
+    is_abstract = getattr(owner, "loss", Siamese.loss) is Siamese.loss
+    below = method.__mro__[: method.__mro__.index(owner)]
+    return sum("loss" in vars(cls) for cls in below) <= int(is_abstract)
 
 
 def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
