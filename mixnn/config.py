@@ -366,12 +366,27 @@ def other_default(cls: type, name: str, default: Any, source: str) -> Any:
     return dataclasses.field(default=default, metadata=dict(meta) | {"source": source})
 
 
+def check_decorated(cls: type) -> None:
+    """UserError if a class declares options and is not a dataclass, so that they would have no effect."""
+    for part in cls.__mro__:
+        if "__dataclass_fields__" in vars(part):
+            continue
+        names = [name for name, value in vars(part).items() if isinstance(value, dataclasses.Field)]
+        names += [name for name, hint in inspect.get_annotations(part).items() if "ClassVar" not in str(hint)]
+        if names:
+            which = ", ".join(dict.fromkeys(names))
+            raise UserError(
+                f"{part.__name__} declares {which}, but is not a dataclass: put @dataclass(frozen=True) above the class"
+            )
+
+
 @functools.cache
 def fields_of(cls: Any) -> dict[str, Parameter]:
     """The fields of an option dataclass by name: those that `option` made, and plain numbers, words and truth values.
 
     A plain default in a subclass, as in `topk: int = 1`, keeps the meaning and the limits of the parent's option.
     """
+    check_decorated(cls)
     hints, found = typing.get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
         if field.default is not dataclasses.MISSING and getattr(cls, field.name) is not field.default:

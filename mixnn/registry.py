@@ -40,15 +40,27 @@ class Registry(MutableMapping[str, T], Generic[T]):
     """A mapping from names to parts. `kind` is what messages call a part; `group` ends the name of its entry points.
 
     `make(name, thing, **about)`, if given, turns the decorated function or class into the part that is stored.
+    `check(name, part)` raises UserError for one that cannot work; those that mixnn has are not checked.
     """
 
-    def __init__(self, kind: str, group: str, things: Mapping[str, T], make: Callable[..., T] | None = None) -> None:
-        self.kind, self.group, self._make = kind, f"mixnn.{group}", make
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        things: Mapping[str, T],
+        make: Callable[..., T] | None = None,
+        check: Callable[[str, Any], None] = lambda name, part: None,  # noqa: ARG005
+    ) -> None:
+        self.kind, self.group, self._make, self._check = kind, f"mixnn.{group}", make, check
         self._things, self._own = dict(things), frozenset(things)
         self._origins: dict[str, str] = {}  # name -> what import_code takes to get it
 
     def register(self, name: str, **about: Any) -> Callable[[Thing], Thing]:
         """Decorator that adds a thing under a name. Defining it again, as in a notebook, replaces it."""
+        if not isinstance(name, str) or not name:
+            package, _, group = self.group.partition(".")
+            decorator = f"@{package}.{group.upper()}.register"
+            raise UserError(f'{decorator} needs a name for the {self.kind}: write {decorator}("my-name")')
         caller = sys._getframe(1).f_globals
         origin = _importing.get() or origin_of(caller.get("__name__", ""), caller.get("__file__"))
 
@@ -65,6 +77,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def add(self, name: str, thing: T, origin: str) -> None:
         """Add or replace a part that the user passed. `origin` is what to import to get it in another process."""
+        self._check(name, thing)
         self._things[name], self._origins[name] = thing, origin
 
     def find(self, name: str) -> T:
@@ -80,6 +93,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._things and name in (points := _entry_points(self.group)):
             thing = _load(points[name], self.kind)
+            self._check(name, thing)
             self._things.setdefault(name, thing)  # the module may have used the decorator as well
         return self._things[name]
 

@@ -525,6 +525,80 @@ def test_a_default_that_would_have_no_effect_is_refused():
         Uses(Net(), support_size=8)
 
 
+def test_options_that_would_be_lost_are_refused():
+    class Forgotten(mixnn.methods.MSF.Options):
+        sharpness: float = mixnn.methods.option(2.0, "of the weights")
+        plain: float = 1.0
+
+    @dataclass(frozen=True)
+    class Further(Forgotten):
+        more: float = 1.0
+
+    for options in (Forgotten, Further):
+        uses = type("Uses", (mixnn.methods.MSF,), {"Options": options})
+        said = r"^Forgotten declares sharpness, plain, but is not a dataclass: put @dataclass\(frozen=True\) above"
+        with pytest.raises(mixnn.UserError, match=said):
+            mixnn.METHODS.register("uses")(uses)
+        with pytest.raises(mixnn.UserError, match=said):
+            uses(Net(), support_size=8)
+
+
+@pytest.mark.parametrize("name", ["METHODS", "BACKBONES", "DATASETS", "VIEWS", "PROTOCOLS", "OPTIMIZERS"])
+def test_a_decorator_without_a_name_is_refused(name):
+    with pytest.raises(mixnn.UserError, match=rf'^@mixnn\.{name}\.register needs a name .*\.register\("my-name"\)$'):
+
+        @getattr(mixnn, name).register
+        class Mine(mixnn.methods.MSF):
+            pass
+
+
+class Bare(mixnn.methods.Method):
+    """Neither options nor anything else."""
+
+
+class OnlyOptions(mixnn.methods.Method):
+    """Options alone."""
+
+    Options = mixnn.methods.MSF.Options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Net, r"the method wrong must be a class that derives from mixnn\.methods\.Method, which Net is not"),
+        (Net(), r"must be a class .* which Net is not"),
+        (lambda d: d, r"must be a class .* which <lambda> is not"),
+        (Bare, r"the method wrong has no Options: set Bare\.Options"),
+        (OnlyOptions, r"the method wrong lacks build, encoded_views, views, forward_batch: define them"),
+    ],
+)
+def test_what_cannot_be_a_method_is_refused_when_it_is_registered(wrong, said):
+    with pytest.raises(mixnn.UserError, match=said):
+        mixnn.METHODS.register("wrong")(wrong)
+    assert "wrong" not in mixnn.METHODS
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ({"accuracy": 50.0}, r"must return two dicts, .* and returns dict\nwrite `return numbers, \{\}`"),
+        (({"accuracy": 50.0}, 5), r"must return two dicts, .* and returns dict, int"),
+        (None, r"must return two dicts, .* and returns NoneType"),
+        (({"precision": 50.0}, {}), r"lack 'accuracy', its headline: return it, or .* headline= and one of precision"),
+        (({"accuracy": "half"}, {}), r"returns 'half' as 'accuracy', its headline: return a number"),
+        (
+            ({"accuracy": torch.tensor(5.0)}, {}),
+            r"returns a Tensor as 'accuracy', which JSON cannot hold\n.*float\(x\)",
+        ),
+        (({"accuracy": 5.0}, {"weights": np.ones(2)}), r"returns a ndarray as 'weights', which JSON cannot hold"),
+    ],
+)
+def test_what_a_protocol_may_not_return_is_refused_by_its_name(returned, said):
+    mixnn.PROTOCOLS.register("odd")(lambda _: returned)
+    with pytest.raises(mixnn.UserError, match=rf"^(the numbers of )?the protocol odd {said}"):
+        mixnn.evaluate(Net(), "digits", protocol="odd", limit=20, verbose=QUIET)
+
+
 def test_neighbors_of_a_method_that_has_none_are_refused(tmp_path: Path, monkeypatch):
     class Greedy(mixnn.methods.BYOL):
         """BYOL with a neighbor that it does not have."""

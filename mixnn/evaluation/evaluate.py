@@ -155,7 +155,7 @@ def evaluate(
     results: dict[str, Any] = {}
     for name in names:
         start = time.perf_counter()
-        found, settings = PROTOCOLS[name].run(subject)
+        found, settings = _check_result(PROTOCOLS[name], PROTOCOLS[name].run(subject))
         results[name] = {**found, "protocol": settings | common, "seconds": round(time.perf_counter() - start, 2)}
         if name in (KNN.name, LINEAR.name):
             results[name]["code"] = evaluation_digest()
@@ -172,6 +172,36 @@ def evaluate(
     except UserError as error:
         raise NotSaved(error, results) from None
     return results
+
+
+def _check_result(protocol: Protocol, result: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Numbers and settings as a protocol returned them; UserError if they cannot be shown or saved."""
+    who, headline = f"the protocol {protocol.name}", protocol.headline
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if not (is_pair and all(isinstance(part, dict) for part in result)):
+        parts = result if isinstance(result, tuple) else [result]
+        what = ", ".join(type(part).__name__ for part in parts)
+        raise UserError(
+            f"{who} must return two dicts, its numbers and the settings that made them, and returns {what}\n"
+            "write `return numbers, {}` if there are no settings"
+        )
+    for key, value in [item for part in result for item in part.items()]:
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{who} returns a {type(value).__name__} as {key!r}, which JSON cannot hold\n"
+                "use numbers, text, lists and dicts: float(x) and x.tolist() make them of tensors and arrays"
+            ) from None
+    numbers, settings = result
+    if headline not in numbers:
+        raise UserError(
+            f"the numbers of {who} lack {headline!r}, its headline: return it, or register the protocol with "
+            f"headline= and one of {', '.join(map(str, numbers)) or 'its numbers'}"
+        )
+    if not isinstance(numbers[headline], int | float):
+        raise UserError(f"{who} returns {numbers[headline]!r} as {headline!r}, its headline: return a number")
+    return numbers, settings
 
 
 def _run_on_its_data(

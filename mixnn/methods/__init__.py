@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from mixnn.config import fields_of, make, option, other_default
+from mixnn.config import UserError, check_decorated, fields_of, make, option, other_default
 from mixnn.methods.byol import BYOL
 from mixnn.methods.cmsf import CMSF
 from mixnn.methods.contract import About, Aux, Batch, Method
@@ -64,6 +64,31 @@ __all__ = [
     "views_of",
 ]
 
+REQUIRED = ("build", "encoded_views", "views", "forward_batch")  # what a method must define, or inherit from another
+
+
+def _check_method(name: str, cls: Any) -> None:
+    """UserError for what cannot be a method."""
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        what = getattr(cls, "__name__", type(cls).__name__)
+        raise UserError(
+            f"the method {name} must be a class that derives from mixnn.methods.Method, which {what} is not\n"
+            "derive it from a method whose parts you want, such as mixnn.methods.MSF"
+        )
+    options = getattr(cls, "Options", None)
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise UserError(
+            f"the method {name} has no Options: set {cls.__name__}.Options to a dataclass of its options, or derive it "
+            "from another method"
+        )
+    check_decorated(options)
+    missing = [part for part in REQUIRED if inspect.getattr_static(cls, part) is inspect.getattr_static(Method, part)]
+    if missing:
+        raise UserError(
+            f"the method {name} lacks {', '.join(missing)}: define them, or derive {cls.__name__} from another method"
+        )
+
+
 METHODS: Registry[type[Method]] = Registry(
     "method",
     "methods",
@@ -81,6 +106,7 @@ METHODS: Registry[type[Method]] = Registry(
         "ressl": ReSSL,
         "supervised": Supervised,
     },
+    check=_check_method,
 )
 
 

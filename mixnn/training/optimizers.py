@@ -242,11 +242,18 @@ OPTIMIZERS: Registry[Callable[[list[Group], Config], torch.optim.Optimizer]] = R
 
 def make_optimizer(named: Iterable[tuple[str, Parameter]], config: Config) -> torch.optim.Optimizer:
     """The configured optimizer of these parameters; those that need no gradient are left out."""
-    groups = parameter_groups(((name, p) for name, p in named if p.requires_grad), config)
+    learned = [(name, p) for name, p in named if p.requires_grad]
+    groups = parameter_groups(learned, config)
     optimizer = OPTIMIZERS.find(config.optimizer)(groups, config)
     if not isinstance(optimizer, torch.optim.Optimizer):
         got = type(optimizer).__name__
         raise UserError(f"the optimizer {config.optimizer} must be a torch.optim.Optimizer, not a {got}")
+    held = {id(p) for p in _parameters(optimizer)}
+    if missing := [name for name, p in learned if id(p) not in held]:
+        raise UserError(
+            f"the optimizer {config.optimizer} lacks {len(missing)} of {len(learned)} parameters, among them "
+            f"{missing[0]}: pass it all groups"
+        )
     return optimizer
 
 

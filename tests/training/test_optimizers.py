@@ -167,6 +167,19 @@ def test_an_optimizer_with_a_format_of_its_own_resumes_exactly(tmp_path, monkeyp
     assert [name for name, t in want.items() if not torch.equal(t, got[name])] == []
 
 
+def test_an_optimizer_that_leaves_parameters_out_is_refused(monkeypatch):
+    def first_group(groups, config):  # noqa: ARG001
+        return torch.optim.SGD(groups[:1], lr=0.1)
+
+    monkeypatch.setitem(mixnn.OPTIMIZERS, "first", first_group)
+    named = list(torch.nn.Linear(2, 2).named_parameters())
+    config = Config(data="digits", optimizer="first", decayed="weights")
+    with pytest.raises(UserError, match=r"^the optimizer first lacks 1 of 2 parameters, among them bias: pass"):
+        make_optimizer(named, config)
+    named[1][1].requires_grad_(False)
+    assert len(make_optimizer(named, config).param_groups) == 1
+
+
 def test_steps_that_are_undone_leave_no_state_behind():
     """As a run with a time budget does, to measure its pace."""
     parameter = torch.nn.Parameter(torch.ones(3))
