@@ -117,12 +117,31 @@ class Siamese(Method):
         o = self.options
         self.pairs = self.directions(o)
         self.student_views, self.teacher_views = self.encoded_views(o)
-        self.student = Student(backbone, *self.heads(num_features), views=len(self.student_views))
+        self.student = Student(backbone, *self._checked_heads(num_features), views=len(self.student_views))
         self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
         if self.momentum_end:  # a tensor, so that a captured step sees its changes; not a part of checkpoints
             self.register_buffer("teacher_rate", torch.ones(()), persistent=False)
         num_rings = self.num_rings if self.has_support(o) else 0
         self.rings = nn.ModuleList(SupportSet(o.support_size, o.dim) for _ in range(num_rings))
+
+    def _checked_heads(self, num_features: int) -> tuple[nn.Module, nn.Module | None]:
+        found: Any = self.heads(num_features)
+        parts = found if isinstance(found, tuple | list) else ()
+        if len(parts) == 2 and isinstance(parts[0], nn.Module) and isinstance(parts[1], nn.Module | None):
+            return parts[0], parts[1]
+        what = ", ".join(type(part).__name__ for part in parts) or type(found).__name__
+        raise UserError(
+            f"heads() of {type(self).__name__} must return two modules, projector and predictor, and returns {what}\n"
+            "write `return projector, None` if there is no predictor"
+        )
+
+    def _checked_loss(self, d: Direction) -> Tensor:
+        loss: Any = self.loss(d)
+        if not isinstance(loss, Tensor):
+            why = "does it end with `return`?" if loss is None else "leave out .item() or float()"
+            got = type(loss).__name__
+            raise UserError(f"loss() of {type(self).__name__} must return a tensor, and returns a {got}: {why}")
+        return loss
 
     # What a method may override
 
@@ -185,7 +204,7 @@ class Siamese(Method):
                 Direction(i, q[a], p[a], side.z[b], side.neighbor_lists[i], side.supports_QD[i], batch.draws)
                 for i, (a, b) in enumerate(self.pairs)
             ]
-            loss = self.combine([self.loss(d) for d in directions], batch)
+            loss = self.combine([self._checked_loss(d) for d in directions], batch)
             loss = loss if self.options.loss_scale == 1 else self.options.loss_scale * loss
             record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
             return loss, Aux(side.push, record, self.metrics(directions))

@@ -228,6 +228,7 @@ class Step:
 
     def _train_step(self) -> None:
         loss, aux = self._loss()
+        check_loss(loss, type(self.method).__name__)
         with side_stream(self.index.device):
             self._accumulate(loss, aux)
         self.optimizer.zero_grad(set_to_none=True)
@@ -286,6 +287,18 @@ def has_grouped_convolutions(module: torch.nn.Module) -> bool:
     For other networks trying pays, since shapes never change.
     """
     return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
+
+
+def check_loss(loss: Tensor, method: str) -> None:
+    """UserError for a loss that cannot be minimized."""
+    if not isinstance(loss, Tensor) or loss.dim():
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the loss of {method} must be a tensor with one number, not {what}: take a mean")
+    if not loss.requires_grad:
+        raise UserError(
+            f"the loss of {method} has no gradient, so nothing would be trained: make it of the student's embeddings "
+            "(q_BD or p_BD), without .detach(), .data or torch.no_grad()"
+        )
 
 
 def check_metrics(metrics: dict[str, Tensor], reserved: Collection[str], method: str) -> None:

@@ -144,6 +144,48 @@ def test_means_are_over_the_steps_since_the_last_reset():
         assert mean == pytest.approx((values[1][name] + values[2][name]) / 2, rel=1e-6)
 
 
+class Own(METHODS["mnn"]):
+    """A method whose parts tests replace."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda _: None, r"^loss\(\) of Own must return a tensor, and returns a NoneType: does it end with `return`"),
+        (lambda _: 0.5, r"^loss\(\) of Own must return a tensor, and returns a float: leave out \.item\(\)"),
+        (lambda d: d.p_BD.detach().mean(), r"^the loss of Own has no gradient, .*without \.detach\(\)"),
+    ],
+    ids=["none", "float", "detached"],
+)
+def test_a_loss_that_cannot_be_minimized_is_refused_by_the_name_of_its_method(loss, said):
+    method = Own(ResNet("resnet8", SIZE, 2), hidden=32, dim=16, support_size=20)
+    method.loss = loss
+    with pytest.raises(UserError, match=said):
+        take(small_step(method=method), 1)
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    method = Own(ResNet("resnet8", SIZE, 2), hidden=32, dim=16, support_size=20)
+    method.combine = lambda losses, batch: losses[0].expand(2)  # noqa: ARG005
+    with pytest.raises(UserError, match=r"^the loss of Own must be a tensor with one number, not shape \(2,\)"):
+        take(small_step(method=method), 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        (torch.nn.Identity(), "Identity"),
+        ((torch.nn.Identity(),), "Identity"),
+        ((None, torch.nn.Identity()), "NoneType, Identity"),
+        (None, "NoneType"),
+    ],
+)
+def test_heads_that_are_not_two_modules_are_refused_by_the_name_of_their_method(heads, said):
+    own = type("Own", (METHODS["mnn"],), {"heads": lambda self, features: heads})  # noqa: ARG005
+    with pytest.raises(UserError, match=rf"^heads\(\) of Own must return two modules, .* and returns {said}\n"):
+        own(ResNet("resnet8", SIZE, 2), support_size=20)
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
