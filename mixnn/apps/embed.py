@@ -33,6 +33,10 @@ OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
     "or .csv (columns file, f0, f1, ...: the numbers of the vector) [RUN/embeddings.npz]"
 )
+SPLIT = (
+    "only the training images or only the test images, as training split the run's data "
+    "[all images of a folder, files or shards, also the test images; otherwise the training images]"
+)
 ENCODE, DONE = "encode", "done"  # what the main process tells the others to do next
 MAX_CACHED = 20_000  # images up to which `embed` keeps the vectors in the cache, which other commands then use
 WRITE_BATCH = 4096  # vectors written at a time
@@ -55,7 +59,7 @@ def embed(
     source: Source = "",
     out: Annotated[str | Path, Param(OUT, flag="--out", metavar="FILE")] = "",
     *,
-    split: Annotated[str, Param("which images of a data set", choices=("train", "test"))] = "train",
+    split: Annotated[str, Param(SPLIT, choices=("train", "test"))] = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     overwrite: Overwrite = False,
@@ -64,10 +68,15 @@ def embed(
     """Turn images into vectors. The result has `vectors`, (M, F), and `names`.
 
     A source is a folder, one image file or several, a data set's name, or images in memory (docs/data.md). The default
-    is all data the run was trained on; its `limit` is for training only. With `out`, the vectors are also written to a
-    .npz, .parquet or .csv file; on the command line, the default is embeddings.npz in the run folder. Commands share
-    the vectors they compute. Above 20,000 images, vectors stay on the disk and are memory-mapped. Files that cannot be
-    read are reported and left out.
+    is the run's own data; its `limit` is for training only.
+
+    `split` chooses the training or the test images. Images that `holdout` kept out of training are test images. Without
+    a split, you get all images of a folder, of a list of files or of shards, also the test images. Of a data set and of
+    images in memory, you then get the training images.
+
+    With `out`, the vectors are also written to a .npz, .parquet or .csv file; on the command line, the default is
+    embeddings.npz in the run folder. Commands share the vectors they compute. Above 20,000 images, vectors stay on the
+    disk and are memory-mapped. Files that cannot be read are reported and left out.
 
     >>> found = mixnn.embed("runs/photos")
     >>> len(found.names), found.vectors.shape
@@ -84,7 +93,7 @@ def embed(
     run = open_run(run, reporter)
     if is_main_process():
         dist.broadcast(None)
-    images = run.images(source, str(data_dir), split)
+    images = run.images(source, str(data_dir), split or "all")
     if not is_main_process():
         return _help(run, images, device, reporter)
     target = None

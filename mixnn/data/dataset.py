@@ -392,11 +392,11 @@ class FolderDataset(OwnDataset):
 
     def images(self, split: str = "all") -> ImageFiles:
         if split not in self._files:
-            listing = self.listing
-            names = listing.names(split)
+            listing = self._all_files if split == "all" else self.listing  # the labels may be gone
+            title, names = self.name if split == "all" else f"{self.name}, {split}", listing.names(split)
             paths, has_splits = [self.folder / name for name in names], bool(listing.test)
             skipped = listing.skipped
-            self._files[split] = ImageFiles(self.name, names, skipped=skipped, has_splits=has_splits, paths=paths)
+            self._files[split] = ImageFiles(title, names, skipped=skipped, has_splits=has_splits, paths=paths)
         return self._files[split]
 
 
@@ -686,8 +686,10 @@ def configured_dataset(config: Config) -> Dataset:
     return FolderDataset(folder=Path(config.data), **options)
 
 
-def open_images(source: Any, data_dir: str | Path = "", split: str = "train") -> Images:
-    """The images of a folder (all of them), of files, of one split of a named data set, or of data in memory.
+def open_images(source: Any, data_dir: str | Path = "", split: str = "all") -> Images:
+    """The images of a folder, of files, of a named data set, or of data in memory: one split of them, train or test.
+
+    Without a split: all images of a folder, also those in train/ and test/, otherwise the training images.
 
     >>> mixnn.data.open_images("photos").names[:2]
     ['cat0.png', 'cat1.png']
@@ -695,7 +697,7 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "train") ->
     if isinstance(source, Images):
         return source
     if isinstance(source, list | tuple) and all(isinstance(path, str | Path) for path in source):
-        return list_files(_existing([expand(path) for path in source]))
+        return _list_files([expand(path) for path in source], split)
     if not isinstance(source, str | Path):
         return open_dataset(source).images(split)
     path = expand(source)
@@ -704,12 +706,18 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "train") ->
     if is_shards(str(source)):
         return shard_dataset(absolute_shards(str(source))).images(split)
     if path.is_file():
-        return list_files([path])
+        return _list_files([path], split)
     if not path.is_dir():
         raise UserError(
             f"{source} is not a folder, an image file or a data set (`{calling('data')}` lists the data sets)"
         )
-    return FolderDataset(folder=path.absolute()).images()
+    return FolderDataset(folder=path.absolute()).images(split)
+
+
+def _list_files(paths: list[Path], split: str) -> Images:
+    if split == "test":
+        raise UserError("a list of files has no test images: give the test images alone, without a split")
+    return list_files(_existing(paths))
 
 
 def _existing(paths: list[Path]) -> list[Path]:

@@ -317,12 +317,19 @@ class Run:
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
-    def images(self, source: Any = "", data_dir: str = "", split: str = "train", hint: str = "") -> Images:
-        """The images of a source; without one, those the run was trained on. `hint`: what to do if these are gone."""
+    def images(self, source: Any = "", data_dir: str = "", split: str = "all", hint: str = "") -> Images:
+        """The images of a source; without one, those of the run's data. `hint`: what to do if these are gone.
+
+        "all" are all images of a folder, a list of files or shards, also the test images. Of other data, they are the
+        training images.
+        """
         if not is_given(source):
             self.check_data(hint or f"use {setting('source', 'FOLDER')}")
             if self.data is not None:
                 return self.data.images(split)
+            if split != "all":  # as training split them, by labels and holdout; its limit is for training only
+                place = data_dir or self.config.data_dir
+                return configured_dataset(dataclasses.replace(self.config, data_dir=place, limit=0)).images(split)
             source = self.config.data
         elif isinstance(source, list | tuple) and not source:
             raise UserError("the list of files is empty")

@@ -315,6 +315,37 @@ def test_a_list_of_files_in_class_folders_is_held_out_and_evaluated_again(tmp_pa
         open_dataset(data, holdout=0.25)
 
 
+@pytest.mark.parametrize("form", ["folder", "list of files", "array"])
+def test_embed_splits_the_data_of_a_run_as_its_training_did(form: str, tmp_path: Path):
+    folder = to_folder(IMAGES, tmp_path / "x", NUMBERS, CLASSES)
+    data = {"folder": folder, "list of files": sorted(folder.rglob("*.png")), "array": IMAGES}[form]
+    labels = NAMES if form == "array" else "folders"
+    run = mixnn.pretrain(data, labels=labels, holdout=0.25, out=tmp_path / "run", **TINY)
+    dataset = run.dataset()
+    for given in [run, run.path] if form == "folder" else [run]:
+        vectors = {split: mixnn.embed(given, split=split, device="cpu") for split in ("train", "test")}
+        assert [len(found) for found in vectors.values()] == [18, 6]
+        for split, found in vectors.items():
+            assert found.names == dataset.load(split, 8).names
+        assert len(mixnn.embed(given, device="cpu")) == (18 if form == "array" else 24)
+
+
+def test_embed_tells_the_two_parts_of_a_folder_apart(tmp_path: Path):
+    to_folder(IMAGES[:16], tmp_path / "x/train")
+    to_folder(IMAGES[16:], tmp_path / "x/test")
+    run = mixnn.pretrain(tmp_path / "x", out=tmp_path / "run", **TINY)
+    for source in ("", tmp_path / "x"):
+        sizes = [len(mixnn.embed(run.path, source, split=split, device="cpu")) for split in ("train", "test")]
+        assert sizes == [16, 8]
+        assert len(mixnn.embed(run.path, source, device="cpu")) == 24
+    for source, says in (
+        (tmp_path / "x/test", "has no test images"),
+        ([*(tmp_path / "x/test").iterdir()], "list of f"),
+    ):
+        with pytest.raises(UserError, match=says):
+            mixnn.embed(run.path, source, split="test", device="cpu")
+
+
 # Other commands
 
 

@@ -93,6 +93,14 @@ def test_some_images_of_shards_can_be_held_out(tmp_path: Path, pixels: np.ndarra
     assert len(everything.unique(dim=0)) == 20
 
 
+def test_embed_holds_out_the_same_images_of_shards_as_training(tmp_path: Path, pixels: np.ndarray):
+    run = mixnn.pretrain(write_tars(tmp_path, pixels), holdout=0.2, out=tmp_path / "run", **WORDS)
+    train, test = (mixnn.embed(run.path, split=split).names for split in ("train", "test"))
+    assert (len(train), len(test)) == (16, 4)
+    assert test == run.dataset().load("test", 8).names
+    assert len(mixnn.embed(run.path)) == 20
+
+
 def test_an_image_that_cannot_be_read_is_left_out(tmp_path: Path, pixels: np.ndarray):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in {"1.png": png(pixels[0]), "2.png": b"no picture", "3.png": png(pixels[1])}.items():

@@ -19,6 +19,7 @@ from mixnn.apps.projection import tsne
 from mixnn.apps.thumbnails import sheet
 from mixnn.config import UserError
 from mixnn.data import Dataset, ImageSet
+from mixnn.data.dataset import FolderDataset
 from mixnn.data.images import resized
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
@@ -115,7 +116,7 @@ def embed(run: Run, dataset: Dataset, encoder: Encoder, step: int, sample: Sampl
 
     def vectors(split: str, names: list[str]) -> Tensor:
         # A run's `limit` is part of its data set. A folder's images are listed as for other commands: all of them.
-        images = dataset.images(split) if dataset.stored_size else run.images(split=split)
+        images = run.images() if isinstance(dataset, FolderDataset) else dataset.images(split)
         found = vectors_of(run, images, names, MAX_BANK[encoder.device.type], encoder, reporter)
         return unit(torch.from_numpy(found).to(encoder.device))
 
