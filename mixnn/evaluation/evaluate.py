@@ -30,7 +30,7 @@ from mixnn.config import (
     verb,
 )
 from mixnn.data import Dataset, ImageSet, open_dataset
-from mixnn.data.dataset import FOLDER_SIZE
+from mixnn.data.dataset import FOLDER_SIZE, is_given
 from mixnn.data.image_set import Normalization, read_normalization
 from mixnn.device import pick_device
 from mixnn.evaluation.encoders import Frozen, find_run, open_candidate
@@ -104,6 +104,9 @@ def evaluate(
     A run without `data` is evaluated on its own data, and the numbers also go to its results.json. Anything else needs
     `data`, and its results are only returned. `save` writes them to a file; for a run, with configuration and curves.
 
+    If the run was trained on images in memory, give the same ones as `source`, with `labels` if `pretrain` got them:
+    evaluate("runs/x", source=images, labels=labels).
+
     A network or function gets float32 images (B, 3, S, S) on its device and must return features (B, F): remove the
     classifier. By default, images have the data set's own size (64 pixels for a folder) and are normalized with the
     mean and std of its training images. `image_size` and `normalization` change that; in Python, `normalization` may
@@ -132,12 +135,15 @@ def evaluate(
     if data is None or (isinstance(data, str) and not data):
         if run is None:
             raise UserError(f"which images? use {setting('data', 'cifar10')}, or a folder with labels and test images")
-        given = {"image_size": image_size, "normalization": normalization != "auto", "labels": str(labels)}
-        for name in [name for name, value in (given | {"holdout": holdout, "limit": limit}).items() if value]:
-            raise UserError(f"{setting(name)} is for other data than the run's own: add {setting('data', 'DATA')}")
-        subject, common = _run_on_its_data(run.moved(source), data_dir, device, epochs, seed, reporter)
+        given: dict[str, Any] = {"image_size": image_size, "normalization": normalization != "auto"}
+        given |= {"labels": is_given(labels) and not is_given(source), "holdout": holdout, "limit": limit}
+        for name in [name for name, value in given.items() if value]:
+            again = ", or source=images if these labels belong to images in memory" if name == "labels" else ""
+            other = setting("data", "DATA")
+            raise UserError(f"{setting(name)} is for other data than the run's own: add {other}{again}")
+        subject, common = _run_on_its_data(run.moved(source, labels), data_dir, device, epochs, seed, reporter)
     else:
-        if str(source):
+        if is_given(source):
             raise UserError(f"{setting('source')} is for a run's own data: use {setting('data')} alone")
         run, dataset = None, open_dataset(data, data_dir, labels=labels, holdout=holdout, limit=limit)
         _check_has_test(dataset)

@@ -217,9 +217,15 @@ class Run:
         `source` is the folder where the images are now or, if they were in memory, the same images; images with another
         digest are refused when they are read. `labels`: one for each image in memory.
         """
+        data = self.config.data
+        if is_given(labels) and not (is_given(source) and is_in_memory(data)):
+            raise UserError(
+                f"{self.path} was trained on images in memory: give the same images together with their labels"
+                if is_in_memory(data)
+                else f"{self.path} was trained on {data} and takes its labels from there: leave out {setting('labels')}"
+            )
         if not is_given(source):
             return self
-        data = self.config.data
         if data in DATASETS:
             name = f"the data set {data}"
             raise UserError(f"{self.path} was trained on {name}: {setting('data_dir')} says where that is kept")

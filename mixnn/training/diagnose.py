@@ -40,6 +40,7 @@ def diagnose(
     *,
     batches: Annotated[int, Param("batches of training images to measure on", low=1)] = 20,
     source: MovedTo = "",
+    labels: Any = "",
     device: Device = "auto",
     data_dir: DataDir = "",
     verbose: bool | Reporter = False,
@@ -48,6 +49,8 @@ def diagnose(
 
     The numbers are means over some batches of training images that the support set does not hold, augmented as in
     training. The run's files are only read. See `diagnostics.NAMES`, DERIVED and FEATURES for what each number means.
+
+    If the run was trained on images in memory, give the same ones as `source`, with `labels` if `pretrain` got them.
 
     >>> found = mixnn.diagnose("runs/photos", batches=1)
     >>> 0 <= found["feature_spread"]
@@ -58,7 +61,7 @@ def diagnose(
         mixnn diagnose runs/photos --batches 100 --json
     """
     reporter, run = reporter_for(verbose), run if isinstance(run, Run) else Run.open(run)
-    run = run.moved(source)
+    run = run.moved(source, labels)
     run.check_data(f"use {setting('source', 'FOLDER')}")
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]

@@ -306,6 +306,27 @@ def test_a_share_of_labelled_images_is_held_out(tmp_path: Path):
     assert found["knn"]["protocol"]["test_images"] == 6
 
 
+def test_evaluate_and_diagnose_take_the_labels_as_pretrain_does(tmp_path: Path):
+    run = mixnn.pretrain(IMAGES, labels=NAMES, holdout=0.25, out=tmp_path / "run", **TINY)
+    here = mixnn.evaluate(run, protocol="knn")
+    there = mixnn.evaluate(run.path, source=IMAGES, labels=NAMES, protocol="knn")
+    assert there["knn"]["weighted"] == here["knn"]["weighted"]
+    assert there["knn"]["protocol"]["test_images"] == 6
+    assert mixnn.diagnose(run.path, source=IMAGES, labels=NAMES, batches=1) == mixnn.diagnose(run, batches=1)
+    with pytest.raises(UserError, match="add data='DATA', or source=images if these labels belong to images in memory"):
+        mixnn.evaluate(run.path, labels=NAMES)
+    with pytest.raises(UserError, match="give the same images together with their labels"):
+        mixnn.diagnose(run.path, labels=NAMES)
+
+
+def test_labels_do_not_replace_those_of_a_folder(tmp_path: Path):
+    data = to_folder(IMAGES, tmp_path / "x", NUMBERS, CLASSES)
+    run = mixnn.pretrain(data, labels="folders", holdout=0.25, out=tmp_path / "run", **TINY)
+    for refused in (mixnn.evaluate, mixnn.diagnose):
+        with pytest.raises(UserError, match="takes its labels from there: leave out labels"):
+            refused(run.path, source=data, labels=NAMES)
+
+
 def test_a_list_of_files_in_class_folders_is_held_out_and_evaluated_again(tmp_path: Path):
     data = sorted(to_folder(IMAGES, tmp_path / "x", NUMBERS, CLASSES).rglob("*.png"))
     run = mixnn.pretrain(data, labels="folders", holdout=0.25, out=tmp_path / "run", **TINY)
