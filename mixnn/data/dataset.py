@@ -547,7 +547,11 @@ def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **option
             raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
         held = held_out_names(training.labels, holdout)
         if not held:
-            raise UserError(f"{setting('holdout')} needs labels: give images with labels")
+            none = "" if labels is None else ", and none of these images has one"
+            raise UserError(
+                f"{setting('holdout')} needs labels{none}: give images that come with labels, or {setting('labels')}, "
+                "one per image"
+            )
         testing = training.named(held)
         training = training.named({*training.names} - held)
     if isinstance(data, ImageSet):
@@ -594,8 +598,9 @@ def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: 
     else:
         options["given_labels"] = from_values(labels, files)
     if options.get("holdout") and not (options.get("labels") or options.get("given_labels")):
+        none = ", and none of these files has one" if "given_labels" in options else ""
         raise UserError(
-            f"{setting('holdout')} needs labels: give one per file, {setting('labels', 'folders')} or a CSV"
+            f"{setting('holdout')} needs labels{none}: give one per file, {setting('labels', 'folders')} or a CSV"
         )
     return FileListDataset(folder=folder, files=files, **options)
 

@@ -84,6 +84,8 @@ def held_out_names(label_of: Mapping[str, str], share: float) -> set[str]:
     held: set[str] = set()
     for names in classes.values():
         held |= set(names[: min(len(names) - 1, max(1, round(share * len(names))))])
+    if classes and not held:
+        raise UserError(f"{setting('holdout')} needs two images of a class: here, each class has one labeled image")
     return held
 
 

@@ -229,8 +229,7 @@ def _run_on_its_data(
     backbone = trained_backbone(run, tensors)
     backbone.to(where, memory_format=torch.channels_last)  # type: ignore[call-overload]
     train, test = (dataset.load(split, config.encoding_size).to_if_fits(where) for split in ("train", "test"))
-    if not (train.fully_labelled and test.fully_labelled):
-        raise UserError(f"{config.data} has no labels, so there is nothing to evaluate against: train with labels")
+    _check_labels(train, test, short_path(config.data), "train with labels")
     trained = state["step"] // (state["data"]["images"] // config.batch_size)
     if trained < config.epochs:
         resume = f"`{run.how_to_resume}` continues it"
@@ -266,15 +265,24 @@ def _labelled_images(
 ) -> tuple[ImageSet, ImageSet]:
     """Training and test images with this normalization, or with the data set's own."""
     train, test = (dataset.load(split, size).to_if_fits(device) for split in ("train", "test"))
-    if not (train.fully_labelled and test.fully_labelled):
-        raise UserError(
-            f"{dataset.name} has no labels, so there is nothing to evaluate against: use "
-            f"{setting('labels', 'folders')} or a CSV file"
-        )
+    _check_labels(train, test, dataset.name, f"use {setting('labels', 'folders')} or a CSV file")
     if normalization is None:
         return train, test
     mean, std = normalization
     return replace(train, mean=mean, std=std), replace(test, mean=mean, std=std)
+
+
+def _check_labels(train: ImageSet, test: ImageSet, name: str, how: str) -> None:
+    """UserError if images lack labels or have only one class. `how`: how to give labels if there are none."""
+    if train.fully_labelled and test.fully_labelled:
+        return
+    if not train.num_labelled and not test.num_labelled:
+        raise UserError(f"{name} has no labels, so there is nothing to evaluate against: {how}")
+    for part, images in (("training", train), ("test", test)):
+        if missing := len(images) - images.num_labelled:
+            count = "the" if missing == len(images) else f"{missing:,} of the {len(images):,}"
+            raise UserError(f"{count} {part} images of {name} have no labels: give these labels too")
+    raise UserError(f"all images of {name} have the label {train.classes[0]!r}: accuracy needs at least two classes")
 
 
 def announce(subject: Subject, names: Sequence[str]) -> None:

@@ -126,7 +126,8 @@ class Run:
         is_run, is_begun = Run.is_run_folder(path), _is_begun(path)
         if not overwrite:
             resume, overwriting = setting("resume", path), setting("overwrite", True)
-            ways = f", {resume} to continue it, or {overwriting} to replace it" if is_run else ""
+            continuing = f", {resume} to continue it" if is_run and Run.open(path).can_resume else ""
+            ways = f"{continuing}, or {overwriting} to replace it" if is_run else ""
             ways = f", or {overwriting} to use it" if is_begun else ways
             raise Taken(f"{path} exists: use another {setting('out')}{ways}")
         if not (is_run or is_begun):
@@ -158,10 +159,11 @@ class Run:
         """Makes the folder, with -2, -3, ... added if it exists."""
         number = 1
         while True:
-            try:
-                return Run.reserve(path if number == 1 else path.with_name(f"{path.name}-{number}"))
-            except Taken:
-                number += 1
+            place = path if number == 1 else path.with_name(f"{path.name}-{number}")
+            with suppress(Taken):
+                if not place.exists():
+                    return Run.reserve(place)
+            number += 1
 
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
@@ -458,6 +460,15 @@ class Run:
     @property
     def has_checkpoint(self) -> bool:
         return bool(checkpoint.list_checkpoints(self.path / "checkpoints"))
+
+    @property
+    def can_resume(self) -> bool:
+        """There is an intact checkpoint of a training."""
+        try:
+            self.load_training(lambda _: None)
+        except UserError:
+            return False
+        return True
 
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The same, to train further; UserError if the run holds an encoder but no state of a training."""

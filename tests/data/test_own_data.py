@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -325,6 +326,33 @@ def test_labels_do_not_replace_those_of_a_folder(tmp_path: Path):
     for refused in (mixnn.evaluate, mixnn.diagnose):
         with pytest.raises(UserError, match="takes its labels from there: leave out labels"):
             refused(run.path, source=data, labels=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "says"),
+    [
+        (IMAGES, [1] * 24, "all images of images-.* have the label '1': accuracy needs at least two classes"),
+        ({"train": Pictures(labels=NAMES), "test": IMAGES}, "", "the test images of images-.* have no labels"),
+        ({"train": IMAGES, "test": Pictures(labels=NAMES)}, "", "the training images of images-.* have no labels"),
+        ({"train": IMAGES, "test": IMAGES}, "", "images-.* has no labels, .*: train with labels"),
+    ],
+)
+def test_evaluate_says_which_labels_are_missing(data: Any, labels: Any, says: str, tmp_path: Path):
+    holdout = {"labels": labels, "holdout": 0.25} if labels else {}
+    run = mixnn.pretrain(data, out=tmp_path / "run", **TINY | {"epochs": 1}, **holdout)
+    with pytest.raises(UserError, match=says):
+        mixnn.evaluate(run, protocol="knn")
+
+
+def test_holdout_says_what_is_wrong_with_the_labels(tmp_path: Path):
+    folder = to_folder(IMAGES, tmp_path / "x", range(24), [*map(str, range(24))])
+    one_each = r"holdout needs two images of a class: here, each class has one labeled image"
+    for data, labels in ((IMAGES, range(24)), (sorted(folder.rglob("*.png")), "folders"), (folder, "folders")):
+        with pytest.raises(UserError, match=one_each):
+            open_dataset(data, labels=labels, holdout=0.25).load("train", 8)
+    for data in (IMAGES, sorted(folder.rglob("*.png"))):
+        with pytest.raises(UserError, match="holdout needs labels, and none of these .* has one"):
+            open_dataset(data, labels=[-1] * 24, holdout=0.25)
 
 
 def test_a_list_of_files_in_class_folders_is_held_out_and_evaluated_again(tmp_path: Path):

@@ -65,8 +65,11 @@ def test_a_refusal_offers_to_resume_only_what_can_be_resumed(tmp_path: Path):
         Run.check_replaceable(tmp_path / "notes", overwrite=False)
     assert "resume" not in str(error.value)
     assert "overwrite" not in str(error.value)
-    Run.create(tmp_path / "run", CONFIG, "")
-    with pytest.raises(UserError, match=r"resume=.*run.* overwrite=True"):
+    run = Run.create(tmp_path / "run", CONFIG, "")
+    with pytest.raises(UserError, match=r"run exists: use another out, or overwrite=True to replace it$"):
+        Run.check_replaceable(tmp_path / "run", overwrite=False)
+    run.save_checkpoint(1, {"method.x": torch.zeros(1)}, {"step": 1})
+    with pytest.raises(UserError, match=r"use another out, resume='.*run' to continue it, or overwrite=True"):
         Run.check_replaceable(tmp_path / "run", overwrite=False)
 
 
