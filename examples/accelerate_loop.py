@@ -18,7 +18,7 @@ def train(accelerator):
     torch.manual_seed(accelerator.process_index)
     group = torch.distributed.group.WORLD if accelerator.num_processes > 1 else None
     method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=group)
-    optimizer = torch.optim.AdamW(method.student.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(method.trained_parameters(), lr=1e-3)
     loader = DataLoader(TwoViews(), batch_size=32, shuffle=True, drop_last=True)
     prepared, optimizer, loader = accelerator.prepare(method, optimizer, loader)
     for epoch in range(5):

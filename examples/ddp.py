@@ -19,7 +19,7 @@ def train():
     torch.manual_seed(dist.get_rank())  # for different views; DistributedDataParallel makes the weights equal
     method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=dist.group.WORLD)
     parallel = DistributedDataParallel(method)
-    optimizer = torch.optim.AdamW(method.student.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(method.trained_parameters(), lr=1e-3)
     data = TwoViews()
     sampler = DistributedSampler(data)
     for epoch in range(2):

@@ -38,7 +38,7 @@ class SelfSupervised(lightning.LightningModule):
         self.method.after_step()  # here, and not after each batch: gradients may be accumulated
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.method.student.parameters(), lr=1e-3)
+        return torch.optim.AdamW(self.method.trained_parameters(), lr=1e-3)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     backbone = network()
     method = mixnn.methods.MNN(backbone, topk=5, support_size=1024)  # trains a copy of the backbone
-    optimizer = torch.optim.AdamW(method.student.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(method.trained_parameters(), lr=1e-3)
     for epoch in range(5):
         for x1, x2 in DataLoader(TwoViews(), batch_size=64, shuffle=True, drop_last=True):
             loss = method(x1, x2)

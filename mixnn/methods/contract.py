@@ -120,7 +120,7 @@ class Method(nn.Module):
     In a training loop of your own:
 
         method = mixnn.methods.MNN(backbone, topk=5)
-        optimizer = torch.optim.SGD(method.student.parameters(), lr=0.06)
+        optimizer = torch.optim.SGD(method.trained_parameters(), lr=0.06)
         for x1, x2 in loader:
             loss = method(x1, x2)
             optimizer.zero_grad()
@@ -213,6 +213,10 @@ class Method(nn.Module):
     def support(self) -> SupportSet | None:
         """The support set that neighbors are taken from."""
         return None
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What an optimizer trains: all parameters that need a gradient, the student's and the method's own."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     def draws(self, batch_size: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the uniforms in [0, 1) that one forward pass consumes."""

@@ -104,9 +104,8 @@ class PlainLoop:
         self.device = pick_device(config.device)
         facts = {"num_classes": images.num_classes, "num_images": len(images)}
         self.method = methods.build(config.method, make_backbone(config), config.options, **facts).to(self.device)
-        parameters = [p for p in self.method.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(
-            parameters, config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay
+            self.method.trained_parameters(), config.base_lr, config.sgd_momentum, weight_decay=config.weight_decay
         )
         self.loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
             PillowViews(images, configured_views(config, images.mirror, self.method.views)),

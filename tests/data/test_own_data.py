@@ -351,7 +351,7 @@ def test_holdout_says_what_is_wrong_with_the_labels(tmp_path: Path):
         with pytest.raises(UserError, match=one_each):
             open_dataset(data, labels=labels, holdout=0.25).load("train", 8)
     for data in (IMAGES, sorted(folder.rglob("*.png"))):
-        with pytest.raises(UserError, match="holdout needs labels, and none of these .* has one"):
+        with pytest.raises(UserError, match=r"holdout needs labels, and none of these .* has one"):
             open_dataset(data, labels=[-1] * 24, holdout=0.25)
 
 

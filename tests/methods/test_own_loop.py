@@ -9,13 +9,14 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 import mixnn
-from mixnn.config import UserError
+from mixnn.config import Config, UserError
 from mixnn.data import load
 from mixnn.methods import METHODS, Method
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.progress import Reporter
 from mixnn.runs.weights import make_backbone
 from mixnn.training.configure import configure
+from mixnn.training.optimizers import make_optimizer
 from mixnn.training.trainer import Trainer
 from tests.command import FORKS
 from tests.methods.test_contract import known
@@ -53,7 +54,7 @@ def labels_of(name: str) -> dict[str, Tensor]:
 def test_a_loop_trains_the_student_and_after_step_the_rest(name):
     method = make(name)
     before = copy.deepcopy(method)
-    optimizer = torch.optim.SGD(method.student.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(method.trained_parameters(), lr=0.05)
     for step in range(3):
         loss = method(*images(method, step), **labels_of(name))
         assert loss.shape == ()
@@ -67,6 +68,30 @@ def test_a_loop_trains_the_student_and_after_step_the_rest(name):
     if method.support is not None:
         assert method.support.position == 3 * B % 20
         assert (method.support.index_Q == -1).all()  # nobody said which images these were
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_trained_parameters_are_those_that_the_trainer_trains(name):
+    class Learned(METHODS[name]):
+        def build(self, backbone: nn.Module, num_features: int) -> None:
+            super().build(backbone, num_features)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward_batch(self, batch):
+            loss, aux = super().forward_batch(batch)
+            return self.scale * loss, aux
+
+    facts = {fact: FACTS[fact] for fact in Learned.facts}
+    method = Learned(network(), **facts, **known(name, SMALL))
+    expected = {n for n, _ in method.named_parameters() if n.startswith("student.")} | {"scale"}
+    trained = {id(p) for p in method.trained_parameters()}
+    assert {n for n, p in method.named_parameters() if id(p) in trained} == expected
+    optimizer = make_optimizer(method.named_parameters(), Config())
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == trained
+    optimizer = torch.optim.SGD(method.trained_parameters(), lr=0.05)
+    method(*images(method), **labels_of(name)).backward()
+    optimizer.step()
+    assert method.scale != 1
 
 
 def test_the_parts_of_the_package_are_reached_from_its_name():
@@ -323,7 +348,7 @@ def losses(seed: int, group: torch_dist.ProcessGroup | None = None) -> tuple[Ten
     backbone = network()
     torch.manual_seed(seed)
     method = make(backbone=backbone, process_group=group)
-    optimizer = torch.optim.SGD(method.student.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(method.trained_parameters(), lr=0.05)
     found = []
     for step in range(3):
         loss = method(*images(method, 10 * seed + step), index=100 * seed + step * B + torch.arange(B))
