@@ -282,11 +282,25 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.BoundArguments:
     """The arguments of a verb by name, each in its type; UserError if one is wrong."""
-    given, known = inspect.signature(function).bind(*args, **kwargs), parameters(function)
+    signature, known = inspect.signature(function), parameters(function)
+    for name, value in kwargs.items():
+        if name not in {*known, *signature.parameters}:
+            _check_not_flag(name, value, known, "verbose" in signature.parameters)
+    given = signature.bind(*args, **kwargs)
     for name, value in given.arguments.items():
         if name in known:
             given.arguments[name] = check(name, value, known[name].hint, known[name].param)
     return given
+
+
+def _check_not_flag(name: str, value: Any, known: Mapping[str, Parameter], has_verbose: bool) -> None:
+    """UserError for the name of a flag whose parameter has another name in Python."""
+    if name == "quiet" and has_verbose:
+        raise UserError("quiet is for the command line: in Python only warnings are shown, unless you use verbose=True")
+    flag = f"--{name.replace('_', '-')}"
+    meant = next((parameter.name for parameter in known.values() if parameter.param.flag == flag), "")
+    if meant:
+        raise UserError(f"{name} is for the command line: in Python, use {in_python(meant, value)}")
 
 
 @functools.cache

@@ -76,7 +76,9 @@ def export(
     run: Annotated[str | Path | Run, RUN_OR_FOLDER],
     out: Annotated[str | Path, Param("the file [RUN/encoder.FORMAT]", flag="--out", metavar="FILE")] = "",
     *,
-    output: Annotated[str, Param("format of the file", choices=tuple(WRITERS), flag="--format")] = "safetensors",
+    output: Annotated[
+        str, Param("format of the file [as its name ends, else safetensors]", choices=tuple(WRITERS), flag="--format")
+    ] = "",
     licence: Annotated[
         str, Param("license of the weights, for the model card", metavar="TEXT", aliases=("--license",))
     ] = "",
@@ -86,7 +88,8 @@ def export(
 ) -> Path:
     """Write the encoder of a run's last checkpoint to one file (default: encoder.FORMAT in the run folder).
 
-    The card is stored inside the file, and next to it as FILE.json.
+    The name of the file says the format, unless you give it as `output`: safetensors, onnx or pt2. The card is stored
+    inside the file, and next to it as FILE.json.
 
     >>> mixnn.export("runs/photos", "encoder.safetensors")
     PosixPath('encoder.safetensors')
@@ -98,6 +101,8 @@ def export(
     """
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
+    ending = expand(out).suffix[1:] if str(out) else ""
+    output = output or (ending if ending in WRITERS else "safetensors")
     out = expand(out) if str(out) else run.path / f"encoder.{output}"
     card_file = out.with_name(f"{out.name}.json")
     _check_name(out, output)

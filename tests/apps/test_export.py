@@ -316,6 +316,20 @@ def test_a_program_that_differs_from_the_encoder_is_not_written(run, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def test_the_name_of_the_file_says_its_format(run, tmp_path):
+    made = export(run, tmp_path / "a.pt2", verbose=QUIET)
+    assert made.read_bytes() == export(run, tmp_path / "b.pt2", output="pt2", verbose=QUIET).read_bytes()
+    assert card_of(made)["file"]["form"] == "pt2"
+
+
+def test_names_of_the_command_line_lead_to_those_of_python(run):
+    with pytest.raises(UserError, match=r"^format is for the command line: in Python, use output='onnx'$"):
+        export(run, format="onnx")
+    for function, given in ((export, {"run": run}), (mixnn.pretrain, {"data": "digits"})):
+        with pytest.raises(UserError, match=r"^quiet is for the command line: .* unless you use verbose=True$"):
+            function(**given, quiet=True)
+
+
 def test_without_onnxruntime_the_file_is_written_with_a_warning(run, tmp_path, monkeypatch):
     pytest.importorskip("onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -636,6 +636,10 @@ def test_a_page_that_cannot_be_written_is_refused_at_once(place, tmp_path):
     (tmp_path / "page").mkdir()
     with pytest.raises(UserError, match=r"is not a folder, so .* cannot be written there"):
         report([place / "mnn"], tmp_path / "file" / "x.html", images=0, verbose=QUIET)
+    with pytest.raises(
+        UserError, match=r"is a run folder, not a file: give several runs as a list, mixnn.report\(\[run1"
+    ):
+        report(place / "mnn", place / "mnn")
     with pytest.raises(UserError, match="page is a folder: give the name of a file"):
         report([place / "mnn"], tmp_path / "page", images=0, verbose=QUIET)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "page"]

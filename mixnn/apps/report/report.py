@@ -17,9 +17,21 @@ from mixnn.apps import webpage
 from mixnn.apps.report import gallery, results, run_data, settings
 from mixnn.apps.report.run_data import RunData
 from mixnn.apps.report.verdict import RULES
-from mixnn.config import DataDir, Device, MovedTo, Overwrite, Param, UserError, calling, setting, short_path, verb
+from mixnn.config import (
+    DataDir,
+    Device,
+    MovedTo,
+    Overwrite,
+    Param,
+    UserError,
+    calling,
+    on_command_line,
+    setting,
+    short_path,
+    verb,
+)
 from mixnn.device import pick_device
-from mixnn.files import check_output, write_atomically
+from mixnn.files import check_output, expand, write_atomically
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs import Run
 
@@ -65,6 +77,8 @@ def report(
         raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
     loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]
     loaded = [replace(data, run=data.run.moved(source)) for data in loaded]
+    if str(out) and not on_command_line() and Run.is_run_folder(expand(out)):
+        raise UserError(f"{out} is a run folder, not a file: give several runs as a list, mixnn.report([run1, run2])")
     default = loaded[0].run.path / ("comparison.html" if len(loaded) > 1 else "report.html")
     target = check_output(out, default, overwrite)
     galleries, embeddings = _embed(loaded, data_dir, images, where, reporter) if images else ([], {})
