@@ -120,7 +120,7 @@ def initial_backbone(
         _check_same(source, source, config)
         return build_backbone(source, config.image_size, config.bn_groups, pretrained=True).eval()
     if source.startswith(TORCHVISION) or source in STARTS or expand(source).is_file():
-        return read_backbone(source, config).eval()
+        return read_backbone(source, config, network).eval()
     run = _open_start(source)
     _check_same(str(run.path), run.config.backbone, config)
     run, backbone = replace(run, network=network), make_backbone(config, network)
@@ -180,13 +180,18 @@ def says_normalization(source: str) -> bool:
 
 def _file_defaults(path: Path) -> dict[str, Any]:
     """The same for a file of weights. Only an exported one says what its images looked like."""
-    weights = read_weights(path)
-    backbone, card = _fitting_architecture(weights), read_card(path)
+    card = read_card(path)
+    try:
+        weights = read_weights(path)
+    except UserError:  # perhaps of the user's own backbone; if not, `read_backbone` says what is wrong
+        weights = {}
+    backbone = _fitting_architecture(weights) if weights else ""
+    known = {"backbone": backbone} if backbone else {}
     if card:
         sizes = {"image_size": card.trained_size, "encode_size": card.size}
-        return {"backbone": backbone, "normalization": normalization_text((card.mean, card.std))} | sizes
+        return known | {"normalization": normalization_text((card.mean, card.std))} | sizes
     sizes = {"image_size": STEM_SIZES[weights["conv1.weight"].shape[2]]} if "conv1.weight" in weights else {}
-    return {"backbone": backbone, "normalization": PUBLISHED_WITH.get(backbone, "torchvision")} | sizes
+    return known | {"normalization": PUBLISHED_WITH.get(backbone, "torchvision")} | sizes
 
 
 def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tuple[nn.Module, int]:
@@ -215,8 +220,19 @@ def load_weights(module: nn.Module, weights: dict[str, torch.Tensor], source: st
         raise UserError(f"the weights of {source} do not fit this network: {reason}") from None
 
 
-def read_backbone(source: str | Path, config: Config) -> nn.Module:
-    """The configured backbone with the weights of a file, of a name in STARTS, or of torchvision:NAME."""
+def read_backbone(source: str | Path, config: Config, network: Network | None = None) -> nn.Module:
+    """The configured backbone with the weights of a file, of a name in STARTS, or of torchvision:NAME.
+
+    A backbone of the user's own takes a file with exactly its weights.
+    """
+    if config.backbone not in READABLE and not config.backbone.startswith(TIMM) and expand(source).is_file():
+        own = make_backbone(config, network)
+        tensors = _tensors_of(source)
+        is_wrapped = bool(tensors) and all(name.startswith("module.") for name in tensors)
+        if is_wrapped and not all(name.startswith("module.") for name in own.state_dict()):  # DistributedDataParallel
+            tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+        load_weights(own, tensors, str(source))
+        return own
     if config.backbone not in READABLE:
         raise UserError(f"{setting('init_from')} works only with {', '.join(READABLE)}, not with {config.backbone}")
     weights, backbone = _weights_of(str(source)), make_backbone(config)
@@ -281,13 +297,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     An EfficientNet-Lite0 may have its published names; a ResNet has torchvision's. No tensor is converted: UserError
     says why weights do not fit. No code in the file is run.
     """
-    content = _read(expand(path))
-    for key in WRAPPERS:
-        content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
-    named = [(str(k), t) for k, t in content.items()] if isinstance(content, dict) else []
-    tensors = {
-        k: t for k, t in named if isinstance(t, Tensor) and not k.startswith(PREFIX)
-    }  # an export may have a layout
+    tensors = _tensors_of(path)
     prefixes = [k.removesuffix(end) for end in LANDMARKS for k in tensors if k == end or k.endswith(f".{end}")]
     if not prefixes:
         raise UserError(f"{path} holds no network that mixnn knows: it has no tensor {LANDMARKS[0]}\n{SUPPORTED}")
@@ -300,6 +310,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         more = f"; and {len(fewest) - 3} more" if len(fewest) > 3 else ""
         raise UserError(f"{path} does not fit: {'; '.join(fewest[:3])}{more}\n{SUPPORTED}")
     return weights
+
+
+def _tensors_of(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file, also below a key that training scripts use, without the layout of an export."""
+    content = _read(expand(path))
+    for key in WRAPPERS:
+        content = content[key] if isinstance(content, dict) and isinstance(content.get(key), dict) else content
+    named = [(str(k), t) for k, t in content.items()] if isinstance(content, dict) else []
+    return {k: t for k, t in named if isinstance(t, Tensor) and not k.startswith(PREFIX)}
 
 
 def _read(path: Path) -> Any:

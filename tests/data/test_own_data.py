@@ -395,6 +395,30 @@ def test_embed_tells_the_two_parts_of_a_folder_apart(tmp_path: Path):
             mixnn.embed(run.path, source, split="test", device="cpu")
 
 
+@pytest.mark.parametrize("form", ["plain", "state_dict", "model", "module.", "export"])
+def test_init_from_takes_a_file_with_the_weights_of_the_users_own_backbone(form: str, tmp_path: Path):
+    def network() -> torch.nn.Module:
+        layers = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
+        return torch.nn.Sequential(*layers, torch.nn.Flatten())
+
+    weights, file = network().state_dict(), tmp_path / "weights.pt"
+    if form == "export":
+        run = mixnn.pretrain(IMAGES, backbone=network, out=tmp_path / "first", **TINY)
+        weights, file = mixnn.load(run).backbone.state_dict(), mixnn.export(run, tmp_path / "weights.safetensors")
+    elif form == "module.":
+        torch.save({f"module.{name}": tensor for name, tensor in weights.items()}, file)
+    else:
+        torch.save(weights if form == "plain" else {form: weights}, file)
+    start = TINY | {"init_from": str(file), "epochs": 0}
+    run = mixnn.pretrain(IMAGES, backbone=network, out=tmp_path / "run", **start)
+    made = mixnn.load(run).backbone.state_dict()
+    for name, tensor in made.items():
+        assert torch.equal(tensor, weights[name]), name
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match=r"other\.pt do not fit this network"):
+        mixnn.pretrain(IMAGES, backbone=network, **start | {"init_from": str(tmp_path / "other.pt")})
+
+
 # Other commands
 
 
