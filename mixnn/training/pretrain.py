@@ -438,7 +438,6 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     check_device(run.config)
     loggers.check(run.config.loggers)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
-    reporter.info(f"resuming {run.path}")
     tensors, state = run.load_training(reporter.warn)
     check_unchanged(run, old, state)
     changes = _extension(run, state, **more) if more else {}
