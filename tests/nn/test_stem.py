@@ -120,40 +120,39 @@ def test_these_layers_have_kernels(channels):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [
-        layers(channels=(4, 64)),
-        layers(channels=(3, 48)),
-        layers(sizes=(5, 1, 1)),
-        layers(sizes=(3, 2, 1)),
-        layers(sizes=(3, 1, 0)),
-        layers(OtherConvolution),
-        layers(affine=False),
-        (layers()[0], layers()[1].eval()),
-        (layers()[0].float(), layers()[1]),
+        {"channels": (4, 64)},
+        {"channels": (3, 48)},
+        {"sizes": (5, 1, 1)},
+        {"sizes": (3, 2, 1)},
+        {"sizes": (3, 1, 0)},
+        {"convolution": OtherConvolution},
+        {"affine": False},
     ],
     ids=str,
 )
-def test_other_layers_have_no_kernels(other):
-    assert not has_kernels(*other, IMAGES)
+def test_other_layers_have_no_kernels(change):
+    assert not has_kernels(*layers(**change), IMAGES)
+
+
+def test_layers_in_eval_mode_or_float32_have_no_kernels():
+    conv, norm = layers()
+    assert not has_kernels(conv, norm.eval(), IMAGES)
+    assert not has_kernels(conv.float(), norm.train(), IMAGES)
 
 
 @pytest.mark.parametrize(
-    "images",
-    [
-        batch(8, 1, 5, 5),
-        batch(8, 4, 5, 5),
-        batch(8, 3, 5),
-        batch(10, 3, 5, 5),  # not four equal groups
-        batch(8, 3, 5, 5, requires_grad=True),
-        batch(8, 3, 5, 5, is_cuda=False),
-        batch(8, 3, 5, 5, is_floating_point=lambda: False),
-        batch(8, 3, 5, 5, dtype=torch.float32),
-    ],
-    ids=str,
-)
-def test_other_inputs_have_no_kernels(images):
-    assert not has_kernels(*layers(), images)
+    "shape", [(8, 1, 5, 5), (8, 4, 5, 5), (8, 3, 5), (10, 3, 5, 5)], ids=str
+)  # 10: not four groups
+def test_other_shapes_have_no_kernels(shape):
+    assert not has_kernels(*layers(), batch(*shape))
+
+
+@pytest.mark.parametrize("change", [{"requires_grad": True}, {"is_cuda": False}, {"dtype": torch.float32}], ids=str)
+def test_other_inputs_have_no_kernels(change):
+    assert not has_kernels(*layers(), batch(8, 3, 5, 5, **change))
+    assert not has_kernels(*layers(), batch(8, 3, 5, 5, is_floating_point=lambda: False))
 
 
 @pytest.mark.parametrize("hook", HOOKS)
