@@ -129,13 +129,18 @@ class Evidence:
 
     def __post_init__(self) -> None:
         self.seeds = sorted({seed for _, seed in self.finished})
+        self.runs = functools.cache(self._runs)
         self.sample = functools.cache(self._sample)
         self.spread = functools.cache(self._spread)
+        self._fingerprint = functools.cache(_fingerprint)
+
+    def _runs(self, name: str, data: str) -> list[Summary]:
+        """The finished runs of a row, given as "table: row"."""
+        return runs_of(row_of(name), data, self.seeds, {}, self.finished)
 
     def _sample(self, name: str, data: str, measure: str) -> Sample:
-        """The values of the finished runs of a row, given as "table: row"."""
-        runs = runs_of(row_of(name), data, self.seeds, {}, self.finished)
-        values = {run["config"]["seed"]: read_measure(run, measure) for run in runs}
+        """The values of the finished runs of a row."""
+        values = {run["config"]["seed"]: read_measure(run, measure) for run in self.runs(name, data)}
         return Sample({seed: value for seed, value in values.items() if value is not None})
 
     def _spread(self, data: str, measure: str) -> tuple[Spread | None, str]:
@@ -153,9 +158,9 @@ class Evidence:
     def _own_spread(self, data: str, measure: str) -> tuple[Spread | None, str]:
         groups = {}  # of runs with the same settings, which several tables may have
         for name in (f"{table.name}: {row.name}" for table in TABLES.values() for row in table.rows):
-            groups[_fingerprint(name, data)] = [*self.sample(name, data, measure).values.values()]
+            groups[self._fingerprint(name, data)] = [*self.sample(name, data, measure).values.values()]
         if data in self.repeats:
-            groups[_fingerprint(self.repeats[data]["row"], data)] += self.repeats[data].get(measure, ())
+            groups[self._fingerprint(self.repeats[data]["row"], data)] += self.repeats[data].get(measure, ())
         spread = pooled(groups.values())
         return (spread, "noise of all rows with several runs") if spread and spread.df >= MIN_DF else (None, "")
 

@@ -315,14 +315,10 @@ def whole_runs(sources: Sources) -> str:
     rows = []
     for data in data_sets(evidence.finished):
         for label, *names in pairs:
-            logs = [
-                {run["config"]["seed"]: run["metrics"] for run in runs}
-                for runs in (runs_of(row_of(n), data, evidence.seeds, {}, evidence.finished) for n in names)
-            ]
+            logs = [{run["config"]["seed"]: run["metrics"] for run in evidence.runs(name, data)} for name in names]
             if common := sorted(logs[0].keys() & logs[1].keys()):
                 rows.append([DATASET_NAMES[data], label, *_farthest(*(log[common[0]] for log in logs))])
-        runs = runs_of(row_of("main: MNN"), data, evidence.seeds, {}, evidence.finished)
-        for a, b in itertools.combinations(runs, 2):
+        for a, b in itertools.combinations(evidence.runs("main: MNN", data), 2):
             label = f"for scale: MNN with seed {a['config']['seed']} and with seed {b['config']['seed']}"
             rows.append([DATASET_NAMES[data], label, *_farthest(a["metrics"], b["metrics"])])
     return markdown_table(["data", "", "kNN (points)", "purity (points)", "effective rank"], rows)

@@ -8,6 +8,7 @@ covers the precision that was used: a run in bf16 on CUDA and one in fp32 on a C
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shlex
@@ -118,7 +119,7 @@ def fingerprint(config: Mapping[str, Any], precision: str = "") -> str:
     `precision` is the one that was used, if the configuration leaves it to the device. The default is the recipe's,
     bf16.
     """
-    known = dataclasses.asdict(Config())
+    known = _config_defaults()
     values = {k: v for k, v in config.items() if k in known and k not in NOT_IN_FINGERPRINT and v != known[k]}
     data = config["data"]
     if data in DATASETS and values.get("image_size") == DATASETS[data].train_size:
@@ -129,6 +130,11 @@ def fingerprint(config: Mapping[str, Any], precision: str = "") -> str:
         values["precision"] = "fp32"
     named = {"data": data, "method": config["method"], "options": options}
     return hashlib.sha256(json.dumps(values | named, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@functools.cache
+def _config_defaults() -> dict[str, Any]:
+    return dataclasses.asdict(Config())
 
 
 def plan_row(row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, Any]) -> list[PlannedRun]:
@@ -211,9 +217,9 @@ def runs_of(
     row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, Any], finished: Summaries
 ) -> list[Summary]:
     """The finished runs of a row, by seed, all in one precision: the one with most runs, and bf16 among equals."""
-    planned = [run.either() for run in plan_row(row, data, seeds, settings)]
-    by_precision = [[finished[r.key] for r in runs if r.key in finished] for runs in zip(*planned, strict=True)]
-    return max(by_precision, key=len, default=[])
+    first = plan_row(row, data, [0], settings)[0]  # seeds share a fingerprint
+    by_precision = [[(run.fingerprint, seed) for seed in seeds] for run in first.either()]
+    return max(([finished[key] for key in keys if key in finished] for keys in by_precision), key=len)
 
 
 def _is_summary(content: Any) -> bool:
