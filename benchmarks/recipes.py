@@ -51,7 +51,7 @@ from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import evaluate
 from mixnn.files import expand, write_atomically
 from mixnn.paper.measure import milliseconds_per_call
-from mixnn.progress import Reporter, Silence, print_table
+from mixnn.progress import NullReporter, Reporter, print_table
 from mixnn.runs.folder import environment
 from mixnn.training.configure import resolve, split_options
 from mixnn.training.pretrain import pretrain
@@ -130,7 +130,7 @@ def epochs_in(seconds: float, dataset: Dataset, settings: Settings) -> tuple[Set
     plain, options = split_options(plain, {})
     plain |= {"augmentation": view_changes(views)[0]} if views else {}
     config, images = resolve(dataset, options, plain)
-    trainer = Trainer(config, images, Silence())
+    trainer = Trainer(config, images, NullReporter())
     size, device = config.batch_size, trainer.order.device
     index = trainer.image_order[:size]
     times, began, mean = {}, 0.0, 0.0

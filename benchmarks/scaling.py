@@ -37,7 +37,7 @@ from mixnn.methods.contract import Method
 from mixnn.nn.backbone import build_backbone
 from mixnn.paper.pages import BLOCK
 from mixnn.paper.render import markdown_table
-from mixnn.progress import Silence
+from mixnn.progress import NullReporter
 from mixnn.runs.folder import environment
 from mixnn.training.trainer import Trainer
 
@@ -237,7 +237,7 @@ def time_steps(setup: Setup, images: ImageSet, batch_size: int, steps: int, mode
         method="mnn", data="cifar10", backbone=setup.backbone, image_size=setup.image_size, batch_size=batch_size,
         bn_groups=8, mode=mode, device="cuda", options={"support_size": 4096, "hidden": setup.hidden},
     )  # fmt: skip
-    trainer = Trainer(config, images, Silence())
+    trainer = Trainer(config, images, NullReporter())
     times = []
     for i in range(6):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -58,7 +58,7 @@ _OTHERS = {
 _MODULES = ("augment", "data", "evaluation", "functional", "methods", "nn")  # data and methods are commands too
 
 
-def _homes() -> dict[str, str]:
+def _exports() -> dict[str, str]:
     """Name -> module:name of all that the package offers; the commands are those of the command line."""
     from mixnn.cli import VERBS
 
@@ -66,13 +66,13 @@ def _homes() -> dict[str, str]:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_homes(), *_MODULES])
+    return sorted([*_exports(), *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"mixnn.{name}")
-    if name.startswith("_") or name not in (homes := _homes()):
+    if name.startswith("_") or name not in (exports := _exports()):
         raise AttributeError(f"module 'mixnn' has no attribute {name!r}")
-    module, _, attribute = homes[name].partition(":")
+    module, _, attribute = exports[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

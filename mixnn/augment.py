@@ -33,7 +33,7 @@ from mixnn.config import UserError
 from mixnn.device import full_precision
 from mixnn.registry import Registry
 
-NUM_ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often, then takes the centre
+NUM_ATTEMPTS = 10  # torchvision's RandomResizedCrop tries this often, then takes the center
 Planes = tuple[Tensor, ...]  # red, green, blue, each (B, H, W)
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # torchvision's numbering of the color jitter's operations
 
@@ -179,13 +179,13 @@ def _kernels(images: Tensor, view: View) -> ModuleType | None:
 
 def _kernel_numbers(view: View, height: int, width: int) -> dict[str, float]:
     """Arguments of the kernel for a view of images of this height and width; strengths are floats, not integers."""
-    centre_height, centre_width = _centre_crop(height, width, view.ratio)
+    center_height, center_width = _center_crop(height, width, view.ratio)
     stages = ("flip", "jitter", "gray", "blur")
     names = ("area", "ratio", "brightness", "contrast", "saturation", "hue", "sigma")
     bounds = (view.area, _log_ratio(view), *_jitter_bounds(view), view.sigma)
     return {
-        "centre_height": centre_height,
-        "centre_width": centre_width,
+        "center_height": center_height,
+        "center_width": center_width,
         **{f"{name}_column": column for name, column in zip(stages, accumulate(view.draws[:-1]), strict=True)},
         **{name: 1.0 * getattr(view, name) for name in stages},
         **{f"{name}_low": 1.0 * low for name, (low, _) in zip(names, bounds, strict=True)},
@@ -348,7 +348,7 @@ def crop_boxes(u_BR: Tensor, height: int, width: int, view: View) -> tuple[Tenso
     first = fits.int().argmax(1, keepdim=True)  # argmax returns the first of equals
     found = fits.any(1)
 
-    fallback_h, fallback_w = _centre_crop(height, width, view.ratio)
+    fallback_h, fallback_w = _center_crop(height, width, view.ratio)
     h_B = h.gather(1, first)[:, 0].masked_fill(~found, fallback_h)
     w_B = w.gather(1, first)[:, 0].masked_fill(~found, fallback_w)
     # floor(u * n) < n also in float32, for the largest u is 1 - 2^-24.
@@ -361,7 +361,7 @@ def _log_ratio(view: View) -> tuple[float, float]:
     return math.log(view.ratio[0]), math.log(view.ratio[1])
 
 
-def _centre_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
+def _center_crop(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
     """Height and width of the largest box whose width/height ratio is allowed."""
     if width / height < ratio[0]:
         return round(width / ratio[0]), width

@@ -29,7 +29,7 @@ ATTEMPTS = tl.constexpr(10)  # as augment.NUM_ATTEMPTS; the crop takes 2 * ATTEM
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 # Integers whose values compile no kernels of their own.
 NOT_SPECIALIZED = (
-    *("height", "width", "size", "num_draws", "centre_height", "centre_width"),
+    *("height", "width", "size", "num_draws", "center_height", "center_width"),
     *("flip_column", "jitter_column", "gray_column", "blur_column"),
 )
 
@@ -57,7 +57,7 @@ def _luma(r, g, b):
 
 
 @triton.jit
-def _crop_box(u, height, width, centre_height, centre_width, area_low, area_span, ratio_low, ratio_span):
+def _crop_box(u, height, width, center_height, center_width, area_low, area_span, ratio_low, ratio_span):
     """`augment.crop_boxes`: top, left, height and width."""
     attempt = tl.arange(0, 16)
     exists = attempt < ATTEMPTS
@@ -73,9 +73,9 @@ def _crop_box(u, height, width, centre_height, centre_width, area_low, area_span
     chosen_w = tl.sum(tl.where(attempt == first, w, 0.0), 0)
     top = tl.floor(tl.load(u + 2 * ATTEMPTS) * (height - chosen_h + 1))
     left = tl.floor(tl.load(u + 2 * ATTEMPTS + 1) * (width - chosen_w + 1))
-    top = tl.where(found, top, ((height - centre_height) // 2).to(tl.float32))
-    left = tl.where(found, left, ((width - centre_width) // 2).to(tl.float32))
-    return top, left, tl.where(found, chosen_h, centre_height), tl.where(found, chosen_w, centre_width)
+    top = tl.where(found, top, ((height - center_height) // 2).to(tl.float32))
+    left = tl.where(found, left, ((width - center_width) // 2).to(tl.float32))
+    return top, left, tl.where(found, chosen_h, center_height), tl.where(found, chosen_w, center_width)
 
 
 @triton.jit
@@ -201,7 +201,7 @@ def _happens(u, column, probability):
 def view_kernel(
     images, index, u, mean, std, out, height, width, size, num_draws,
     flip_column, jitter_column, gray_column, blur_column, flip, jitter, gray, blur,
-    centre_height, centre_width, area_low, area_span, ratio_low, ratio_span,
+    center_height, center_width, area_low, area_span, ratio_low, ratio_span,
     brightness_low, brightness_span, contrast_low, contrast_span, saturation_low, saturation_span, hue_low, hue_span,
     SIDE: tl.constexpr,
 ):  # fmt: skip
@@ -212,7 +212,7 @@ def view_kernel(
     source = number.to(tl.int64) if index is None else tl.load(index + number)
     image = images + source * (3 * height * width)
     top, left, box_height, box_width = _crop_box(
-        u, height, width, centre_height, centre_width, area_low, area_span, ratio_low, ratio_span
+        u, height, width, center_height, center_width, area_low, area_span, ratio_low, ratio_span
     )
     flipped = _happens(u, flip_column, flip)
     y, x, place, inside = _pixels(size, SIDE)

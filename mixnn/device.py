@@ -96,7 +96,7 @@ def wait_side_stream(device: torch.device) -> None:
     _held.pop(device, None)
 
 
-def hold(tensor: torch.Tensor) -> None:
+def keep_alive(tensor: torch.Tensor) -> None:
     """Keep a tensor that the side stream reads until the next `wait_side_stream`.
 
     Otherwise autograd, which saves memory, might add to it in place. On a CPU there is nothing to wait for.
@@ -186,7 +186,7 @@ class _Filled(TorchFunctionMode):
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-class Reading:
+class AsyncScalar:
     """A number that the host reads later, without waiting for what is queued on the device in the meantime."""
 
     def __init__(self, value: torch.Tensor) -> None:

@@ -80,9 +80,9 @@ def entropy(p_BK: Tensor) -> Tensor:
 
 def effective_dimensions(z_BD: Tensor) -> Tensor:
     """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if only one is not 0."""
-    centred = F.unit(z_BD) - F.unit(z_BD).mean(0)
-    covariance = centred.T @ centred
-    return centred.square().sum().square() / covariance.square().sum().clamp(min=1e-30)
+    centered = F.unit(z_BD) - F.unit(z_BD).mean(0)
+    covariance = centered.T @ centered
+    return centered.square().sum().square() / covariance.square().sum().clamp(min=1e-30)
 
 
 def shrinkage(spreads: Sequence[tuple[int, float]]) -> str:

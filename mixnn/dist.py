@@ -38,14 +38,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mixnn.config import UserError, duration_text, setting
-from mixnn.processes import join_limit, meeting_point, peer_limit, world_size
+from mixnn.processes import join_limit, peer_limit, read_rendezvous, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-POLL = 0.05  # seconds between two looks at who has come
-BEAT = 1.0  # seconds between two signs of life
-SILENCE = 4.0  # seconds without one, after which a process is dead if a message to it has failed
+POLL = 0.05  # seconds between two checks of which processes have joined
+HEARTBEAT_INTERVAL = 1.0  # seconds
+HEARTBEAT_TIMEOUT = 4.0  # seconds; a silent process is dead if a message to it has failed as well
 GRACE = 10.0  # seconds in which a process should end by itself, once another has
 ENDED = "ended "  # marks the reason, which may be empty
 _all_gather = getattr(torch_dist, "all_gather_single", None) or torch_dist.all_gather_into_tensor  # its older name
@@ -58,7 +58,7 @@ def init(device: torch.device) -> None:
         return
     global _peers
     try:
-        limit, (store, rank) = peer_limit(), _meet(join_limit())
+        limit, (store, rank) = peer_limit(), _rendezvous(join_limit())
         _peers = Peers(store, rank, world_size(), limit)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         torch_dist.init_process_group(backend, store=store, rank=rank, world_size=world_size())
@@ -71,12 +71,12 @@ def init(device: torch.device) -> None:
         ) from None
 
 
-def _meet(limit: float) -> tuple[Store, int]:
+def _rendezvous(limit: float) -> tuple[Store, int]:
     """The store through which the processes find each other, and this one's rank. All of them have come, or UserError.
 
     torch itself would wait for half an hour, and not say for which process.
     """
-    rank, host, port, is_served, attempt = meeting_point()
+    rank, host, port, is_served, attempt = read_rendezvous()
     is_server = rank == 0 and not is_served
     end = time.monotonic() + limit
     try:
@@ -133,19 +133,19 @@ class Peers:
 
     def _watch(self) -> None:
         number, late = 0, 0.0
-        while not self.stopped.wait(BEAT):
+        while not self.stopped.wait(HEARTBEAT_INTERVAL):
             number += 1
             with suppress(RuntimeError):  # who holds the store has ended, and is silent
                 self.store.set(f"beat {self.rank}", str(number))
-                self._look()
+                self._read_heartbeats()
             reason = self.reason(self.limit)
-            late = late + BEAT if reason else 0.0
+            late = late + HEARTBEAT_INTERVAL if reason else 0.0
             if late > GRACE and not self.stopped.is_set():  # the main thread should have noticed
                 sys.stderr.write(f"mixnn: {reason}\n")
                 sys.stderr.flush()
                 os._exit(2)
 
-    def _look(self) -> None:
+    def _read_heartbeats(self) -> None:
         others = [r for r in range(self.size) if r not in self.ends]
         found = self.store.multi_get([f"{what} {r}" for what in ("beat", "end") for r in others])
         for r, beat, end in zip(others, found[: len(others)], found[len(others) :], strict=True):
@@ -172,8 +172,8 @@ class Peers:
 
     def wait_for_reason(self) -> str:
         """`reason`, when a message has failed: waits a little until it is known."""
-        end = time.monotonic() + 2 * SILENCE
-        while not (reason := self.reason(SILENCE)) and time.monotonic() < end:
+        end = time.monotonic() + 2 * HEARTBEAT_TIMEOUT
+        while not (reason := self.reason(HEARTBEAT_TIMEOUT)) and time.monotonic() < end:
             time.sleep(POLL)
         return reason or "another process of this run has ended; see its error message"
 
@@ -182,10 +182,10 @@ class Peers:
         self.stopped.set()
         with suppress(RuntimeError):
             self.store.set(f"end {self.rank}", ENDED + why)
-            end = time.monotonic() + SILENCE
+            end = time.monotonic() + HEARTBEAT_TIMEOUT
             while why and self.rank == 0 and len(self.ends) < self.size and time.monotonic() < end:
                 time.sleep(POLL)
-                self._look()
+                self._read_heartbeats()
 
 
 _peers: Peers | None = None  # of this process's run

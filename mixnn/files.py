@@ -183,7 +183,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_free(file: str | Path, overwrite: bool) -> None:
+def check_may_write(file: str | Path, overwrite: bool) -> None:
     """UserError if the file exists and may not be replaced, or belongs to a run. Verbs ask before they start work."""
     path = expand(file)
     if path.is_dir():
@@ -195,9 +195,9 @@ def check_free(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """Like `check_free`; the file's folder must also exist and take files. Ask before any work is done."""
+    """Like `check_may_write`; the file's folder must also exist and take files. Ask before any work is done."""
     check_folder_writable(file)
-    check_free(file, overwrite)
+    check_may_write(file, overwrite)
 
 
 def check_output(given: str | Path, default: Path, overwrite: bool) -> Path:
@@ -235,7 +235,7 @@ def check_folder_writable(file: str | Path) -> None:
         raise UserError(f"cannot write {file}: {reason}")
 
 
-def check_folder_makeable(folder: Path) -> None:
+def check_folder_creatable(folder: Path) -> None:
     """UserError if files cannot be written into a folder, or if it cannot be made. Ask before any work is done."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not place.is_dir():
@@ -311,7 +311,7 @@ class _SmallLoader(yaml.SafeLoader):
         return node
 
 
-def why(error: Exception) -> str:
+def yaml_error(error: Exception) -> str:
     """One line that says why a YAML file could not be read."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
@@ -366,7 +366,7 @@ def check_not_removed(path: Path) -> None:
 
 @contextmanager
 def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
-    """Reserves an output file, which must be free as in `check_free`. A killed process leaves no lock behind."""
+    """Reserves an output file, which must be free as in `check_may_write`. A killed process leaves no lock behind."""
     lock = path.with_name(f".{path.name[:60]}.lock")
     with ExitStack() as stack:
         while True:
@@ -377,7 +377,7 @@ def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
                 if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
                     break
         stack.callback(lock.unlink, missing_ok=True)
-        check_free(path, overwrite)
+        check_may_write(path, overwrite)
         yield
 
 

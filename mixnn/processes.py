@@ -34,7 +34,7 @@ def local_world_size() -> int:
     return max(1, int(text)) if text.isdecimal() else world_size()
 
 
-class MeetingPoint(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where the processes of a run find each other. Process 0 serves it, unless torchrun does."""
 
     rank: int  # of this process
@@ -44,7 +44,7 @@ class MeetingPoint(NamedTuple):
     attempt: str  # torchrun may start a run again, with the same server
 
 
-def meeting_point() -> MeetingPoint:
+def read_rendezvous() -> Rendezvous:
     """What this process was told about it; ValueError if something is missing."""
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
@@ -52,7 +52,7 @@ def meeting_point() -> MeetingPoint:
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
     is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return MeetingPoint(rank, os.environ["MASTER_ADDR"], port, is_served, attempt)
+    return Rendezvous(rank, os.environ["MASTER_ADDR"], port, is_served, attempt)
 
 
 def join_limit() -> float:

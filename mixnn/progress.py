@@ -22,12 +22,12 @@ from rich.table import Table
 
 from mixnn.config import MixnnWarning
 
-SILENCE = 60  # without a live bar, seconds between lines of progress; the first and the last are always printed
+PROGRESS_INTERVAL = 60  # seconds between lines of progress without a live bar, besides the first and the last
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 NAMED = 20  # unreadable files that a message names; the others are counted
 
 
-def shown(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text, but for characters that would move the cursor or change colors, or that no terminal can print."""
     escaped = ("Cc", "Cs", "Zl", "Zp")
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in text)
@@ -54,13 +54,13 @@ class Reporter:
 
     def info(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(shown(text), soft_wrap=True)
+            self.console.print(escape_controls(text), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         if text in self.warned:
             return
         self.warned.add(text)
-        self.console.print(f"mixnn: {shown(text)}", style="yellow", soft_wrap=True)
+        self.console.print(f"mixnn: {escape_controls(text)}", style="yellow", soft_wrap=True)
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
         """Names and reasons of the first, and how many more there are."""
@@ -88,7 +88,7 @@ class Reporter:
                 text = f"{note:.2f}" if isinstance(note, float) else str(note)
                 progress.update(task, completed=done, note=text)
                 now = time.monotonic()
-                due = last is None or done == total or now - last >= SILENCE
+                due = last is None or done == total or now - last >= PROGRESS_INTERVAL
                 if not live and done == int(done) and due:
                     last = now
                     self.info(f"{title} {done:.0f}/{total} {text}".rstrip())
@@ -115,7 +115,7 @@ class PythonReporter(Reporter):
         super().__init__(quiet=not verbose)
 
     def warn(self, text: str) -> None:
-        warnings.warn(shown(text), MixnnWarning, stacklevel=_levels_to_caller())
+        warnings.warn(escape_controls(text), MixnnWarning, stacklevel=_levels_to_caller())
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
         """All in one warning."""
@@ -123,7 +123,7 @@ class PythonReporter(Reporter):
             self.warn("; ".join(_about_skipped(files)))
 
 
-class Silence(Reporter):
+class NullReporter(Reporter):
     """Prints nothing: in a run on several processes, only the main process reports."""
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: boo
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0 or not wrap)
     for row in rows:
-        table.add_row(*map(shown, row))
+        table.add_row(*map(escape_controls, row))
     console = _console()
     console.width = console.width if console.is_terminal else 120
     console.print(table)

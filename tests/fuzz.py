@@ -56,7 +56,7 @@ from mixnn.data import archive, cifar, decode, folder, labels, open_dataset, ope
 from mixnn.data.array_pickle import Refused, load_arrays
 from mixnn.files import expand
 from mixnn.nn.backbone import BUILT_IN, build_backbone
-from mixnn.progress import shown
+from mixnn.progress import escape_controls
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.encoder import read_export
 from mixnn.runs.weights import CARD, CARD_VERSION, read_weights, tensor_file
@@ -215,7 +215,7 @@ def accepting_errors() -> Iterator[None]:
     except UserError as error:
         _refused.append(1)
         lines = str(error).split("\n")
-        for line in map(shown, lines):
+        for line in map(escape_controls, lines):
             line.encode()
         if not str(error).strip() or len(lines) > 12 or len(str(error)) > 20_000:
             raise Outside(f"a message of {len(lines)} lines: {str(error)[:300]!r}") from error
@@ -348,7 +348,7 @@ def check_run(given: tuple[str, Any], place: Path) -> None:
         json.dumps(summary, default=str)
         run.judgement(said.append)
         run.was_config_edited()
-        run.rewind(8, said.append)
+        run.truncate_log(8, said.append)
         run.save_results({"linear": 1}, said.append)
         tensors, state = run.load_checkpoint(said.append)
         assert tensors["method.w"].tolist() == [*map(float, range(12))]

@@ -27,7 +27,7 @@ import mixnn
 from mixnn.config import fields_of, parameters
 from mixnn.methods import METHODS
 from mixnn.paper import bench, measure
-from mixnn.progress import Reporter, Silence
+from mixnn.progress import NullReporter, Reporter
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
@@ -223,7 +223,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.chdir(place)
     small: dict[str, Any] = {"backbone": "resnet8", "image_size": 32, "batch_size": 8, "bn_groups": 1, "epochs": 1}
     small |= {"warmup_epochs": 0, "init_from": "none", "support_size": 8, "device": "cpu"}
-    mixnn.pretrain("photos", out="runs/photos", verbose=Silence(), **small)
+    mixnn.pretrain("photos", out="runs/photos", verbose=NullReporter(), **small)
     os.symlink(ROOT / "results", place / "results")
     patch.setattr(measure, "NUM_IMAGES", 256)
     patch.setattr(measure, "REPEATS", 1)

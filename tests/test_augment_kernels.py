@@ -19,7 +19,7 @@ CASES = {  # view, height and width of the images
     "smaller, of odd sizes": (aug.View(20, area=(0.05, 1.0), flip=0.0, gray=0.5), (40, 25)),
     "larger": (aug.View(41, area=(0.01, 0.2), ratio=(0.2, 5.0), flip=1.0), (9, 31)),
     "much smaller, of large images": (aug.View(8, area=(0.5, 1.0)), (100, 64)),
-    "the centre, for no crop fits": (aug.View(16, area=(1.0, 1.0), ratio=(1.0, 1.0)), (24, 15)),
+    "the center, for no crop fits": (aug.View(16, area=(1.0, 1.0), ratio=(1.0, 1.0)), (24, 15)),
     "one pixel": (aug.View(1, jitter=1.0, blur=1.0), (5, 7)),
     "wide blur, across the edges": (aug.View(12, flip=0.0, blur=1.0, sigma=(0.01, 9.0)), (12, 12)),
     "strong jitter": (aug.View(16, jitter=0.9, brightness=2.0, contrast=2.0, saturation=2.0, hue=0.5), (16, 16)),

@@ -76,10 +76,10 @@ def test_an_image_is_not_its_own_neighbor(benchmark):
 
 def test_draws_leave_an_image_of_a_small_class(benchmark):
     classes = np.repeat([0, 1], [3, 40])
-    labelled = benchmark.draw_labels(classes, 20, draw=0)
-    assert [int(labelled[classes == each].sum()) for each in (0, 1)] == [2, 20]
-    assert (labelled == benchmark.draw_labels(classes, 20, draw=0)).all()
-    assert (labelled != benchmark.draw_labels(classes, 20, draw=1)).any()
+    labeled = benchmark.draw_labels(classes, 20, draw=0)
+    assert [int(labeled[classes == each].sum()) for each in (0, 1)] == [2, 20]
+    assert (labeled == benchmark.draw_labels(classes, 20, draw=0)).all()
+    assert (labeled != benchmark.draw_labels(classes, 20, draw=1)).any()
 
 
 def test_the_best_size_of_pixels_is_taken_for_each_metric(benchmark):
@@ -183,7 +183,7 @@ def test_a_whole_run(benchmark, folders, tmp_path, monkeypatch, capsys):
 
     assert benchmark.main(arguments) == 0
     assert calls == [("colors", "30s", 3, "cpu", 0)], "a finished run is skipped"
-    monkeypatch.setattr(benchmark, "Labelled", lambda *_: "colors")
+    monkeypatch.setattr(benchmark, "Labeled", lambda *_: "colors")
     monkeypatch.setattr(benchmark, "run_one", lambda *_: found | {"printed": ["another run"]})
     assert benchmark.main([*arguments, "--again"]) == 0
     assert [each["printed"] for each in benchmark.read_rows([Path("results.json")])] == [["another run"]]

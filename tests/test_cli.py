@@ -654,17 +654,17 @@ def test_purity_is_not_claimed_where_there_are_no_labels(ask: Ask, tmp_path: Pat
     assert "  purity " not in answer.err
 
 
-@pytest.mark.parametrize("labelled", [14, 6])
-def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask, tmp_path: Path, labelled: int):
+@pytest.mark.parametrize("labeled", [14, 6])
+def test_images_without_a_label_are_counted_and_purity_is_of_the_others(ask: Ask, tmp_path: Path, labeled: int):
     save_images(tmp_path / "photos", 16)
     names = sorted(path.name for path in (tmp_path / "photos").iterdir())
-    rows = [f"{name},{i % 2}" for i, name in enumerate(names[:labelled])]
+    rows = [f"{name},{i % 2}" for i, name in enumerate(names[:labeled])]
     (tmp_path / "x.csv").write_text("\n".join(["file,label", *rows]))
     answer = ask("pretrain photos --labels x.csv --out run", *TINY, *NETWORK)
     assert answer.code == 0
-    assert f"{labelled} of 16 images labeled, 2 classes" in answer.err
-    assert ("  purity " in answer.err) == (labelled == 14)
-    assert ("too few to measure purity" in answer.err) == (labelled == 6)
+    assert f"{labeled} of 16 images labeled, 2 classes" in answer.err
+    assert ("  purity " in answer.err) == (labeled == 14)
+    assert ("too few to measure purity" in answer.err) == (labeled == 6)
 
 
 def test_an_existing_run_folder_is_refused_until_asked(ask: Ask, tmp_path: Path):

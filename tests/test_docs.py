@@ -17,14 +17,14 @@ from torch import Tensor, nn
 import mixnn
 from mixnn import functional as F
 from mixnn import methods
-from mixnn.cli import parse, take_imports
+from mixnn.cli import parse, split_imports
 from mixnn.config import Config, UserError, make
 from mixnn.data import DATASETS
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Batch
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.nn.resnet import ResNet
-from mixnn.nn.support_set import Rows
+from mixnn.nn.support_set import SupportRows
 from mixnn.progress import Reporter
 from tests import own_method
 from tests.methods.linear_networks import NUM_IMAGES, Stub, batch, linear_method
@@ -174,7 +174,7 @@ def run(name: str, ring: Tensor | None = None, draws: dict[str, Tensor] | None =
     plain = methods.build(name, Stub(), methods.resolve_options(name, {}, options | {"dim": D, "hidden": 4}), **FACTS)
     size = len(ring) if ring is not None else getattr(plain.options, "support_size", 0)
     z = [draw(size, D, seed=7 + i) * (0.2 + draw(size, 1, seed=9).abs()) if ring is None else ring for i in range(2)]
-    rings = tuple(Rows(z_QD, torch.arange(size) % 3, torch.arange(size)) for z_QD in z[: len(plain.rings)])
+    rings = tuple(SupportRows(z_QD, torch.arange(size) % 3, torch.arange(size)) for z_QD in z[: len(plain.rings)])
     networks = P, None if plain.student.h is None else H, None if plain.teacher is None else T
     method = linear_method(name, *networks, rings, **options | ({"support_size": size} if size else {}))
     given = {"lam": draw(2, 1, 1, 1, seed=10).sigmoid()} if "lam" in method.draws(B) else {}
@@ -258,7 +258,7 @@ def test_the_contracts_tests_take_the_example_up_and_ask_for_what_the_page_says(
 def test_each_command_is_one(command: str):
     verb, *words = shlex.split(command)
     assert verb == "mixnn"
-    verb, given = parse(take_imports(words)[0])
+    verb, given = parse(split_imports(words)[0])
     if "options" in given:
         methods.resolve_options(given.get("method", "mnn"), {}, given["options"])
     if verb == "pretrain":

@@ -75,7 +75,7 @@ def test_nearest_of_label_skips_other_labels_and_says_which_rows_are_missing():
         assert index[i, : len(naive)].tolist() == naive
 
 
-def test_an_unlabelled_anchor_has_no_neighbor_of_its_label():
+def test_an_unlabeled_anchor_has_no_neighbor_of_its_label():
     labels_Q = torch.tensor([-1, -1, 0, 1])
     _, exists = F.nearest_of_label(torch.zeros(2, 4), 2, torch.tensor([-1, 0]), labels_Q)
     assert exists.tolist() == [[False, False], [True, False]]
@@ -386,7 +386,7 @@ def test_heads_is_the_box_and_tails_the_share_everywhere(coin, boxed):
     assert ours.mean().item() == (1 - 36 / 64 if boxed else 0.25)  # floor(8 sqrt(0.75)) = 6
 
 
-def test_the_first_centre_draw_is_the_row_and_every_pixel_is_as_likely():
+def test_the_first_center_draw_is_the_row_and_every_pixel_is_as_likely():
     height, width = 4, 6
     draws = (torch.arange(24) + 0.5) / 24
     for axis, size in enumerate((height, width)):

@@ -179,7 +179,7 @@ def embed_slowly(run: Path, out: Path, started) -> None:
         started.set()
         signal.pause()
 
-    embedding.collect = wait
+    embedding.load_or_encode = wait
     mixnn.embed(run, out=out, verbose=QUIET)
 
 

@@ -60,7 +60,7 @@ from mixnn.config import UserError
 from mixnn.data import Images, open_images
 from mixnn.device import pick_device
 from mixnn.files import write_atomically
-from mixnn.progress import Silence
+from mixnn.progress import NullReporter
 from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, environment
 from mixnn.runs.start import open_run
@@ -99,26 +99,26 @@ def nearest_agreement(vectors: np.ndarray, classes: np.ndarray) -> dict[str, Any
 def draw_labels(classes: np.ndarray, per_class: int, draw: int) -> np.ndarray:
     """Rows to label, (n,) bool: `per_class` of each class, or fewer so that one image remains."""
     rng = np.random.default_rng(draw)
-    labelled = np.zeros(len(classes), bool)
+    labeled = np.zeros(len(classes), bool)
     for each in np.unique(classes):
         rows = rng.permutation(np.flatnonzero(classes == each))
-        labelled[rows[: min(per_class, len(rows) - 1)]] = True
-    return labelled
+        labeled[rows[: min(per_class, len(rows) - 1)]] = True
+    return labeled
 
 
 def label_accuracy(vectors: np.ndarray, classes: np.ndarray, per_class: int) -> dict[str, Any]:
     """Accuracy in percent on the images without a label, over the draws."""
     x, draws = unit((vectors - vectors.mean(axis=0)).astype(np.float64)), []
     for draw in range(DRAWS):
-        labelled = draw_labels(classes, per_class, draw)
+        labeled = draw_labels(classes, per_class, draw)
         # The solution is a combination of the training rows, so that their span is enough, and faster.
-        z = x @ np.linalg.qr(x[labelled].T)[0] if labelled.sum() < x.shape[1] else x
+        z = x @ np.linalg.qr(x[labeled].T)[0] if labeled.sum() < x.shape[1] else x
         with threadpool_limits(1), warnings.catch_warnings():  # more threads are slower for matrices of this size
             warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # one label per class
-            model = LogisticRegression(C=C, max_iter=1000).fit(z[labelled], classes[labelled])
-            draws.append(100 * float(np.mean(model.predict(z[~labelled]) == classes[~labelled])))
+            model = LogisticRegression(C=C, max_iter=1000).fit(z[labeled], classes[labeled])
+            draws.append(100 * float(np.mean(model.predict(z[~labeled]) == classes[~labeled])))
     se = float(np.std(draws, ddof=1)) / math.sqrt(DRAWS)
-    return {"value": float(np.mean(draws)), "se": se, "n": int((~labelled).sum()), "draws": draws}
+    return {"value": float(np.mean(draws)), "se": se, "n": int((~labeled).sum()), "draws": draws}
 
 
 def measure(vectors: np.ndarray, classes: np.ndarray) -> Metrics:
@@ -138,7 +138,7 @@ def best_of(candidates: dict[int, Metrics]) -> Metrics:
 # --- features ---
 
 
-class Labelled:
+class Labeled:
     """A folder's readable images with the class of each, and its features that need no training."""
 
     def __init__(self, folder: Path, device: str) -> None:
@@ -153,7 +153,7 @@ class Labelled:
             raise UserError(f"{folder} needs a subfolder per class, at least two with two images each")
         self.raw = best_of({side: measure(read_pixels(self.images, side), self.classes) for side in PIXELS})
         with tempfile.TemporaryDirectory() as temporary, chdir(temporary):  # open_run makes a run in ./runs
-            encoder = mixnn.load(open_run(folder, Silence()), device)
+            encoder = mixnn.load(open_run(folder, NullReporter()), device)
             self.start_size, self.start = encoder.size, self.measure(encoder)
 
     def measure(self, encoder: Encoder) -> Metrics:
@@ -182,7 +182,7 @@ def kept_weights(run: Run, encoder: Encoder) -> str:
 # --- runs ---
 
 
-def pretrain(data: Labelled, out: Path, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def pretrain(data: Labeled, out: Path, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Run `mixnn pretrain` in a process of its own; returns its command, wall time and what it printed."""
     folder, threads = data.folder, args.threads
     command = ["mixnn", "pretrain", str(folder), *length_options(args.budget, len(data.images))]
@@ -218,7 +218,7 @@ def length_options(budget: str, num_images: int) -> list[str]:
     return ["--time-budget", budget]
 
 
-def run_one(data: Labelled, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+def run_one(data: Labeled, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One row of the results."""
     device = args.device
     with tempfile.TemporaryDirectory() as temporary:
@@ -403,7 +403,7 @@ def run_benchmark(args: argparse.Namespace) -> int:
         data = None
         for seed in seeds:
             try:
-                data = data or Labelled(folder, args.device)
+                data = data or Labeled(folder, args.device)
                 row = run_one(data, args, seed)
             except UserError as error:
                 failed += 1

@@ -21,13 +21,13 @@ from mixnn.data.images import Images
 from mixnn.device import pick_device
 from mixnn.files import check_output, lock_output, scratch_folder, why_not_writable
 from mixnn.processes import is_main_process
-from mixnn.progress import Reporter, Silence, plural, reporter_for
+from mixnn.progress import NullReporter, Reporter, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder, load_encoder
 from mixnn.runs.start import open_run
 
-__all__ = ["Embeddings", "Encoder", "collect", "embed", "vectors_of"]
+__all__ = ["Embeddings", "Encoder", "embed", "encode_named", "load_or_encode"]
 
 OUT = (
     "a .npz file (arrays vectors, file), .parquet (columns file, embedding) "
@@ -40,7 +40,7 @@ SPLIT = (
 ENCODE, DONE = "encode", "done"  # what the main process tells the others to do next
 MAX_CACHED = 20_000  # images up to which `embed` keeps the vectors in the cache, which other commands then use
 WRITE_BATCH = 4096  # vectors written at a time
-CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `collect` gives
+CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names that `load_or_encode` gives
 
 
 class Vectorizer(Protocol):
@@ -86,7 +86,7 @@ def embed(
         mixnn embed runs/photos
         mixnn embed runs/photos ./new --out new.csv
     """
-    reporter = reporter_for(verbose) if is_main_process() else Silence()
+    reporter = reporter_for(verbose) if is_main_process() else NullReporter()
     dist.init(pick_device(device))
     if not is_main_process():
         dist.broadcast(None)  # the main process may have to make a run of a folder first
@@ -95,7 +95,7 @@ def embed(
         dist.broadcast(None)
     images = run.images(source, str(data_dir), split or "all")
     if not is_main_process():
-        return _help(run, images, device, reporter)
+        return _encode_as_worker(run, images, device, reporter)
     target = None
     if str(out) or on_command_line():
         store.check_format(Path(out or "embeddings.npz"))
@@ -106,7 +106,7 @@ def embed(
     return found
 
 
-def _help(run: Run, images: Images, device: str, reporter: Reporter) -> Embeddings:
+def _encode_as_worker(run: Run, images: Images, device: str, reporter: Reporter) -> Embeddings:
     """Encodes this process's part of the batches whenever the main process encodes; returns no vectors."""
     encoder = None
     while dist.broadcast(None) != DONE:
@@ -126,7 +126,7 @@ def _encode_together(encoder: Encoder, images: Images) -> Iterator[tuple[list[st
 def _embed(run: Run, images: Images, target: Path | None, device: str, reporter: Reporter) -> Embeddings:
     is_cached = images.has_cheap_signature and _cache_file(run, images).is_file()
     if len(images) <= MAX_CACHED or is_cached:
-        found = collect(run, images, device=device, reporter=reporter)
+        found = load_or_encode(run, images, device=device, reporter=reporter)
     else:
         found = _encode_all(run, images, target, device, reporter)
     if target and found.path != target:
@@ -157,14 +157,14 @@ def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.S
         yield found.names[start : start + WRITE_BATCH], found.vectors[start : start + WRITE_BATCH], []
 
 
-def collect(
+def load_or_encode(
     run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
-    encoder: Vectorizer | None = None, kind: str = "", reporter: Reporter | None = None, doing: str = "embedding",
+    encoder: Vectorizer | None = None, kind: str = "", reporter: Reporter | None = None, description: str = "embedding",
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
     The cache holds one file per source; files of earlier checkpoints are removed. `encoder`: the run's, if it is
-    already loaded; or another one, with a name for its `kind`. `doing`: what the progress bar says.
+    already loaded; or another one, with a name for its `kind`. `description`: what the progress bar says.
     """
     reporter = reporter or reporter_for(False)
     images = run.images(source, data_dir)
@@ -177,7 +177,7 @@ def collect(
     encoder = load_encoder(run, device, reporter) if encoder is None else encoder
     with scratch_folder(Path(tempfile.gettempdir())) as elsewhere:
         file = cached if _is_writable(cached.parent) else elsewhere / cached.name
-        _write(file, run, encoder, images, reporter, doing)
+        _write(file, run, encoder, images, reporter, description)
         checkpoint, title, _ = file.stem.split("-")
         for old in file.parent.glob(CACHED):
             if old != file and (f"-{title}-" in old.name or not old.name.startswith(checkpoint)):
@@ -185,7 +185,7 @@ def collect(
         return store.read(file)
 
 
-def vectors_of(
+def encode_named(
     run: Run, images: Images, names: Sequence[str], max_all: int, encoder: Encoder, reporter: Reporter
 ) -> np.ndarray:
     """The vectors of some of these images, (len(names), F), from the cache if it has them.
@@ -193,7 +193,7 @@ def vectors_of(
     Otherwise all images are encoded and cached, or only those named if there are more than `max_all`.
     """
     if len(images) <= min(max_all, MAX_CACHED) or (images.has_cheap_signature and _cache_file(run, images).is_file()):
-        found = collect(run, images, encoder=encoder, reporter=reporter)
+        found = load_or_encode(run, images, encoder=encoder, reporter=reporter)
     else:
         batches = list(_encode(encoder, images.named(set(names)), reporter))
         vectors = np.concatenate([vectors for _, vectors, _ in batches])
@@ -205,7 +205,7 @@ def vectors_of(
 
 
 def _cache_file(run: Run, images: Images, kind: str = "") -> Path:
-    """Where `collect` keeps the vectors of these images; its name changes with the checkpoint and the images."""
+    """Where `load_or_encode` keeps the vectors of these images; its name changes with the checkpoint and the images."""
     parts = [run.config.encoding_size, *_newest_checkpoint(run)], images.title + kind, images.signature()
     return run.path / "embeddings" / f"{'-'.join(map(_digest, parts))}.npz"
 
@@ -230,25 +230,25 @@ def _newest_checkpoint(run: Run) -> list[str | int]:
 
 
 def _write(
-    path: Path, run: Run, encoder: Vectorizer, images: Images, reporter: Reporter, doing: str = "embedding"
+    path: Path, run: Run, encoder: Vectorizer, images: Images, reporter: Reporter, description: str = "embedding"
 ) -> tuple[int, store.Skipped]:
     """Encode all images into a file; returns the number of vectors and the images that could not be read."""
     about: dict[str, Any] = {"run": run.path.name, "checkpoint": encoder.origin}
     about |= {"source": images.title, "image_size": run.config.encoding_size}
-    return store.write(path, _encode(encoder, images, reporter, doing), encoder.num_features, about)
+    return store.write(path, _encode(encoder, images, reporter, description), encoder.num_features, about)
 
 
 def _encode(
-    encoder: Vectorizer, images: Images, reporter: Reporter, doing: str = "embedding"
+    encoder: Vectorizer, images: Images, reporter: Reporter, description: str = "embedding"
 ) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
     """Batches of `Encoder.encode` with a progress bar, then warnings; UserError if no image can be read."""
     skipped, count = list(images.skipped), 0
     yield [], np.empty((0, encoder.num_features), np.float32), images.skipped
     batches = encoder.encode(images)
     if dist.size() > 1 and isinstance(encoder, Encoder):
-        dist.broadcast(ENCODE)  # to `_help`
+        dist.broadcast(ENCODE)  # to `_encode_as_worker`
         batches = _encode_together(encoder, images)
-    with reporter.bar(doing, len(images)) as advance:
+    with reporter.bar(description, len(images)) as advance:
         for names, vectors, unreadable in batches:
             skipped += unreadable
             count += len(names)

@@ -25,7 +25,7 @@ COPY_BUFFER = 2**24  # bytes
 LOCAL_HEADER = 30  # bytes before the name of a member in a zip file
 
 Skipped = list[tuple[str, str]]  # names and reasons
-Rows = Iterable[tuple[list[str], np.ndarray]]  # batches of names and vectors
+VectorBatches = Iterable[tuple[list[str], np.ndarray]]  # batches of names and vectors
 
 
 @dataclass
@@ -65,14 +65,14 @@ def write(
                 yield names, vectors
 
     to_npz = functools.partial(_write_npz, skipped=skipped, about=about)
-    writers: dict[str, Callable[[Path, Rows, int], None]]
+    writers: dict[str, Callable[[Path, VectorBatches, int], None]]
     writers = {".npz": to_npz, ".csv": _write_csv, ".parquet": _write_parquet}
     with atomic_file(path) as temporary:
         writers[path.suffix](temporary, rows(), num_features)
     return count, skipped
 
 
-def _write_npz(path: Path, rows: Rows, num_features: int, skipped: Skipped, about: dict[str, Any]) -> None:
+def _write_npz(path: Path, rows: VectorBatches, num_features: int, skipped: Skipped, about: dict[str, Any]) -> None:
     """The arrays vectors (M, F), file (M,), skipped (lines of file, tab, reason) and about (JSON in one string).
 
     The header of vectors.npy holds the number of rows, so the rows wait in a temporary file until that is known.
@@ -94,7 +94,7 @@ def _write_npz(path: Path, rows: Rows, num_features: int, skipped: Skipped, abou
                 np.lib.format.write_array(out, np.array(text, np.str_), allow_pickle=False)
 
 
-def _write_csv(path: Path, rows: Rows, num_features: int) -> None:
+def _write_csv(path: Path, rows: VectorBatches, num_features: int) -> None:
     """A column `file`, then one column per feature."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -104,7 +104,7 @@ def _write_csv(path: Path, rows: Rows, num_features: int) -> None:
                 writer.writerow([name, *(f"{value:.8g}" for value in vector)])
 
 
-def _write_parquet(path: Path, rows: Rows, num_features: int) -> None:
+def _write_parquet(path: Path, rows: VectorBatches, num_features: int) -> None:
     """Columns `file` and `embedding` (a list of floats); each batch is a row group."""
     try:
         import pyarrow

@@ -371,7 +371,7 @@ def _metrics(run: Run, step: int, reporter: Reporter) -> dict[str, Any]:
             reporter.warn(f"{name} was measured at step {measured}, not {step}: the card leaves it out")
     if not kept:
         reason = "there are no labeled test images"
-        if run.dataset().has_labelled_test:
+        if run.dataset().has_labeled_test:
             reason = f"use {calling('evaluate', run.path)}, then export again with {setting('overwrite', True)}"
         reporter.info(f"the card states no accuracy: {reason}")
     return kept

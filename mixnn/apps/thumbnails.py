@@ -96,7 +96,7 @@ class Thumbnails:
         return self.native_side <= SIDES[-1]
 
     def square(self, i: int, side: int) -> Encoded:
-        """The centre of an image, as the encoder sees it; raises if it cannot be read."""
+        """The center of an image, as the encoder sees it; raises if it cannot be read."""
         return encode(to_image(self.images.square(i, side)), self.lossless)
 
     def sheets(

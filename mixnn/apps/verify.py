@@ -42,7 +42,7 @@ from mixnn.runs import Run, checkpoint
 from mixnn.runs.encoder import read_export
 from mixnn.runs.folder import DAMAGED_RESULTS, DIVERGED, JUDGEMENT, environment
 from mixnn.runs.weights import CARD, CHECKSUM, has_checksum, read_tensors
-from mixnn.training.pretrain import changed_settings, check_unchanged
+from mixnn.training.pretrain import check_unchanged, settings_unlike_checkpoint
 from mixnn.training.replay import Checkpoint, Comparison, OutOfTime, num_threads, replay_interval, replay_resume
 
 __all__ = ["Verification", "verify"]
@@ -347,7 +347,7 @@ class _RunChecks:
             return run, Check(name, "wrong", str(error).replace("\n", "; "))
         if not edited:
             return run, Check(name, "ok", "its checksum matches, and its settings are those of the last checkpoint")
-        if changed := changed_settings(run.config, state):
+        if changed := settings_unlike_checkpoint(run.config, state):
             return run, Check(name, "ok", f"{'; '.join(changed)}: these settings may change")
         if signed:
             return run, Check(name, "wrong", f"its checksum does not match, so it was changed: {restore}")

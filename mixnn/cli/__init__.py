@@ -52,7 +52,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
     "verify": ("mixnn.apps.verify:verify", "check the files of a run, and that it resumes exactly"),
     "completion": ("mixnn.cli.completion:completion", "print a script that completes commands in your shell"),
 }
-SHARED = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
+MULTI_PROCESS_COMMANDS = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
 HEADINGS = {"search": "for your images:", "evaluate": "for research:", "methods": "lists and checks:"}  # above these
 OPTIONS = ("--help", "--version")
 EXAMPLES = """examples:
@@ -85,7 +85,7 @@ def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return words[0], {} if words[0] in OPTIONS else command(words[0]).parse(words[1:])
 
 
-def take_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words without --import and its values, and these values: that code runs before anything is looked up."""
     rest: list[str] = []
     imports: list[str] = []
@@ -116,7 +116,7 @@ def run(words: Sequence[str]) -> None:
     started = time.perf_counter()  # before torch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences torch's profiler; read when torch is imported
     typed = shlex.join(["mixnn", *words])
-    words, imports = take_imports(words)
+    words, imports = split_imports(words)
     if not words or words[0] in ("-h", *OPTIONS):
         print(version() if "--version" in words else help_text())
         return
@@ -125,10 +125,10 @@ def run(words: Sequence[str]) -> None:
         return
     if words[0].startswith("-"):
         raise unknown("option of mixnn", words[0], OPTIONS)
-    if words[0] in VERBS and words[0] not in SHARED and world_size() > 1:
+    if words[0] in VERBS and words[0] not in MULTI_PROCESS_COMMANDS and world_size() > 1:
         raise UserError(
-            f"only {', '.join(SHARED)} run on several processes: run mixnn {words[0]} without torchrun, or unset "
-            "WORLD_SIZE"
+            f"only {', '.join(MULTI_PROCESS_COMMANDS)} run on several processes: run mixnn {words[0]} without "
+            "torchrun, or unset WORLD_SIZE"
         )
     for code in imports:
         import_code(code)
@@ -192,12 +192,12 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         run(words)
     except UserError as error:
-        from mixnn.progress import shown
+        from mixnn.progress import escape_controls
 
         leave_run(error)
         if not is_main_process():
             time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
-        print("\n".join(map(shown, f"mixnn: {error}".split("\n"))), file=sys.stderr)
+        print("\n".join(map(escape_controls, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):

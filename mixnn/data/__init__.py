@@ -11,7 +11,7 @@ from mixnn.data.dataset import SPLITS, Dataset, configured_dataset, load, open_d
 from mixnn.data.download import get
 from mixnn.data.image_set import ImageSet
 from mixnn.data.images import Images
-from mixnn.data.named import DATASETS, Presence, describe
+from mixnn.data.named import DATASETS, DatasetStatus, describe
 from mixnn.data.spec import DatasetSpec, default_root
 from mixnn.data.writing import to_folder
 
@@ -20,9 +20,9 @@ __all__ = [
     "SPLITS",
     "Dataset",
     "DatasetSpec",
+    "DatasetStatus",
     "ImageSet",
     "Images",
-    "Presence",
     "configured_dataset",
     "default_root",
     "describe",

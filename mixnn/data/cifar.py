@@ -11,7 +11,7 @@ import numpy as np
 
 from mixnn.data.array_pickle import Refused, load_arrays
 from mixnn.data.image_set import Arrays
-from mixnn.data.spec import Layout, damaged
+from mixnn.data.spec import ExpectedFiles, damaged
 
 SIZE = 32
 PIXELS = 3 * SIZE * SIZE  # bytes per image: red plane, green plane, blue plane
@@ -34,7 +34,7 @@ class Cifar:
     names_key: bytes
 
     @property
-    def layouts(self) -> tuple[Layout, Layout]:
+    def layouts(self) -> tuple[ExpectedFiles, ExpectedFiles]:
         files = {stem: count for split in self.files.values() for stem, count in split.items()}
         binary = {f"{self.binary}/{stem}.bin": count * (self.label_bytes + PIXELS) for stem, count in files.items()}
         return binary, {f"{self.python}/{stem}": None for stem in files}

@@ -49,7 +49,7 @@ from mixnn.data.image_set import (
     read_normalization,
 )
 from mixnn.data.images import ImageArrays, ImageFiles, Images, list_files
-from mixnn.data.items import LAYOUTS, ImageItems, ItemLabels, Items, uint8_images
+from mixnn.data.items import ARRAY_SHAPES, ImageItems, ItemLabels, Items, uint8_images
 from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.shards import absolute_shards, is_shards, open_shards, shard_files
@@ -65,8 +65,8 @@ IMAGES, FILES = "images", "files"  # what images in memory and a list of files a
 DIGITS = 8
 TEST_PARTS = ("test", "validation", "val")  # the first of these in a mapping holds the test images
 KINDS = (
-    f"give a data set's name, a folder, a list of files, images {LAYOUTS}, or an object with __len__ and __getitem__ "
-    "that gives images"
+    f"give a data set's name, a folder, a list of files, images {ARRAY_SHAPES}, or an object with __len__ and "
+    "__getitem__ that gives images"
 )
 
 
@@ -112,12 +112,12 @@ class Dataset(ABC):
 
     @property
     @abstractmethod
-    def has_labelled_test(self) -> bool:
+    def has_labeled_test(self) -> bool:
         """There is a test split with labels. Decodes nothing."""
 
     @property
     @abstractmethod
-    def has_unlabelled(self) -> bool:
+    def has_unlabeled(self) -> bool:
         """Some pre-training images have no label, so a method that trains with labels cannot use it."""
 
     @abstractmethod
@@ -171,12 +171,12 @@ class Dataset(ABC):
     @abstractmethod
     def _load(self, split: str, size: int) -> ImageSet: ...
 
-    def load_labelled(self, size: int = 0) -> tuple[ImageSet, ImageSet] | None:
+    def load_labeled(self, size: int = 0) -> tuple[ImageSet, ImageSet] | None:
         """Training and test images for kNN or a linear probe; None if either has images without labels."""
-        if not self.has_labelled_test:
+        if not self.has_labeled_test:
             return None
         train, test = self.load("train", size), self.load("test", size)
-        return (train, test) if train.fully_labelled and test.fully_labelled else None
+        return (train, test) if train.fully_labeled and test.fully_labeled else None
 
 
 @dataclass
@@ -211,11 +211,11 @@ class NamedDataset(Dataset):
         return True
 
     @property
-    def has_labelled_test(self) -> bool:
+    def has_labeled_test(self) -> bool:
         return True
 
     @property
-    def has_unlabelled(self) -> bool:
+    def has_unlabeled(self) -> bool:
         return not self.pretrain_is_train
 
     def num_images(self, split: str) -> int:
@@ -258,7 +258,8 @@ def _as_arrays(found: Any) -> Arrays:
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise UserError(
             f"its function returns {kinds}\n"
-            f"return three things: images {LAYOUTS} as an array or a tensor, labels (M), and the names of the classes"
+            f"return three things: images {ARRAY_SHAPES} as an array or a tensor, labels (M), and the names of the "
+            "classes"
         )
     images, labels, classes = found
     is_ready = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3
@@ -283,7 +284,7 @@ class OwnDataset(Dataset):
 
     @property
     @abstractmethod
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         """Some images may have labels."""
 
     @abstractmethod
@@ -296,16 +297,16 @@ class OwnDataset(Dataset):
 
     @property
     def pretrain_is_train(self) -> bool:
-        return not self.is_labelled  # probes leave out images without labels
+        return not self.is_labeled  # probes leave out images without labels
 
     @property
-    def has_unlabelled(self) -> bool:
+    def has_unlabeled(self) -> bool:
         return False
 
     def _load(self, split: str, size: int) -> ImageSet:
         images = self._decoded_split("test" if split == "test" else "train", size)
         # Probes use labeled images only. If there are none, all are kept, and the caller refuses them.
-        if split == "pretrain" or not self.is_labelled or images.num_labelled in (0, len(images)):
+        if split == "pretrain" or not self.is_labeled or images.num_labeled in (0, len(images)):
             return images
         return images.subset((images.labels >= 0).nonzero()[:, 0])
 
@@ -352,7 +353,7 @@ class FolderDataset(OwnDataset):
         return *super().key, self.labels, self.holdout
 
     @property
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         return bool(self.labels)
 
     @property
@@ -360,8 +361,8 @@ class FolderDataset(OwnDataset):
         return bool(self.listing.testing)
 
     @property
-    def has_labelled_test(self) -> bool:
-        return self.is_labelled and self.has_test
+    def has_labeled_test(self) -> bool:
+        return self.is_labeled and self.has_test
 
     @cached_property
     def listing(self) -> Listing:
@@ -375,7 +376,7 @@ class FolderDataset(OwnDataset):
     @cached_property
     def label_of(self) -> dict[str, str]:
         """Name -> label, for the images that have one."""
-        return self._read_labels() if self.is_labelled else {}
+        return self._read_labels() if self.is_labeled else {}
 
     def _read_labels(self) -> dict[str, str]:
         listing = self._all_files
@@ -420,7 +421,7 @@ class FileListDataset(FolderDataset):
         return False
 
     @property
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         return bool(self.labels or self.given_labels)
 
     @cached_property
@@ -453,7 +454,7 @@ class MemoryDataset(OwnDataset):
         return False
 
     @property
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         return self.training.has_labels
 
     @property
@@ -461,7 +462,7 @@ class MemoryDataset(OwnDataset):
         return self.testing is not None
 
     @property
-    def has_labelled_test(self) -> bool:
+    def has_labeled_test(self) -> bool:
         return self.testing is not None and self.testing.has_labels
 
     def num_images(self, split: str) -> int | None:

@@ -18,7 +18,7 @@ import torch
 from mixnn.config import UserError, setting
 from mixnn.data.cache import decoded
 from mixnn.data.decode import Decoded, FileInfo
-from mixnn.data.image_set import UNLABELLED, FolderSummary, ImageSet, Triple, channel_stats
+from mixnn.data.image_set import UNLABELED, FolderSummary, ImageSet, Triple, channel_stats
 from mixnn.data.stored import StoredImages
 from mixnn.progress import NAMED, plural
 
@@ -175,7 +175,7 @@ def make_image_set(
     if not names or (skipped and on_error == "refuse"):
         raise _unreadable(place, skipped, every=not names)
     number = {label: i for i, label in enumerate(classes)}
-    targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELLED for name in names])
+    targets = torch.tensor([number[label_of[name]] if name in label_of else UNLABELED for name in names])
     summary = summarize(names, [info for info in found.infos if isinstance(info, FileInfo)], len(skipped))
     images = found.images if isinstance(found.images, StoredImages) else _as_tensor(found.images)
     return ImageSet(images, targets, names, classes, *stats, True, skipped, summary)

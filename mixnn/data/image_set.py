@@ -24,7 +24,7 @@ Triple = tuple[float, float, float]
 Normalization = tuple[Triple, Triple]  # mean and std of each channel, on the 0..1 scale
 Arrays = tuple[np.ndarray, np.ndarray, list[str]]  # what a reader returns: images [M,3,H,W], labels [M], class names
 
-UNLABELLED = -1
+UNLABELED = -1
 LEVELS = 256  # values of a uint8
 MIN_PAIRS = 4  # labeled anchors with a labeled neighbor that a batch needs on average to measure purity
 NORMALIZATIONS: dict[str, Normalization] = {
@@ -150,17 +150,17 @@ class ImageSet:
         return len(self.classes)
 
     @property
-    def num_labelled(self) -> int:
+    def num_labeled(self) -> int:
         return int((self.labels >= 0).sum())
 
     @property
-    def fully_labelled(self) -> bool:
+    def fully_labeled(self) -> bool:
         """Every image has a label, and there are at least two classes."""
-        return self.num_classes > 1 and self.num_labelled == len(self)
+        return self.num_classes > 1 and self.num_labeled == len(self)
 
     def can_measure_purity(self, batch_size: int) -> bool:
         """Enough images have labels to measure purity: a batch without a labeled pair would count as impure."""
-        share = self.num_labelled / len(self)
+        share = self.num_labeled / len(self)
         return share == 1 or share**2 * batch_size >= MIN_PAIRS
 
     def fits(self, device: torch.device) -> bool:

@@ -89,7 +89,7 @@ class Images(ABC):
 
     @abstractmethod
     def square(self, i: int, side: int) -> np.ndarray:
-        """The centre of one image as uint8 [3,side,side], as an encoder sees it; raises if it cannot be read."""
+        """The center of one image as uint8 [3,side,side], as an encoder sees it; raises if it cannot be read."""
 
     @property
     @abstractmethod

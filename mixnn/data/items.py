@@ -26,11 +26,11 @@ from mixnn.data.labels import label_text, scalar
 IMAGE_COLUMNS = ("image", "img")  # names of columns, the preferred one first
 LABEL_COLUMNS = ("label", "labels")
 SIDES_SAMPLE = 64  # items that are read to estimate how large the images are
-LAYOUTS = "(M, H, W, 3), (M, 3, H, W) or (M, H, W)"
+ARRAY_SHAPES = "(M, H, W, 3), (M, 3, H, W) or (M, H, W)"
 
 
 def uint8_images(images: Any) -> np.ndarray:
-    """Images as uint8 [M,3,H,W], from an array or tensor in any of LAYOUTS. Floats must lie in 0..1.
+    """Images as uint8 [M,3,H,W], from an array or tensor in any of ARRAY_SHAPES. Floats must lie in 0..1.
 
     Three dimensions of which the last is 3 or 4, or the first 3, are refused: they are more likely one image in color
     than gray images.
@@ -45,7 +45,7 @@ def uint8_images(images: Any) -> np.ndarray:
     elif array.ndim == 3:
         array = array[:, None]
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape[1:]:
-        raise UserError(f"images have the shape {np.shape(images)}: give {LAYOUTS}")
+        raise UserError(f"images have the shape {np.shape(images)}: give {ARRAY_SHAPES}")
     if array.dtype.kind == "f":
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not 0 <= low <= high <= 1:
@@ -59,7 +59,7 @@ def uint8_images(images: Any) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(array, (len(array), 3, *array.shape[2:])))
 
 
-class Fact(NamedTuple):
+class ItemInfo(NamedTuple):
     """What is remembered of an item that was read: its properties, or why it could not be read; and its label."""
 
     info: FileInfo | str
@@ -67,10 +67,10 @@ class Fact(NamedTuple):
 
 
 class Items:
-    """A user's object as images and labels by index. `facts` are those of the items read so far."""
+    """A user's object as images and labels by index. `infos` are those of the items read so far."""
 
     def __init__(self, source: Any) -> None:
-        self.source, self.facts = source, dict[int, Fact]()
+        self.source, self.infos = source, dict[int, ItemInfo]()
         if not len(source):
             raise UserError("the data has no images")
         features = getattr(source, "features", None)
@@ -108,23 +108,23 @@ class Items:
             value, label = self._parts(self.source[i])
             image, mode = as_image(value)
         except Exception as error:
-            self.facts[i] = Fact(reason(error), label)
+            self.infos[i] = ItemInfo(reason(error), label)
             raise
         digest = content_digest(np.asarray(image).transpose(2, 0, 1))
-        self.facts[i] = Fact(FileInfo(*image.size, mode, digest), label)
+        self.infos[i] = ItemInfo(FileInfo(*image.size, mode, digest), label)
         return image
 
-    def fact(self, i: int) -> Fact:
+    def info(self, i: int) -> ItemInfo:
         """What is remembered of an item, which is read if it has not been."""
-        if i not in self.facts:
-            with contextlib.suppress(Exception):  # the fact says why
+        if i not in self.infos:
+            with contextlib.suppress(Exception):  # the ItemInfo says why
                 self.read(i)
-        return self.facts[i]
+        return self.infos[i]
 
     def label(self, i: int) -> str | None:
         if not self.has_labels:
             return None
-        return self._label_column[i] if self.has_column_access else self.fact(i).label
+        return self._label_column[i] if self.has_column_access else self.info(i).label
 
     @cached_property
     def _label_column(self) -> list[str | None]:
@@ -149,7 +149,7 @@ def _column(what: str, columns: Sequence[str], names: Sequence[str], typed: Sequ
 
 
 def as_image(value: Any) -> tuple[Image.Image, str]:
-    """A PIL image in RGB, and its mode before. Arrays and tensors are one image of LAYOUTS."""
+    """A PIL image in RGB, and its mode before. Arrays and tensors are one image of ARRAY_SHAPES."""
     if isinstance(value, Mapping) and value.get("bytes"):  # how Hugging Face stores an image that is not decoded
         value = Image.open(io.BytesIO(value["bytes"]))
     if isinstance(value, Image.Image):
@@ -203,7 +203,7 @@ class ImageItems(Images):
         return np.asarray(image).transpose(2, 0, 1)
 
     def _infos(self, rows: Sequence[int]) -> list[FileInfo | str]:
-        return [self.items.fact(int(self.names[i])).info for i in rows]
+        return [self.items.info(int(self.names[i])).info for i in rows]
 
     @cached_property
     def sides(self) -> list[int]:
@@ -230,7 +230,7 @@ class ImageItems(Images):
         """The same for a part of the images. With `forget`, nothing is remembered of them: there may be many."""
         found = Decoded(self._read(start, stop - start, size).u8, self._infos(range(start, stop)))
         if forget:
-            self.items.facts.clear()
+            self.items.infos.clear()
         return found
 
     def _read(self, start: int, count: int, size: int) -> ImageBatch:

@@ -125,7 +125,7 @@ DATASETS: Registry[DatasetSpec] = Registry("data set", "datasets", {spec.name: s
 
 
 @dataclass(frozen=True)
-class Presence:
+class DatasetStatus:
     """A named data set, and where it was found on disk."""
 
     spec: DatasetSpec
@@ -140,7 +140,7 @@ class Presence:
         return spec.name, spec.title, images, str(spec.num_classes), str(spec.size), where
 
 
-def describe(root: Path | None = None) -> list[Presence]:
+def describe(root: Path | None = None) -> list[DatasetStatus]:
     """Every named data set and whether it is on disk."""
     found = [(spec, spec.find(root or default_root())) for spec in DATASETS.values()]
-    return [Presence(spec, present=where is not None or not spec.layouts, where=where) for spec, where in found]
+    return [DatasetStatus(spec, present=where is not None or not spec.layouts, where=where) for spec, where in found]

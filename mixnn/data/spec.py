@@ -15,7 +15,7 @@ from mixnn.data.image_set import Arrays, Triple
 from mixnn.files import expand
 
 # File name relative to the root -> its size in bytes, None if any size will do. All files share their first folder.
-Layout = Mapping[str, int | None]
+ExpectedFiles = Mapping[str, int | None]
 
 
 def default_root() -> Path:
@@ -37,7 +37,7 @@ class DatasetSpec:
     mean: Triple | None  # None: computed from the pre-training images
     std: Triple | None
     read: Callable[[Path, str], Arrays]  # (folder of the layout that was found, split)
-    layouts: tuple[Layout, ...] = ()  # empty: the data set is embedded and needs no files
+    layouts: tuple[ExpectedFiles, ...] = ()  # empty: the data set is embedded and needs no files
     archive: Archive | None = None
     mirror: bool = True
     fallback: Callable[[Path], Path] | None = None  # second way to download it, if the archive's host is unreachable
@@ -71,7 +71,7 @@ class DatasetSpec:
         return UserError(f"{self.name} is not on disk (looked for {looked})\nto download it: {command}")
 
 
-def layout_folder(layout: Layout, root: Path) -> Path:
+def layout_folder(layout: ExpectedFiles, root: Path) -> Path:
     return root / Path(next(iter(layout))).parts[0]
 
 

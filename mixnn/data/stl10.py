@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mixnn.data.image_set import UNLABELLED, Arrays
-from mixnn.data.spec import Layout, damaged
+from mixnn.data.image_set import UNLABELED, Arrays
+from mixnn.data.spec import ExpectedFiles, damaged
 
 SIZE = 96
 PIXELS = 3 * SIZE * SIZE
@@ -18,7 +18,7 @@ CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "
 PARTS = {"pretrain": ("train", "unlabeled"), "train": ("train",), "test": ("test",)}
 
 
-def layout(counts: dict[str, int] = COUNTS) -> Layout:
+def layout(counts: dict[str, int] = COUNTS) -> ExpectedFiles:
     """File names and their sizes in bytes."""
     images = {f"{FOLDER}/{part}_X.bin": count * PIXELS for part, count in counts.items()}
     return images | {f"{FOLDER}/{part}_y.bin": counts[part] for part in ("train", "test")}
@@ -50,7 +50,7 @@ def _read_images(folder: Path, part: str, images: np.ndarray) -> None:
 def _read_labels(folder: Path, part: str, count: int) -> np.ndarray:
     path = folder / f"{part}_y.bin"
     if part == "unlabeled":
-        return np.full(count, UNLABELLED, np.int64)
+        return np.full(count, UNLABELED, np.int64)
     labels = np.fromfile(path, np.uint8).astype(np.int64) - 1  # stored as 1..10
     if labels.min() < 0 or labels.max() >= len(CLASSES):
         raise damaged("stl10", folder, f"{path} is damaged: labels outside 1..{len(CLASSES)}")

@@ -9,14 +9,14 @@ import numpy as np
 from mixnn.config import UserError
 from mixnn.data.cache import decoded
 from mixnn.data.image_set import Arrays
-from mixnn.data.spec import Layout, damaged
+from mixnn.data.spec import ExpectedFiles, damaged
 
 NAME = "tiny-imagenet"
 FOLDER = "tiny-imagenet-200"
 SIZE = 64
 TRAIN_PER_CLASS = 500
 VAL_PER_CLASS = 50
-LAYOUT: Layout = {f"{FOLDER}/{file}": None for file in ("wnids.txt", "words.txt", "val/val_annotations.txt")}
+LAYOUT: ExpectedFiles = {f"{FOLDER}/{file}": None for file in ("wnids.txt", "words.txt", "val/val_annotations.txt")}
 
 
 def read(

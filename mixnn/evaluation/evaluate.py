@@ -41,7 +41,7 @@ from mixnn.evaluation.protocol import Protocol, Subject, make_protocol
 from mixnn.files import check_writable, expand, why_not_writable, write_atomically
 from mixnn.nn.folding import folded
 from mixnn.processes import is_main_process
-from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
+from mixnn.progress import NullReporter, Reporter, duration, plural, reporter_for
 from mixnn.registry import Registry
 from mixnn.runs import Run
 from mixnn.runs.code import evaluation_digest
@@ -125,7 +125,7 @@ def evaluate(
         mixnn evaluate timm:resnet18 --data cifar10
     """
     names = protocols_of(protocol)
-    reporter, run = reporter_for(verbose) if is_main_process() else Silence(), find_run(encoder)
+    reporter, run = reporter_for(verbose) if is_main_process() else NullReporter(), find_run(encoder)
     if precision == "bf16" and pick_device(device).type != "cuda":
         raise UserError(f"precision=bf16 needs CUDA: use {setting('precision', 'fp32')} or leave it out")
     save = expand(save) if str(save) else ""
@@ -151,7 +151,7 @@ def evaluate(
         candidate = open_candidate(encoder, device, own_size, reporter, image_size)
         mean_std = candidate.normalization if normalization == "auto" else read_normalization(normalization)
         size = image_size or candidate.size or own_size
-        train, test = _labelled_images(dataset, size, candidate.device, mean_std)
+        train, test = _labeled_images(dataset, size, candidate.device, mean_std)
         subject = Subject(Frozen(candidate, size), train, test, size, [], epochs, seed, reporter, candidate.device)
         common = {"encoder": candidate.name, "data": dataset.name, "image_size": size}
         common |= {"mean": train.mean, "std": train.std, "train_images": len(train), "test_images": len(test)}
@@ -260,7 +260,7 @@ def _check_has_test(dataset: Dataset) -> None:
         )
 
 
-def _labelled_images(
+def _labeled_images(
     dataset: Dataset, size: int, device: torch.device, normalization: Normalization | None
 ) -> tuple[ImageSet, ImageSet]:
     """Training and test images with this normalization, or with the data set's own."""
@@ -274,12 +274,12 @@ def _labelled_images(
 
 def _check_labels(train: ImageSet, test: ImageSet, name: str, how: str) -> None:
     """UserError if images lack labels or have only one class. `how`: how to give labels if there are none."""
-    if train.fully_labelled and test.fully_labelled:
+    if train.fully_labeled and test.fully_labeled:
         return
-    if not train.num_labelled and not test.num_labelled:
+    if not train.num_labeled and not test.num_labeled:
         raise UserError(f"{name} has no labels, so there is nothing to evaluate against: {how}")
     for part, images in (("training", train), ("test", test)):
-        if missing := len(images) - images.num_labelled:
+        if missing := len(images) - images.num_labeled:
             count = "the" if missing == len(images) else f"{missing:,} of the {len(images):,}"
             raise UserError(f"{count} {part} images of {name} have no labels: give these labels too")
     raise UserError(f"all images of {name} have the label {train.classes[0]!r}: accuracy needs at least two classes")

@@ -66,7 +66,7 @@ def _draws(num: int, view: View, device: torch.device, generator: torch.Generato
     return torch.rand(num, view.num_draws, device=source, generator=generator).to(device)
 
 
-class Rows(NamedTuple):
+class LabeledFeatures(NamedTuple):
     """Features (M, F) on one device with the class number of each row."""
 
     train: Tensor
@@ -76,7 +76,7 @@ class Rows(NamedTuple):
     num_classes: int
 
 
-def labelled_features(train_features: Any, train_labels: Any, test_features: Any, test_labels: Any) -> Rows:
+def labeled_features(train_features: Any, train_labels: Any, test_features: Any, test_labels: Any) -> LabeledFeatures:
     """Arrays or tensors as float32 tensors where the training features are; labels, numbers or text, as 0, 1, 2, ..."""
     train = _matrix(train_features, "train_features")
     test = _matrix(test_features, "test_features").to(train.device)
@@ -93,7 +93,7 @@ def labelled_features(train_features: Any, train_labels: Any, test_features: Any
     if len(classes) < 2:
         raise UserError(f"all labels are {classes[0]}: there must be two classes at least")
     train_numbers, test_numbers = torch.from_numpy(numbers.reshape(-1)).to(train.device).split([len(train), len(test)])
-    return Rows(train, train_numbers, test, test_numbers, len(classes))
+    return LabeledFeatures(train, train_numbers, test, test_numbers, len(classes))
 
 
 def _matrix(features: Any, name: str) -> Tensor:

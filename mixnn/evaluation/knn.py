@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixnn import dist
 from mixnn.config import UserError
-from mixnn.evaluation.features import features, labelled_features
+from mixnn.evaluation.features import features, labeled_features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.functional import unit
@@ -81,7 +81,7 @@ def knn(train_features: Any, train_labels: Any, test_features: Any, test_labels:
     >>> mixnn.evaluation.knn(train_x, train_y, test_x, test_y, k=3).accuracy
     100.0
     """
-    rows = labelled_features(train_features, train_labels, test_features, test_labels)
+    rows = labeled_features(train_features, train_labels, test_features, test_labels)
     if k < 0:
         raise UserError(f"k={k}: k must be at least 1, or 0 for the default")
     k = min(k or default_k(len(rows.train), rows.num_classes), len(rows.train))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mixnn.augment import View
 from mixnn.config import calling, on_command_line
 from mixnn.data.image_set import ImageSet
-from mixnn.device import Reading, side_stream, wait_side_stream
+from mixnn.device import AsyncScalar, side_stream, wait_side_stream
 from mixnn.evaluation.features import features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
@@ -70,7 +70,7 @@ def linear(
     weight = torch.empty(train.num_classes, test_features.shape[1], device=device).normal_(0, 0.01, generator=generator)
     classifier = Classifier(weight, torch.zeros(train.num_classes, device=device), probe)
     accuracies: list[float] = []
-    right: list[Reading] = []  # shares of the test images, one for each epoch
+    right: list[AsyncScalar] = []  # shares of the test images, one for each epoch
     held: list[Tensor] = []  # what the classifier learns from; the memory must not be reused meanwhile
 
     def read(epochs: int) -> None:
@@ -88,7 +88,7 @@ def linear(
         held = [x, y]
         with side_stream(device):
             classifier.learn(x, y, lr)
-            right.append(Reading((classifier(test_features).argmax(1) == test_labels).double().mean()))
+            right.append(AsyncScalar((classifier(test_features).argmax(1) == test_labels).double().mean()))
         read(epoch if device.type == "cuda" else epoch + 1)
     wait_side_stream(device)
     held.clear()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixnn.config import UserError
-from mixnn.evaluation.features import labelled_features
+from mixnn.evaluation.features import labeled_features
 
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 MAX_ITERATIONS = 200
@@ -55,7 +55,7 @@ def linear_probe(
     >>> mixnn.evaluation.linear_probe(train_x, train_y, test_x, test_y).accuracy
     100.0
     """
-    rows = labelled_features(train_features, train_labels, test_features, test_labels)
+    rows = labeled_features(train_features, train_labels, test_features, test_labels)
     if penalty is not None and not penalty > 0:
         raise UserError(f"penalty={penalty}: penalty must be more than 0")
     mean, std = rows.train.mean(0), rows.train.std(0, correction=0)

@@ -20,7 +20,7 @@ from mixnn.config import UserError, option, other_default
 from mixnn.methods.contract import About, Aux, Batch, Direction, NeighborList
 from mixnn.methods.mixture import Mixture, MixtureOptions
 from mixnn.methods.siamese import ByView, take_rows
-from mixnn.nn.support_set import Rows
+from mixnn.nn.support_set import SupportRows
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CMSF(Mixture):
         return torch.stack(losses).mean()
 
     def search(
-        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], z: ByView, batch: Batch
+        self, i: int, z_BD: Tensor, supports: tuple[SupportRows, ...], z: ByView, batch: Batch
     ) -> tuple[NeighborList, ...]:
         first, second = supports
         num = self.options.constraint or self.topk
@@ -114,9 +114,9 @@ class CMSF(Mixture):
         """The batch's embeddings in the auxiliary space, (B, D)."""
         return self.previous_MD[batch.index_B] if self.has_memory else z[2]
 
-    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[Rows, ...]:
+    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[SupportRows, ...]:
         rows = super().rows_to_push(z, batch)
-        return (rows[0], Rows(self.auxiliary(z, batch).clone(), *rows[1][1:])) if rows else ()
+        return (rows[0], SupportRows(self.auxiliary(z, batch).clone(), *rows[1][1:])) if rows else ()
 
     def update_state(self, aux: Aux) -> None:
         super().update_state(aux)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from mixnn.config import Checked, UserError, make
 from mixnn.dist import PartialBatch, broadcast_tensors, gather_batch
 from mixnn.nn.encoder import Student, Teacher, count_features, shuffle_order
-from mixnn.nn.support_set import Rows, SupportSet
+from mixnn.nn.support_set import SupportRows, SupportSet
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -109,7 +109,7 @@ def no_neighbors(z_BD: Tensor) -> NeighborList:
 class Aux(NamedTuple):
     """What `forward_batch` returns next to the loss, without gradient."""
 
-    push: tuple[Rows, ...]  # new rows of each support set
+    push: tuple[SupportRows, ...]  # new rows of each support set
     record: DirectionRecord | None  # None for a method that does not compare two views
     metrics: dict[str, Tensor]  # other scalars to log
 
@@ -297,7 +297,7 @@ class Method(nn.Module):
         push = []
         for passes in zip(*(aux.push for aux in self._pending), strict=True):
             columns = zip(*passes, strict=True)
-            push.append(Rows(*(gather_batch(torch.cat(column), self.process_group) for column in columns)))
+            push.append(SupportRows(*(gather_batch(torch.cat(column), self.process_group) for column in columns)))
         aux = self._pending[-1]._replace(push=tuple(push))
         self._pending.clear()
         self.update_state(aux)

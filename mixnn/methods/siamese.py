@@ -31,7 +31,7 @@ from mixnn.methods.contract import (
     no_neighbors,
 )
 from mixnn.nn.encoder import Student, Teacher, mlp
-from mixnn.nn.support_set import Rows, SupportSet
+from mixnn.nn.support_set import SupportRows, SupportSet
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TargetSide(NamedTuple):
     """What does not depend on the student's gradient: embeddings, and what was found for each direction."""
 
     z: ByView
-    push: tuple[Rows, ...]  # new rows of each support set
+    push: tuple[SupportRows, ...]  # new rows of each support set
     neighbor_lists: list[tuple[NeighborList, ...]]
     supports_QD: list[Tensor]  # the support set as the direction searches it
 
@@ -247,22 +247,22 @@ class Siamese(Method):
                 supports_QD.append(supports[0].z_QD if supports else z[b][:0])
         return TargetSide(z, push, lists, supports_QD)
 
-    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[Rows, ...]:
+    def rows_to_push(self, z: ByView, batch: Batch) -> tuple[SupportRows, ...]:
         """New rows of each support set after the step: the targets of x2, as the authors do."""
-        return tuple(Rows(z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
+        return tuple(SupportRows(z[1].detach().clone(), batch.labels_B, batch.index_B) for _ in self.rings)
 
-    def searched_rows(self, i: int, push: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    def searched_rows(self, i: int, push: tuple[SupportRows, ...]) -> tuple[SupportRows, ...]:
         """Contents of the support sets as direction i searches them."""
         leaky = getattr(self.options, "leaky_queue", False) and self.pairs[i] == (1, 0)
-        return tuple(s.read_pushed(rows) if leaky else s.read() for s, rows in zip(self.rings, push, strict=True))
+        return tuple(s.preview_push(rows) if leaky else s.read() for s, rows in zip(self.rings, push, strict=True))
 
     def search(
-        self, i: int, z_BD: Tensor, supports: tuple[Rows, ...], z: ByView, batch: Batch
+        self, i: int, z_BD: Tensor, supports: tuple[SupportRows, ...], z: ByView, batch: Batch
     ) -> tuple[NeighborList, ...]:
         """Neighbors of z_BD; z has the embeddings of all views. Methods with several lists of neighbors override it."""
         return (self.neighbors(i, z_BD, supports[0], batch),)
 
-    def neighbors(self, i: int, z_BD: Tensor, rows: Rows, batch: Batch) -> NeighborList:
+    def neighbors(self, i: int, z_BD: Tensor, rows: SupportRows, batch: Batch) -> NeighborList:
         o = self.options
         assert isinstance(o, Neighbors)
         if o.select == "random":  # uniform, without replacement
@@ -310,6 +310,6 @@ class Siamese(Method):
         return self.options.momentum
 
 
-def take_rows(rows: Rows, index_BK: Tensor) -> NeighborList:
+def take_rows(rows: SupportRows, index_BK: Tensor) -> NeighborList:
     """The rows with these numbers."""
     return NeighborList(index_BK, rows.z_QD[index_BK], rows.labels_Q[index_BK], rows.index_Q[index_BK])

@@ -289,9 +289,9 @@ def plain_forward(
     split = _split(x, views, groups)
     over = 1, *range(4, split.dim())
     mean = split.mean(over, keepdim=True)
-    centred = split - mean
-    var = (centred * centred).mean(over, keepdim=True)
-    y = (centred * (var + eps).rsqrt() * _per_channel(weight, split) + _per_channel(bias, split)).view(x.shape)
+    centered = split - mean
+    var = (centered * centered).mean(over, keepdim=True)
+    y = (centered * (var + eps).rsqrt() * _per_channel(weight, split) + _per_channel(bias, split)).view(x.shape)
     y = y if residual is None else y + residual
     return (y.relu() if relu else y).to(x.dtype), torch.stack([m.view(views * groups, -1) for m in (mean, var)])
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError
-from mixnn.device import hold
+from mixnn.device import keep_alive
 from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
@@ -70,7 +70,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dy @ weight if ctx.needs_input_grad[0] else None
         d_weight = d_bias = None
-        hold(dy)  # autograd may add to it in place: in `x + mlp(x)` it is also a part of the gradient of x
+        keep_alive(dy)  # autograd may add to it in place: in `x + mlp(x)` it is also a part of the gradient of x
         with ctx.stream(dy.device, dy, x):
             rows = dy.reshape(-1, dy.shape[-1])
             if ctx.needs_input_grad[1]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Rows(NamedTuple):
+class SupportRows(NamedTuple):
     """Rows of a support set: its contents, or what is pushed."""
 
     z_QD: Tensor
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 class SupportSet(nn.Module):
-    """Ring buffer of Q rows. `read` and `read_pushed` write nothing; `push` is the only writer.
+    """Ring buffer of Q rows. `read` and `preview_push` write nothing; `push` is the only writer.
 
     >>> support_set = mixnn.nn.SupportSet(size=64, dim=16)
     >>> support_set.z_QD.shape
@@ -41,26 +41,26 @@ class SupportSet(nn.Module):
         self.register_buffer("index_Q", torch.full((size,), -1))
         self.register_buffer("position", torch.zeros((), dtype=torch.long))
 
-    def read(self) -> Rows:
-        return Rows(self.z_QD, self.labels_Q, self.index_Q)
+    def read(self) -> SupportRows:
+        return SupportRows(self.z_QD, self.labels_Q, self.index_Q)
 
     def slots(self, count: int) -> Tensor:
         """Positions of the next `count` rows; wraps if Q is not a multiple of the batch size."""
         return (self.position + torch.arange(count, device=self.position.device)) % len(self.z_QD)
 
-    def newest(self, rows: Rows) -> Rows:
+    def newest(self, rows: SupportRows) -> SupportRows:
         """The last rows, if there are more than S can hold."""
         size = len(self.z_QD)
-        return rows if len(rows.z_QD) <= size else Rows(*(column[-size:] for column in rows))
+        return rows if len(rows.z_QD) <= size else SupportRows(*(column[-size:] for column in rows))
 
-    def read_pushed(self, rows: Rows) -> Rows:
+    def preview_push(self, rows: SupportRows) -> SupportRows:
         """What S would hold after a push, without pushing: the authors' leaky queue searches this."""
         rows = self.newest(rows)
         slots = self.slots(len(rows.z_QD))
-        return Rows(*(old.index_copy(0, slots, new) for old, new in zip(self.read(), rows, strict=True)))
+        return SupportRows(*(old.index_copy(0, slots, new) for old, new in zip(self.read(), rows, strict=True)))
 
     @torch.no_grad()
-    def push(self, rows: Rows) -> None:
+    def push(self, rows: SupportRows) -> None:
         rows = self.newest(rows)
         slots = self.slots(len(rows.z_QD))
         for old, new in zip(self.read(), rows, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mixnn.config import SETTING, Param, UserError, calling, setting, unknown, verb
-from mixnn.files import check_free, expand, write_atomically
+from mixnn.files import check_may_write, expand, write_atomically
 from mixnn.paper.plan import resolve_data
 from mixnn.paper.plots import accuracies, curves
 from mixnn.paper.plots.drawing import CannotDraw, Drawing, FinishedRuns, encode, figure_style
@@ -92,7 +92,7 @@ def figures(
         finished = replace(finished, data=together, folders=tuple(folders))
     for name in names or FIGURES:
         for path in _files(name, finished, out).values():
-            check_free(path, overwrite)
+            check_may_write(path, overwrite)
     drawn: dict[Path, bytes] = {}
     not_drawn: dict[str, str] = {}
     for name in names or FIGURES:

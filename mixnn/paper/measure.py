@@ -22,7 +22,7 @@ from mixnn.data import ImageSet
 from mixnn.device import full_precision, pick_device
 from mixnn.methods import Batch
 from mixnn.nn.convolution import without_kernels
-from mixnn.nn.support_set import Rows
+from mixnn.nn.support_set import SupportRows
 from mixnn.progress import Reporter
 from mixnn.training.trainer import Trainer
 
@@ -179,7 +179,7 @@ def search_milliseconds(trainer: Trainer, device: torch.device, repeats: int) ->
     labels_B = torch.zeros_like(index_B)
     draws = {name: torch.rand(shape, device=device) for name, shape in method.draws(size).items()}
     batch = Batch((), labels_B, index_B, draws)
-    push = tuple(Rows(z_BD, labels_B, index_B) for _ in method.rings)
+    push = tuple(SupportRows(z_BD, labels_B, index_B) for _ in method.rings)
 
     @torch.no_grad()
     def search() -> None:

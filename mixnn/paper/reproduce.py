@@ -240,12 +240,12 @@ def drop_rows_without_labels(
     """The tables without rows that train with labels where images have none, and the names of these rows."""
     config = plan_row(tables[0].rows[0], data, [0], settings)[0].config
     dataset = configured_dataset(config)
-    if not dataset.has_labelled_test:
+    if not dataset.has_labeled_test:
         raise UserError(
             f"{data} has no labeled test images to evaluate on: it needs the folders train and test, and "
             f"{setting('labels', 'folders')} or a CSV"
         )
-    dropped = [row.name for table in tables for row in table.rows if dataset.has_unlabelled and _needs_labels(row)]
+    dropped = [row.name for table in tables for row in table.rows if dataset.has_unlabeled and _needs_labels(row)]
     return _filter_rows(tables, lambda row: row.name not in dropped), sorted(set(dropped))
 
 

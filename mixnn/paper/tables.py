@@ -14,7 +14,7 @@ from mixnn import methods
 from mixnn.config import UserError, unknown
 from mixnn.evaluation import evaluate
 from mixnn.evaluation.linear import LinearProbe
-from mixnn.files import expand, read_yaml, why
+from mixnn.files import expand, read_yaml, yaml_error
 
 # In the order of the paper's columns: linear first.
 PROTOCOLS = dict(sorted(evaluate.PROTOCOLS.items(), key=lambda item: item[0] != "linear"))
@@ -89,7 +89,9 @@ def tables_with(path: str | Path) -> dict[str, Table]:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is not a file of tables ({why(error)}): docs/reproduction.md has an example") from None
+        raise UserError(
+            f"{path} is not a file of tables ({yaml_error(error)}): docs/reproduction.md has an example"
+        ) from None
     for table in own.values():
         if table.name in (*TABLES, "all"):
             raise UserError(f"{path}: there is already a table called {table.name}; give yours another name")

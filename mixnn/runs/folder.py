@@ -58,8 +58,8 @@ from mixnn.files import (
     expand,
     is_written_by_mixnn,
     read_yaml,
-    why,
     write_atomically,
+    yaml_error,
 )
 from mixnn.nn.backbone import Network
 from mixnn.processes import is_main_process
@@ -80,7 +80,7 @@ OWN_FILES = (
 )
 
 
-class Taken(UserError):
+class FolderExists(UserError):
     """The folder exists and may not be overwritten."""
 
 
@@ -129,7 +129,7 @@ class Run:
             continuing = f", {resume} to continue it" if is_run and Run.open(path).can_resume else ""
             ways = f"{continuing}, or {overwriting} to replace it" if is_run else ""
             ways = f", or {overwriting} to use it" if is_begun else ways
-            raise Taken(f"{path} exists: use another {setting('out')}{ways}")
+            raise FolderExists(f"{path} exists: use another {setting('out')}{ways}")
         if not (is_run or is_begun):
             raise UserError(f"{path} is not a run folder, so it is not overwritten: use another {setting('out')}")
 
@@ -144,12 +144,12 @@ class Run:
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
-        """Makes the folder. If several processes try at once, one succeeds and the others get Taken."""
+        """Makes the folder. If several processes try at once, one succeeds and the others get FolderExists."""
         Run.check_replaceable(path, overwrite)
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
         except FileExistsError:
-            raise Taken(f"{path} exists: use another {setting('out')}") from None
+            raise FolderExists(f"{path} exists: use another {setting('out')}") from None
         except OSError as error:
             raise UserError(f"cannot make the run folder {path}: {error.strerror}") from None
         return path
@@ -160,7 +160,7 @@ class Run:
         number = 1
         while True:
             place = path if number == 1 else path.with_name(f"{path.name}-{number}")
-            with suppress(Taken):
+            with suppress(FolderExists):
                 if not place.exists():
                     return Run.reserve(place)
             number += 1
@@ -196,10 +196,10 @@ class Run:
         except UserError:
             raise
         except (OSError, ValueError, yaml.YAMLError, TypeError, AttributeError) as error:
-            raise UserError(f"{path / 'config.yaml'} cannot be read: {why(error)}") from None
+            raise UserError(f"{path / 'config.yaml'} cannot be read: {yaml_error(error)}") from None
 
     @contextmanager
-    def naming_imports(self) -> Iterator[None]:
+    def explain_unknown_names(self) -> Iterator[None]:
         """Within, an unknown name becomes an error that says what to import. It is never imported unasked."""
         try:
             yield
@@ -253,7 +253,7 @@ class Run:
         self._write_config(dataclasses.replace(Run.open(self.path).config, **changes))
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
-    def add_given(self, names: Iterable[str]) -> None:
+    def record_given(self, names: Iterable[str]) -> None:
         """Adds settings to those that environment.json lists as the user's own."""
         about = self.environment()
         if "given" in about:
@@ -318,7 +318,7 @@ class Run:
             )
         is_name = not Path(data).is_absolute()  # folders are stored as absolute paths
         if is_name and self.config.imports:
-            with self.naming_imports():
+            with self.explain_unknown_names():
                 DATASETS.find(data)
         if is_name and not hint:
             raise UserError(f"{self.path} was trained on {data}, which is not a data set in mixnn.data.DATASETS")
@@ -381,7 +381,7 @@ class Run:
             return {}
         return found
 
-    def rewind(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
+    def truncate_log(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
         """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
         kept = [record for record in self.metrics(warn) if record.get("step", 0) <= step]
         self.write("metrics.jsonl", "".join(map(_log_line, kept)))

@@ -18,7 +18,7 @@ from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.data.images import ImageBatch
 from mixnn.data.shards import is_shards
-from mixnn.files import check_folder_makeable, expand
+from mixnn.files import check_folder_creatable, expand
 from mixnn.progress import Reporter, plural, reporter_for
 from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
@@ -44,7 +44,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     if not path.exists():
         raise UserError(f"there is no run folder or folder of images called {path}{did_you_mean(path, Path.is_dir)}")
     if path.is_dir() and not (path / "config.yaml").is_file():
-        return start_run(path, reporter or reporter_for(False))
+        return create_untrained_run(path, reporter or reporter_for(False))
     found = Run.open(path)
     logged = [record.get("epoch", 0) for record in found.metrics()][-1:] or [0]
     if reporter and found.has_checkpoint and logged[0] < found.config.epochs:
@@ -52,7 +52,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
     return found
 
 
-def start_run(folder: Path, reporter: Reporter) -> Run:
+def create_untrained_run(folder: Path, reporter: Reporter) -> Run:
     """The run of a folder's images with the encoder as it comes, made on first use: runs/FOLDER-imagenet."""
     data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
     for path in sorted(Path("runs").glob(f"{glob.escape(stem)}*")):
@@ -60,8 +60,8 @@ def start_run(folder: Path, reporter: Reporter) -> Run:
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
     images = open_images(folder)
-    check_folder_makeable(Path("runs") / stem)
-    config = start_config(data, images)
+    check_folder_creatable(Path("runs") / stem)
+    config = untrained_config(data, images)
     backbone = initial_backbone(config)  # this and the next before the folder is made: a failure leaves none
     layout = _layout(images, backbone, config)
     run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.start_run({data!r})", overwrite=True)
@@ -94,7 +94,7 @@ def _sample(images: Images, count: int, size: int) -> Iterator[ImageBatch]:
     return images.named(set(images.names[:: -(-len(images) // count)])).batches(count, size)
 
 
-def start_config(data: str, images: Images) -> Config:
+def untrained_config(data: str, images: Images) -> Config:
     """The configuration of a run of no epochs."""
     batch = max(2, min(64, len(images)))
     defaults = start_defaults(DEFAULT_START) | {"init_from": DEFAULT_START, "image_size": ENCODE_SIZE}

@@ -202,7 +202,7 @@ def load_backbone(run: Run, warn: Callable[[str], None] = lambda _: None) -> tup
 
 def trained_backbone(run: Run, tensors: dict[str, Tensor]) -> nn.Module:
     """The run's encoder in eval mode, from the tensors of a checkpoint: the one kept, else the student's backbone."""
-    with run.naming_imports():
+    with run.explain_unknown_names():
         backbone = make_backbone(run.config, run.network)
     prefix = KEPT if any(name.startswith(KEPT) for name in tensors) else STUDENT
     weights = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -66,7 +66,7 @@ def diagnose(
     where = {"device": device, "data_dir": str(data_dir) or run.config.data_dir}
     config = replace(run.config, **where, mode="eager", knn_every=0, loggers="")  # type: ignore[arg-type]
     tensors, state = run.load_training(reporter.warn)
-    with run.naming_imports():
+    with run.explain_unknown_names():
         images = run.dataset(data_dir).load(methods.find(config.method).split, config.reading_size)
         trainer = Trainer(config, images, reporter, network=run.network)
     trainer.load(tensors, state)

@@ -63,7 +63,7 @@ class Judge:
     from_weights: bool  # the start has weights worth keeping; otherwise they are random
     start: Numbers = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)  # what was found so far
-    last: float = 0.0  # progress of the run at the last look
+    last: float = 0.0  # progress of the run at the last check
     seconds: float = 0.0  # that measuring the start took
     _neighbors: Tensor | None = None
 
@@ -98,10 +98,10 @@ class Judge:
         return {name: round(float(value), 4) for name, value in numbers.items()}
 
     def due(self, progress: float) -> bool:
-        """Whether another of POINTS has been reached since the last look."""
+        """Whether another of POINTS has been reached since the last check."""
         return any(self.last < point <= progress for point in POINTS)
 
-    def look(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
+    def check(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
         """Measures the encoder; returns what is wrong with it, in sentences."""
         numbers = self.measure(backbone)
         found = problems(self.start, numbers, self.from_weights)
@@ -110,7 +110,7 @@ class Judge:
         return list(found.values())
 
     def summary(self) -> str:
-        """The last look and the start, in a sentence."""
+        """Describe the last check and the start in a sentence."""
         sample, now = min(len(self.images), SAMPLE), self.points[-1]["view_retrieval"]
         return (
             f"judged without labels: it finds an image's other view among {plural(sample, 'image')} in {now:.0%} of "
@@ -119,7 +119,7 @@ class Judge:
 
     @property
     def is_worse(self) -> bool:
-        """The encoder looked at last is worse than a start that is worth keeping."""
+        """Whether the last check found the encoder worse than a start that is worth keeping."""
         return self.from_weights and bool(self.points) and bool({"worse", "collapse"} & {*self.points[-1]["problems"]})
 
 
@@ -162,14 +162,14 @@ def trained_share(config: Config, start: Numbers) -> float:
     if isinstance(config.trained_share, float):
         return config.trained_share
     share = min(1.0, 2 * (1 - start["view_retrieval"]))
-    return round(min(share, LEADING_SHARE) if one_direction_leads(start) else share, 4)
+    return round(min(share, LEADING_SHARE) if has_dominant_direction(start) else share, 4)
 
 
-def one_direction_leads(start: Numbers) -> bool:
+def has_dominant_direction(start: Numbers) -> bool:
     return start["first_lead"] >= MAX_LEAD
 
 
-def leads_message(start: Numbers) -> str:
+def dominance_message(start: Numbers) -> str:
     """Why little of the training is kept where one direction leads.
 
     Two folders of this kind were measured, with one seed each, NN and 5 labels: faces with and without masks went from
@@ -219,7 +219,7 @@ def heads_first(config: Config, share: float | None) -> float:
     return 0.0 if share is None else min(MOST_HEADS_FIRST, LEAST_HEADS_FIRST + 0.4 * (1 - share))
 
 
-def useful_steps(share: float) -> int:
+def max_useful_steps(share: float) -> int:
     """Steps beyond which training was not found to help; on images that the start knows, it loses accuracy.
 
     The share of the trained weights says how well the start knows them (docs/folders.md, "Training for longer"), or
@@ -228,7 +228,7 @@ def useful_steps(share: float) -> int:
     return min(MOST_STEPS, round(ENOUGH_STEPS / (1 - share))) if share < 1 else MOST_STEPS
 
 
-class Blend:
+class WeightAverage:
     """Averages of the weights a run started from and those of its student (Wortsman et al., 2022, WiSE-FT)."""
 
     def __init__(self, start: nn.Module, share: float) -> None:

@@ -74,7 +74,7 @@ class WandB:
 LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB}
 
 
-def check(names: str) -> list[str]:
+def check_loggers(names: str) -> list[str]:
     """The loggers of a comma-separated list; an error before training if one is unknown or cannot be used."""
     found = [name.strip() for name in names.split(",") if name.strip()]
     for name in found:
@@ -84,8 +84,8 @@ def check(names: str) -> list[str]:
     return found
 
 
-def start(names: str, run: Run, step: int) -> list[Logger]:
-    return [LOGGERS[name](run, step) for name in check(names)]
+def start_loggers(names: str, run: Run, step: int) -> list[Logger]:
+    return [LOGGERS[name](run, step) for name in check_loggers(names)]
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:

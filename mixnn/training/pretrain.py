@@ -31,19 +31,19 @@ from mixnn.data import DATASETS, Dataset, ImageSet
 from mixnn.data.dataset import is_given
 from mixnn.data.image_set import normalization_text
 from mixnn.device import pick_device
-from mixnn.files import LOCK, check_folder_makeable, expand, lock_run
+from mixnn.files import LOCK, check_folder_creatable, expand, lock_run
 from mixnn.methods.contract import VIEW_PAIRS
 from mixnn.nn.backbone import Network, name_backbone
 from mixnn.processes import is_main_process, is_restart
-from mixnn.progress import Reporter, Silence, duration, plural, reporter_for
+from mixnn.progress import NullReporter, Reporter, duration, plural, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
-from mixnn.training import loggers
 from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
 from mixnn.training.folder_settings import Choice, lines
 from mixnn.training.judgement import Judge, judge_start, views_for
+from mixnn.training.loggers import check_loggers
 from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import view_changes
@@ -140,7 +140,7 @@ def start_pretrain(
 
     A time budget counts from `started`, a reading of `clock`; default: from now.
     """
-    reporter = reporter if is_main_process() else Silence()
+    reporter = reporter if is_main_process() else NullReporter()
     settings = dict(settings or {})
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
@@ -165,7 +165,7 @@ def start_pretrain(
         named = repr(data) if isinstance(data, str) and data in DATASETS else ""
         _check_resumable(settings, options or {}, named, {"views": views, "out": out, "overwrite": overwrite})
         run = replace(Run.open(run.path, run.network if network is None else network), data=run.data)
-        with _lock(run.path), run.naming_imports():
+        with _lock(run.path), run.explain_unknown_names():
             run = run.moved(data, labels)
             return _resume(run, settings, timing, reporter)
     if is_restart() and str(out) and (again := _started_before(expand(out), command)):
@@ -191,7 +191,7 @@ def start_pretrain(
     if is_main_process():  # before any image is read
         if folder:
             Run.check_replaceable(folder, overwrite)
-        check_folder_makeable(folder or Path("runs"))
+        check_folder_creatable(folder or Path("runs"))
         if folder and (folder / LOCK).exists():
             with lock_run(folder):  # refuse to overwrite a run that another process is training
                 pass
@@ -294,7 +294,7 @@ def _train(run: Run, trainer: Trainer) -> Run:
 
 def _check_settings(config: Config, views: Any) -> None:
     """UserError for what cannot be trained, before the start is measured: that takes seconds."""
-    loggers.check(config.loggers)
+    check_loggers(config.loggers)
     kinds = methods.views_of(config.method, config.options)
     if isinstance(views, Sequence) and not isinstance(views, str) and len(views) != len(kinds):
         raise UserError(f"{config.method} has {plural(len(kinds), 'view')} ({', '.join(kinds)}), not {len(views)}")
@@ -318,7 +318,7 @@ def _with_views(config: Config, judge: Judge, given: Collection[str], reporter: 
 
 def _knn_sets(config: Config, dataset: Dataset) -> tuple[ImageSet, ImageSet] | None:
     """Labeled images for the kNN evaluations during training, read only if this process does any."""
-    return dataset.load_labelled(config.reading_size) if config.knn_every and is_main_process() else None
+    return dataset.load_labeled(config.reading_size) if config.knn_every and is_main_process() else None
 
 
 def _check_data_outside(out: Path, dataset: Dataset, settings: dict[str, Any]) -> None:
@@ -370,7 +370,7 @@ def _configure(
         how = "mirrored images look like the others" if images.mirror else "most mirrored images look unlike the others"
         other = setting("mirror", "no" if images.mirror else "yes")
         reporter.info(f"mirror {config.mirror}: {how}; use {other} to change that")
-    if dataset.recipe is None and (config.labels or images.num_labelled):
+    if dataset.recipe is None and (config.labels or images.num_labeled):
         reporter.info(_about_labels(images, config.batch_size))
     if config.holdout:
         reporter.info(f"{plural(len(dataset.images('test')), 'labeled image')} held out of training, as test images")
@@ -387,7 +387,7 @@ def _check_warmup(config: Config, reporter: Reporter) -> None:
 
 def _about_labels(images: ImageSet, batch_size: int) -> str:
     classes = f"{images.num_classes} class{'es' * (images.num_classes != 1)}"
-    text = f"{images.num_labelled:,} of {len(images):,} images labeled, {classes}"
+    text = f"{images.num_labeled:,} of {len(images):,} images labeled, {classes}"
     too_few = "; too few to measure purity"
     return text if images.can_measure_purity(batch_size) else text + too_few
 
@@ -436,7 +436,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run = replace(run, config=replace(old, **{k: v for k, v in settings.items() if k not in more}))
     run.check_data()
     check_device(run.config)
-    loggers.check(run.config.loggers)
+    check_loggers(run.config.loggers)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_training(reporter.warn)
     check_unchanged(run, old, state)
@@ -451,7 +451,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     if dataset.recipe is None and not trainer.over:
         judge_again(trainer, run)
     if is_main_process():
-        run.rewind(trainer.done, reporter.warn)
+        run.truncate_log(trainer.done, reporter.warn)
         if not trainer.over:
             run.add_training_code(training_digest(config.method))
     if trainer.plan and not trainer.over:
@@ -461,7 +461,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     if changes:
         run = run.update_config(**changes) if is_main_process() else replace(run, config=replace(config, **changes))
         if is_main_process():
-            run.add_given(more)
+            run.record_given(more)
         trainer.config = run.config
     reporter.info(f"{run.path}{_where_it_is(trainer, old)}")
     return _train(run, trainer)
@@ -477,7 +477,7 @@ def check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
     may_change |= set() if run.was_config_edited() else EXTENSIONS | {"warmup_epochs"}
     if {state.get("settings", {}).get("data"), config.data}.isdisjoint(DATASETS):
         may_change.add("data")  # a folder may be moved: its images are compared
-    if changed := changed_settings(config, state, may_change):
+    if changed := settings_unlike_checkpoint(config, state, may_change):
         raise UserError(
             f"{run.path / 'config.yaml'} was changed: {'; '.join(changed)}\na run cannot change its settings: restore "
             f"the file. To train further, use {setting('epochs')}; for other settings, start a new run with "
@@ -485,7 +485,7 @@ def check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
         )
 
 
-def changed_settings(config: Config, state: dict[str, Any], may_change: Iterable[str] = ()) -> list[str]:
+def settings_unlike_checkpoint(config: Config, state: dict[str, Any], may_change: Iterable[str] = ()) -> list[str]:
     """In words: settings that differ from those a checkpoint was made with, but for those that may change."""
     then, now = state.get("settings", {}), json.loads(json.dumps(asdict(config)))  # as a checkpoint stores it
     changed = []

@@ -21,13 +21,13 @@ from torch import Tensor
 from mixnn import methods
 from mixnn.config import Config, Interrupted, UserError, saved_config
 from mixnn.files import scratch_folder
-from mixnn.progress import Silence
+from mixnn.progress import NullReporter
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.weights import KEPT
 from mixnn.training.pretrain import RESUMABLE_SETTINGS, judge_again
 from mixnn.training.trainer import Trainer
 
-FEW = 2  # steps before and after the stop in `replay_resume`
+REPLAY_STEPS = 2  # steps before and after the stop in `replay_resume`
 PACE_STEPS = 3  # after these, the time that the rest will take is estimated
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # what checkpoint.load returns
@@ -65,13 +65,14 @@ def replay_resume(run: Run, start: Checkpoint, device: str, until: float) -> Com
     """Trains a few steps from a checkpoint twice, the second time with a stop and a resume, and compares the two."""
     config = _config(run, start[1], device)
     step = start[1]["step"]
-    epochs = 2 * math.ceil(step * config.batch_size / start[1]["data"]["images"]) + 2 * FEW
+    epochs = 2 * math.ceil(step * config.batch_size / start[1]["data"]["images"]) + 2 * REPLAY_STEPS
     config = replace(config, epochs=max(config.epochs, epochs))  # a finished run would not train further
-    whole = _train_to(run, config, start, step + 2 * FEW, until)[0]
-    middle = _train_to(run, config, start, step + FEW, until)
+    whole = _train_to(run, config, start, step + 2 * REPLAY_STEPS, until)[0]
+    middle = _train_to(run, config, start, step + REPLAY_STEPS, until)
     with scratch_folder(Path(tempfile.gettempdir())) as scratch:
-        stopped = checkpoint.load(checkpoint.save(scratch, step + FEW, *middle))
-    return _compare(_train_to(run, config, stopped, step + 2 * FEW, until)[0], whole, step, step + 2 * FEW)
+        stopped = checkpoint.load(checkpoint.save(scratch, step + REPLAY_STEPS, *middle))
+    last = step + 2 * REPLAY_STEPS
+    return _compare(_train_to(run, config, stopped, last, until)[0], whole, step, last)
 
 
 def _config(run: Run, state: dict[str, Any], device: str) -> Config:
@@ -85,9 +86,9 @@ def _config(run: Run, state: dict[str, Any], device: str) -> Config:
 def _train_to(run: Run, config: Config, start: Checkpoint, step: int, until: float, judged: bool = False) -> Checkpoint:
     """Tensors and state after a step, trained from a checkpoint."""
     dataset = run.dataset(config.data_dir)
-    with run.naming_imports(), scratch_folder(Path(tempfile.gettempdir())) as scratch:
+    with run.explain_unknown_names(), scratch_folder(Path(tempfile.gettempdir())) as scratch:
         images = dataset.load(methods.find(config.method).split, config.reading_size)
-        trainer = _Replayer(config, images, Silence(), network=run.network)
+        trainer = _Replayer(config, images, NullReporter(), network=run.network)
         trainer.load(*start)
         trainer.last_step, trainer.until = step, until
         temporary = replace(run, path=scratch, config=config)

@@ -13,11 +13,11 @@ from mixnn import dist
 
 MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
 WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
-JOINING = 0.2  # share of the run in which the backbone's learning rate rises after the heads learned alone
+BACKBONE_WARMUP_SHARE = 0.2  # share of the run in which the backbone's learning rate rises once it is no longer frozen
 MAX_SLOWDOWN = 2.0
 RECENT = 5  # the pace is the median of this many measurements, and so is the cost of a checkpoint
-MAX_LOOK = 1.0  # seconds between looks at the clock; each makes the host wait for the device
-LOOKS = 200  # at least this many looks in a run, so that a short one ends in time as well
+MAX_REPLAN_INTERVAL = 1.0  # seconds; each new plan makes the host wait for the device
+MIN_REPLANS = 200  # new plans in a run, so that a short one ends in time as well
 MAX_ENDING_SHARE = 0.02  # of the time, kept for leaving Python
 MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left out
 
@@ -29,10 +29,10 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, s
     """
     if step < warmup_steps:
         return base * step / max(1, warmup_steps - 1)
-    return base * falling((step - warmup_steps) / max(1, total_steps - warmup_steps), shape)
+    return base * decay_factor((step - warmup_steps) / max(1, total_steps - warmup_steps), shape)
 
 
-def falling(progress: float, shape: str = "cosine") -> float:
+def decay_factor(progress: float, shape: str = "cosine") -> float:
     """From 1 to 0 while the progress goes from 0 to 1: half a cosine, or a straight line."""
     return 1 - progress if shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -44,7 +44,7 @@ def crop_side(stages: Sequence[tuple[int, float]], progress: float) -> int:
 
 def backbone_rate(progress: float, heads_first: float) -> float:
     """What multiplies the backbone's learning rate: 0 while the heads learn alone, then rising to 1."""
-    return min(1.0, max(0.0, (progress - heads_first) / JOINING)) if heads_first else 1.0
+    return min(1.0, max(0.0, (progress - heads_first) / BACKBONE_WARMUP_SHARE)) if heads_first else 1.0
 
 
 def short_warmup(epochs: int) -> int:
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
 class TimePlan:
     """The plan of a run that is to end at a given time, or earlier if it has `max_steps`.
 
-    At each look at the clock, the steps that still fit are computed from the time left and the recent pace. `progress`
+    From time to time, the steps that still fit are computed from the time left and the recent pace. `progress`
     goes from 0 to 1 in equal parts over the steps left. So the learning rate never jumps: if the pace changes or the
     machine stalls, the rest of the schedule becomes longer or shorter.
     """
@@ -83,9 +83,9 @@ class TimePlan:
     costs: dict[str, list[Cost]] = field(default_factory=dict)  # recent ones of each thing that is done at the end
     total_costs: dict[str, float] = field(default_factory=dict)
     paces: list[float] = field(default_factory=list)  # recent seconds per step
-    _block: int = 1  # steps between two looks at the clock
+    _block: int = 1  # steps between two plans
     _done: int = 0  # steps of the whole run so far
-    _num_steps: int = 0  # since the last look
+    _num_steps: int = 0  # steps since the last plan
     _block_started: float = 0.0
 
     def elapsed(self) -> float:
@@ -155,13 +155,13 @@ class TimePlan:
         if self._num_steps == 0:
             self._block_started = self.clock()
 
-    def end_step(self, wait: Callable[[], object], look: bool = False) -> None:
-        """Counts a step; now and then, or with `look`, waits for the device and makes the plan again."""
+    def end_step(self, wait: Callable[[], object], replan: bool = False) -> None:
+        """Counts a step; now and then, or with `replan`, waits for the device and makes the plan again."""
         self.progress += (1 - self.progress) / max(1, self.steps_left)
         self.steps_left -= 1
         self._done += 1
         self._num_steps += 1
-        if look or self._num_steps >= self._block:
+        if replan or self._num_steps >= self._block:
             wait()
             self.paces = [*self.paces, (self.clock() - self._block_started) / self._num_steps][-RECENT:]
             self._num_steps = 0
@@ -172,15 +172,15 @@ class TimePlan:
         fit = max(0, int(self.left() / self.pace + 0.5))
         if self.max_steps:
             fit = min(fit, max(0, self.max_steps - self._done))
-        look_after = int(min(MAX_LOOK, self.budget / LOOKS) / self.pace)
-        self.steps_left, self._block = dist.broadcast((fit, max(1, min(look_after, fit // 2))))
+        replan_after = int(min(MAX_REPLAN_INTERVAL, self.budget / MIN_REPLANS) / self.pace)
+        self.steps_left, self._block = dist.broadcast((fit, max(1, min(replan_after, fit // 2))))
         self.over = self.steps_left == 0
 
     def learning_rate(self, base: float) -> float:
         """Linear from 0 to base in the warm-up, then falling from base to 0."""
         if self.progress < self.warmup:
             return base * self.progress / self.warmup
-        return base * falling((self.progress - self.warmup) / max(1e-9, 1 - self.warmup), self.shape)
+        return base * decay_factor((self.progress - self.warmup) / max(1e-9, 1 - self.warmup), self.shape)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint stores."""

@@ -31,17 +31,17 @@ from mixnn.runs.folder import Diverged
 from mixnn.runs.layout import SAMPLE as LAYOUT_SAMPLE
 from mixnn.runs.layout import Layout, mean_layout, read_layout
 from mixnn.runs.weights import KEPT, load_weights, make_backbone
-from mixnn.training import loggers
 from mixnn.training.interrupt import interrupts
 from mixnn.training.judgement import (
-    Blend,
     Judge,
+    WeightAverage,
+    dominance_message,
+    has_dominant_direction,
     heads_first,
-    leads_message,
-    one_direction_leads,
+    max_useful_steps,
     trained_share,
-    useful_steps,
 )
+from mixnn.training.loggers import start_loggers
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -104,7 +104,7 @@ class Trainer:
             reporter.info(
                 f"{images.images.nbytes / 2**30:.1f} GiB of images stay on the host and are read one step ahead"
             )
-        if methods.uses_labels(config.method, config.options) and images.num_labelled < len(images):
+        if methods.uses_labels(config.method, config.options) and images.num_labeled < len(images):
             raise UserError(
                 f"{config.method} trains with labels, and some images of {config.data} have none: add labels with "
                 f"{setting('labels')}, or use a method that needs none (`{calling('methods')}` lists them)"
@@ -159,7 +159,7 @@ class Trainer:
         self.backbone_rate = 0.0  # of the last step, times the learning rate
         self.judge: Judge | None = None  # see judge_from
         self.layout: Layout | None = None  # of a folder of aligned images
-        self.blend: Blend | None = None  # makes the encoder to keep from the starting weights and the student's
+        self.blend: WeightAverage | None = None  # makes the encoder to keep from the starting weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
     def _fastest_mode(self, may_capture: bool) -> str:
@@ -274,10 +274,10 @@ class Trainer:
         if judge.from_weights:
             if share is None:
                 share = trained_share(self.config, judge.start)
-                if self.config.trained_share == "auto" and one_direction_leads(judge.start):
-                    self.reporter.info(leads_message(judge.start))
+                if self.config.trained_share == "auto" and has_dominant_direction(judge.start):
+                    self.reporter.info(dominance_message(judge.start))
             # one share for all processes, so that the backbone joins the heads at the same step
-            self.blend = Blend(start, dist.broadcast(share))
+            self.blend = WeightAverage(start, dist.broadcast(share))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
 
@@ -320,7 +320,7 @@ class Trainer:
             times.append(self.clock() - start)
         self._restore(tensors, state)
         if self.blend and self.config.trained_share == "auto" and not self.plan.extended:  # more time: more steps
-            self.plan.max_steps = useful_steps(self.blend.share)
+            self.plan.max_steps = max_useful_steps(self.blend.share)
         self.plan.begin(times, self.done)
 
     def _estimate_knn(self, train: ImageSet, test: ImageSet) -> float:
@@ -337,7 +337,7 @@ class Trainer:
         plan, total = self.plan, round(self.plan.budget) if self.plan else self.config.epochs
         with (
             run.recording_divergence(),
-            self._loggers(run),
+            self._logging(run),
             interrupts() as flag,
             self.reporter.bar(self.config.method, total) as advance,
         ):
@@ -359,7 +359,7 @@ class Trainer:
                 self._one_step()
                 ended = self.done % self.steps_per_epoch == 0
                 if plan:
-                    plan.end_step(self._means, look=ended)
+                    plan.end_step(self._means, replan=ended)
                 if self.judge and self.backbone_rate == 0:  # there is nothing to judge yet
                     self.judge.last = self.progress
                 if self.judge and self.judge.due(self.progress) and self._has_time("judgement"):
@@ -401,7 +401,7 @@ class Trainer:
         known = {name for point in self.judge.points for name in point["problems"]}
         student = self.method.student.f
         with self._timing("judgement"):
-            sentences = self.judge.look(self._encoder(), self.progress, self.done)
+            sentences = self.judge.check(self._encoder(), self.progress, self.done)
         for name, sentence in zip(self.judge.points[-1]["problems"], sentences, strict=True):
             if name not in known:
                 self.reporter.warn(f"after {self.progress:.0%} of the run: {sentence}")
@@ -419,8 +419,8 @@ class Trainer:
         return self.clock() - start
 
     @contextmanager
-    def _loggers(self, run: Run) -> Iterator[None]:
-        self.loggers = loggers.start(self.config.loggers, run, self.done) if is_main_process() else []
+    def _logging(self, run: Run) -> Iterator[None]:
+        self.loggers = start_loggers(self.config.loggers, run, self.done) if is_main_process() else []
         try:
             yield
         finally:
@@ -492,7 +492,7 @@ class Trainer:
             return
         if self.knn_sets and self._due(self.config.knn_every) and self._has_time("knn"):
             with self._timing("knn"):
-                self.record |= self._reading()
+                self.record |= self._knn_or_skip()
         self.record |= {"images_per_s": round(images_per_s), "seconds": round(self.seconds, 3)}
         run.log(self.record)
         for logger in self.loggers:
@@ -531,7 +531,7 @@ class Trainer:
                 run.save_checkpoint(self.done, tensors, state)
         self.saved, self.saved_at = self.done, self.clock()
 
-    def _reading(self) -> dict[str, float]:
+    def _knn_or_skip(self) -> dict[str, float]:
         """kNN accuracy for the log. If it fails, perhaps for lack of memory, it is left out and training goes on."""
         try:
             return self._knn()

@@ -23,10 +23,10 @@ from mixnn.apps.classify import classify as classify_module
 from mixnn.apps.classify.advice import advise
 from mixnn.apps.classify.classifiers import (
     DEFAULTS,
-    EFFECTIVE,
+    EFFECTIVE_SHARE,
     MODELS,
     CrossValidated,
-    LabelledSet,
+    LabeledSet,
     Scaler,
     Setting,
     balanced_folds,
@@ -66,15 +66,15 @@ ODD_NAMES = ["a b/ä ö.png", "日本/1,2.png", "'quoted' \"twice\".png"]
 def blobs(
     per_class: int, num_classes: int, apart: float, seed: int = 0, width: int = 8
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gaussian classes around random centres; vectors and labels."""
+    """Gaussian classes around random centers; vectors and labels."""
     rng = np.random.default_rng(seed)
-    centres = apart * rng.normal(size=(num_classes, width))
+    centers = apart * rng.normal(size=(num_classes, width))
     y = np.repeat(np.arange(num_classes), per_class)
-    return centres[y] + rng.normal(size=(len(y), width)), y
+    return centers[y] + rng.normal(size=(len(y), width)), y
 
 
-def labelled_set(vectors: np.ndarray, y: np.ndarray) -> LabelledSet:
-    return LabelledSet(vectors, y, tuple(str(c) for c in range(y.max() + 1)), Scaler.fit(vectors))
+def labeled_set(vectors: np.ndarray, y: np.ndarray) -> LabeledSet:
+    return LabeledSet(vectors, y, tuple(str(c) for c in range(y.max() + 1)), Scaler.fit(vectors))
 
 
 def separable(per_class: int = 20, labels: tuple[str, ...] = ("cat", "dog", "007")) -> tuple[Embeddings, list[str]]:
@@ -109,7 +109,7 @@ def compared(accuracy: float = 70.0, error: float = 5.0, **more: Any) -> Any:
         mine = percent(held.right.mean())
         other = {"accuracy": accuracy, "low": accuracy - 10, "high": accuracy + 10}
         only, run_only = (round(share * len(labels) / 100) for share in (accuracy, mine))
-        other |= {"only": only, "run_only": run_only, "p": features.luck(only, run_only)}
+        other |= {"only": only, "run_only": run_only, "p": features.mcnemar_p_value(only, run_only)}
         other |= {"ahead": accuracy - mine, "error": error}
         rows = {RUN: {"accuracy": mine, "low": mine, "high": mine}, PIXELS: other, START: other}
         return {"labels": len(labels), "accuracy": rows, "contradictions": []} | more
@@ -180,7 +180,7 @@ def test_what_all_images_share_changes_no_prediction(setting):
     """The ImageNet encoder's vectors of a folder all point in nearly one direction."""
     vectors, y = blobs(10, 3, 1.0)
     shared = 30 * np.random.default_rng(1).normal(size=vectors.shape[1])
-    plain, shifted = (labelled_set(v, y).fit(setting).predict_proba(v) for v in (vectors, vectors + shared))
+    plain, shifted = (labeled_set(v, y).fit(setting).predict_proba(v) for v in (vectors, vectors + shared))
     np.testing.assert_allclose(shifted, plain, atol=1e-3)
 
 
@@ -191,7 +191,7 @@ def test_few_labels_keep_the_usual_setting_and_many_leave_it_where_another_is_be
     def chosen(per_class: int) -> Setting:
         y = np.repeat([0, 1], per_class)
         vectors = np.stack([0.1 * (y + 0.2 * rng.normal(size=len(y))), *rng.normal(size=(7, len(y)))], 1)
-        found = select_settings(labelled_set(vectors, y), list_settings("logistic"), np.random.default_rng(0))
+        found = select_settings(labeled_set(vectors, y), list_settings("logistic"), np.random.default_rng(0))
         return found[0].setting
 
     assert [chosen(2) for _ in range(10)].count(usual) >= 8
@@ -252,7 +252,7 @@ def test_labels_of_small_classes_are_held_out_in_different_company_each_round():
 
 def test_a_label_gets_the_mean_of_what_the_folds_without_it_predict(monkeypatch: pytest.MonkeyPatch):
     vectors, y = blobs(2, 3, 1.0)
-    data, folds = labelled_set(vectors, y), []
+    data, folds = labeled_set(vectors, y), []
     monkeypatch.setattr(
         classifiers, "balanced_folds", lambda *given: folds.extend(made := balanced_folds(*given)) or made
     )
@@ -270,16 +270,16 @@ def test_a_label_gets_the_mean_of_what_the_folds_without_it_predict(monkeypatch:
 def test_more_features_than_labels_change_nothing_but_the_time(monkeypatch: pytest.MonkeyPatch):
     vectors, y = blobs(5, 3, 0.5, width=40)
     for model in ("knn", "logistic"):
-        short = held_out_predictions(labelled_set(vectors, y), list_settings(model), np.random.default_rng(0))
-        monkeypatch.setattr(LabelledSet, "in_space", lambda self, space: self.scaler.transform(self.vectors, space))
-        whole = held_out_predictions(labelled_set(vectors, y), list_settings(model), np.random.default_rng(0))
+        short = held_out_predictions(labeled_set(vectors, y), list_settings(model), np.random.default_rng(0))
+        monkeypatch.setattr(LabeledSet, "in_space", lambda self, space: self.scaler.transform(self.vectors, space))
+        whole = held_out_predictions(labeled_set(vectors, y), list_settings(model), np.random.default_rng(0))
         monkeypatch.undo()
         np.testing.assert_allclose(short.probabilities, whole.probabilities, atol=0.02)  # lbfgs stops at 1e-4
 
 
 def test_neither_fits_nor_choices_see_what_is_held_out(monkeypatch: pytest.MonkeyPatch):
     vectors, y = blobs(12, 3, 1.0)
-    data, seen = labelled_set(vectors, y), []
+    data, seen = labeled_set(vectors, y), []
     chosen = [CrossValidated(DEFAULTS["knn"])]
     monkeypatch.setattr(classifiers, "select_settings", lambda rest, *_: seen.append(rest) or chosen)
     found = held_out_predictions(data, list_settings("knn"), np.random.default_rng(0))
@@ -298,9 +298,9 @@ def test_shuffled_labels_give_chance():
         vectors, y = blobs(20, 3, 1.0, seed, width=30)
         y = np.random.default_rng(seed).permutation(y)
         settings = list_settings("knn" if seed % 4 else "auto")
-        found = held_out_predictions(labelled_set(vectors, y), settings, np.random.default_rng(seed))
+        found = held_out_predictions(labeled_set(vectors, y), settings, np.random.default_rng(seed))
         right = int((found.probabilities.argmax(1) == y[found.rows]).sum())
-        low, high = wilson_interval(int(right), len(y), EFFECTIVE)
+        low, high = wilson_interval(int(right), len(y), EFFECTIVE_SHARE)
         covered += low <= 1 / 3 <= high
         shares.append(right / len(y))
     assert covered >= 7
@@ -335,13 +335,13 @@ def test_the_interval_covers_the_accuracy_on_fresh_images():
     for seed in range(trials):
         vectors, y = blobs(210, 3, 0.7, seed)
         known = np.arange(len(y)) % 210 < 10
-        data = LabelledSet(vectors[known], y[known], ("a", "b", "c"), Scaler.fit(vectors))
+        data = LabeledSet(vectors[known], y[known], ("a", "b", "c"), Scaler.fit(vectors))
         rng = np.random.default_rng(seed)
         found = held_out_predictions(data, list_settings("knn"), rng)
         right = (found.probabilities.argmax(1) == data.y[found.rows]).sum()
         final = data.fit(select_settings(data, list_settings("knn"), rng)[0].setting)
         truth = (final.predict_proba(vectors[~known]).argmax(1) == y[~known]).mean()
-        low, high = wilson_interval(int(right), len(data.y), EFFECTIVE)
+        low, high = wilson_interval(int(right), len(data.y), EFFECTIVE_SHARE)
         covered += low <= truth <= high
     assert covered / trials >= 0.9, covered
 
@@ -368,7 +368,7 @@ def test_few_labels_do_not_make_predictions_far_too_confident():
     for seed in range(40):
         vectors, y = blobs(60, 5, 0.35, seed, width=64)
         known = np.arange(len(y)) % 60 < 3
-        data = LabelledSet(vectors[known], y[known], tuple("abcde"), Scaler.fit(vectors))
+        data = LabeledSet(vectors[known], y[known], tuple("abcde"), Scaler.fit(vectors))
         best = select_settings(data, list_settings("auto"), np.random.default_rng(seed))[0]
         p = data.fit(best.setting, best.temperature).predict_proba(vectors[~known])
         gaps.append(p.max(1).mean() - (p.argmax(1) == y[~known]).mean())
@@ -378,7 +378,7 @@ def test_few_labels_do_not_make_predictions_far_too_confident():
 
 def test_a_setting_that_cannot_be_tested_gets_its_usual_temperature():
     vectors, y = blobs(1, 4, 1.0)
-    for found in select_settings(labelled_set(vectors, y), list_settings("auto"), np.random.default_rng(0)):
+    for found in select_settings(labeled_set(vectors, y), list_settings("auto"), np.random.default_rng(0)):
         assert found.temperature == found.setting.usual_temperature
     assert Setting("logistic", "centered", 10.0).usual_temperature == pytest.approx(0.55, abs=0.01)
 
@@ -389,7 +389,7 @@ def test_confidence_is_near_the_share_that_is_right():
     for seed in range(12):
         vectors, y = blobs(300, 4, 0.6, seed)
         known = np.arange(len(y)) % 300 < 25
-        data = LabelledSet(vectors[known], y[known], tuple("abcd"), Scaler.fit(vectors))
+        data = LabeledSet(vectors[known], y[known], tuple("abcd"), Scaler.fit(vectors))
         best = select_settings(data, list_settings("knn"), np.random.default_rng(seed))[0]
         p = data.fit(best.setting, best.temperature).predict_proba(vectors[~known])
         gaps.append(p.max(1).mean() - (p.argmax(1) == y[~known]).mean())
@@ -401,7 +401,7 @@ def test_confidence_is_near_the_share_that_is_right():
 
 def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     vectors, y = blobs(28, 3, 0.8)
-    points = learning_curve(labelled_set(vectors, y), list_settings("knn"), seed=0, draws=10)
+    points = learning_curve(labeled_set(vectors, y), list_settings("knn"), seed=0, draws=10)
     assert [p["labels_per_class"] for p in points] == [1, 2, 5, 10, 20]
     assert [p["draws"] for p in points] == [10, 10, 10, 10, 5]
     assert all(p["low"] <= p["accuracy"] <= p["high"] for p in points)
@@ -410,7 +410,7 @@ def test_the_curve_goes_as_far_as_labels_allow_and_rises():
     for before, point in itertools.pairwise(points[:4]):  # of as many draws
         assert point["gain"] == pytest.approx(point["accuracy"] - before["accuracy"], abs=1e-4)
         assert point["gain_low"] <= point["gain"] <= point["gain_high"]
-    few = labelled_set(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
+    few = labeled_set(vectors[y < 2][:30], y[y < 2][:30])  # 28 and 2 labels: the median class has 11 to learn from
     assert [p["labels_per_class"] for p in learning_curve(few, list_settings("knn"), 0, 2)] == [1, 2, 5, 10]
 
 
@@ -419,7 +419,7 @@ def test_the_curve_chooses_settings_in_each_draw_and_from_20_labels_on_once(monk
     sizes: list[int] = []
     chosen = [CrossValidated(DEFAULTS["knn"])]
     monkeypatch.setattr(classifiers, "select_settings", lambda train, *_: sizes.append(len(train.y)) or chosen)
-    learning_curve(labelled_set(vectors, y), list_settings("knn"), seed=0, draws=5)
+    learning_curve(labeled_set(vectors, y), list_settings("knn"), seed=0, draws=5)
     assert [sizes.count(3 * m) for m in (1, 2, 5, 10, 20)] == [5, 5, 5, 5, 1]
 
 
@@ -522,13 +522,13 @@ def test_uncertain_images_lie_between_classes_and_apart():
 @pytest.mark.parametrize("count", [3, 50, 500])
 def test_copies_of_an_image_do_not_cost_a_suggestion(count):
     x = np.repeat(np.eye(4), 20, axis=0)
-    for labelled in (np.array([], int), np.array([3, 30])):
+    for labeled in (np.array([], int), np.array([3, 30])):
         for picked in (
-            suggest.typical(x, labelled, count, 0),
-            suggest.uncertain(x, labelled, np.full((80, 2), 0.5), count, 0),
+            suggest.typical(x, labeled, count, 0),
+            suggest.uncertain(x, labeled, np.full((80, 2), 0.5), count, 0),
         ):
-            assert len(set(picked)) == len(picked) == min(count, 80 - len(labelled))
-            assert not set(picked) & set(labelled)
+            assert len(set(picked)) == len(picked) == min(count, 80 - len(labeled))
+            assert not set(picked) & set(labeled)
 
 
 def test_suggested_labels_beat_random_ones_on_digits():
@@ -546,7 +546,7 @@ def test_suggested_labels_beat_random_ones_on_digits():
         given = {str(i): str(y[int(i)]) for i in rows}
         classes = sorted(set(given.values()))
         labels = np.array([classes.index(given[str(i)]) for i in rows])
-        data = LabelledSet(vectors[[int(i) for i in rows]], labels, tuple(classes), Scaler.fit(vectors[:900]))
+        data = LabeledSet(vectors[[int(i) for i in rows]], labels, tuple(classes), Scaler.fit(vectors[:900]))
         guess = data.fit(DEFAULTS["logistic"]).predict_proba(vectors[900:]).argmax(1)
         return float(np.mean([int(classes[g]) == t for g, t in zip(guess, y[900:], strict=True)]))
 
@@ -574,7 +574,7 @@ def test_linear_algebra_runs_on_one_thread_while_learning(monkeypatch):
 # --- the verb ---
 
 
-def test_predictions_name_every_image_and_mark_the_labelled(stub, tmp_path):
+def test_predictions_name_every_image_and_mark_the_labeled(stub, tmp_path):
     run, embeddings, truth = stub
     given = some(embeddings, truth, 3) | {ODD_NAMES[1]: "007"}
     found = classify(run, write_labels(tmp_path / "my labels.csv", given), verbose=QUIET)
@@ -864,14 +864,14 @@ def test_of_features_that_are_clearly_better_the_most_accurate_are_used():
 
 @pytest.mark.parametrize("only, other, p", [(0, 0, 1.0), (3, 0, 1 / 8), (5, 1, 7 / 64), (2, 2, 11 / 16), (0, 3, 1.0)])
 def test_luck_counts_the_labels_that_only_one_predicts_right(only, other, p):
-    assert features.luck(only, other) == pytest.approx(p)
+    assert features.mcnemar_p_value(only, other) == pytest.approx(p)
 
 
 def test_a_difference_is_paired_and_its_error_is_that_of_fewer_independent_labels():
     right, other = np.array([1, 1, 1, 0, 1] * 20, bool), np.array([1, 0, 1, 0, 1] * 20, bool)
     ahead, error = features.paired_difference(right, other)
     assert ahead == pytest.approx(0.2)
-    assert error == pytest.approx(0.4 * math.sqrt(100 / 99) / math.sqrt(EFFECTIVE * 100))
+    assert error == pytest.approx(0.4 * math.sqrt(100 / 99) / math.sqrt(EFFECTIVE_SHARE * 100))
     assert features.paired_difference(right, right) == (0, 0)
 
 
@@ -1040,7 +1040,7 @@ def test_copies_of_an_image_with_different_labels_are_found_and_nothing_else():
     pictures[4:] = 255  # blank
     pixels = Embeddings(["a", "b", "c", "d", "e", "f"], pictures)
     labels = {"a": "cat", "b": "dog", "c": "cat", "d": "cat", "e": "cat", "f": "dog"}
-    assert features.contradictions(pixels, labels) == [{"file": "a", "label": "cat", "copy": "b", "copy_label": "dog"}]
+    assert features.label_conflicts(pixels, labels) == [{"file": "a", "label": "cat", "copy": "b", "copy_label": "dog"}]
 
 
 def test_fewer_than_five_labels_a_class_are_said_to_understate_the_accuracy():
@@ -1258,7 +1258,7 @@ def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real,
 def test_with_many_labels_the_same_part_of_them_is_compared(real, monkeypatch):
     run, _, truth = real
     monkeypatch.setattr(features, "MAX_COMPARED", 40)
-    monkeypatch.setattr(features, "MAX_UNLABELLED", 10)
+    monkeypatch.setattr(features, "MAX_UNLABELED", 10)
     seen = []
     keep = features.held_out
     monkeypatch.setattr(

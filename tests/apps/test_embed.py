@@ -15,7 +15,7 @@ from PIL import Image
 import mixnn
 from mixnn.apps import embed as embedding
 from mixnn.apps import embeddings as store
-from mixnn.apps.embed import collect
+from mixnn.apps.embed import load_or_encode
 from mixnn.cli import command, main
 from mixnn.data import open_images
 from mixnn.data.decode import decode
@@ -179,7 +179,7 @@ def test_a_link_that_leads_nowhere_is_skipped_and_no_name_steers_the_terminal(ru
     (images / "nowhere\x1b[31m.png").symlink_to("gone.png")
     (images / "round.png").symlink_to("round.png")
     (images / "loop").symlink_to(".")
-    found = collect(run, images, reporter=Reporter())
+    found = load_or_encode(run, images, reporter=Reporter())
     assert found.names == ["a.png"]
     assert dict(found.skipped) == dict.fromkeys(["nowhere\x1b[31m.png", "round.png"], "a link that leads nowhere")
     said = capfd.readouterr().err
@@ -200,22 +200,22 @@ def test_an_image_of_a_data_set_and_a_file_with_its_pixels_have_the_same_vector(
     digits = open_images("digits")
     for i in range(3):
         to_image(digits.arrays[i]).save(tmp_path / f"{i}.png")
-    known, files = (collect(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))
+    known, files = (load_or_encode(run, source, device="cpu", reporter=QUIET) for source in ("digits", tmp_path))
     np.testing.assert_allclose(files.vectors, known.vectors[:3], atol=1e-5)
 
 
 def test_vectors_are_cached_until_images_or_checkpoint_change(run, folder, expected, tmp_path, monkeypatch):
-    first = collect(run, folder, device="cpu", reporter=QUIET)
+    first = load_or_encode(run, folder, device="cpu", reporter=QUIET)
     same(first.names, first.vectors, expected)
     with monkeypatch.context() as patch:
         patch.setattr(embedding, "load_encoder", lambda *_: pytest.fail("encoded again"))
-        again = collect(run, folder, device="cpu", reporter=QUIET)
+        again = load_or_encode(run, folder, device="cpu", reporter=QUIET)
         written = np.load(mixnn.embed(run, folder, tmp_path / "cached.npz", device="cpu", verbose=QUIET).path)
     assert np.array_equal(again.vectors, first.vectors)
     assert again.skipped == first.skipped
     same(written["file"].tolist(), written["vectors"], expected)
     Image.new("RGB", (SIZE, SIZE), "white").save(folder / "19.png")
-    changed = collect(run, folder, device="cpu", reporter=QUIET)
+    changed = load_or_encode(run, folder, device="cpu", reporter=QUIET)
     at = first.names.index("19.png")
     assert not np.allclose(changed.vectors[at], first.vectors[at])
 
@@ -228,7 +228,7 @@ def test_the_cache_has_one_file_per_source_and_drops_earlier_checkpoints(run, fo
 
     def kept(*sources):
         for source in sources:
-            collect(copy, source, device="cpu", reporter=QUIET)
+            load_or_encode(copy, source, device="cpu", reporter=QUIET)
         return {path.name for path in (copy.path / "embeddings").iterdir()}
 
     first = kept(one, two)
@@ -251,26 +251,26 @@ def test_a_run_folder_that_cannot_be_written_works_without_a_cache(run, folder, 
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     shutil.rmtree(copy.path / "embeddings", ignore_errors=True)
     (copy.path / "embeddings").touch()  # no folder can be made there, whoever the user is
-    found = collect(copy, folder, device="cpu", reporter=QUIET)
-    assert len(found) == len(collect(run, folder, device="cpu", reporter=QUIET))
+    found = load_or_encode(copy, folder, device="cpu", reporter=QUIET)
+    assert len(found) == len(load_or_encode(run, folder, device="cpu", reporter=QUIET))
     assert (copy.path / "embeddings").is_file()
 
 
 def test_a_rewritten_checkpoint_of_the_same_name_invalidates_the_cache(run, folder, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
-    first = collect(copy, folder, device="cpu", reporter=QUIET)
+    first = load_or_encode(copy, folder, device="cpu", reporter=QUIET)
     tensors, state = copy.load_checkpoint(pytest.fail)
     bias = next(name for name in tensors if name.startswith(STUDENT) and name.endswith("bn1.bias"))
     before = copy.save_checkpoint(state["step"], tensors | {bias: tensors[bias] + 1}, state)
     assert [path.name for path in before.parent.iterdir()] == [before.name]
-    again = collect(copy, folder, device="cpu", reporter=QUIET)
+    again = load_or_encode(copy, folder, device="cpu", reporter=QUIET)
     assert not np.allclose(again.vectors, first.vectors)
 
 
 def test_the_limit_of_a_run_does_not_limit_embedding(run, expected, tmp_path):
     copy = Run.open(shutil.copytree(run.path, tmp_path / "copy"))
     limited = Run(copy.path, replace(copy.config, limit=8))
-    assert collect(limited, device="cpu", reporter=QUIET).names == list(expected)
+    assert load_or_encode(limited, device="cpu", reporter=QUIET).names == list(expected)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used_and_named_too(
     bad.write_bytes(data)
     damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
     with damaged, pytest.warns(mixnn.MixnnWarning, match="skipped 5.png: empty file; skipped "):
-        found = collect(Run.open(other), folder, device="cpu")
+        found = load_or_encode(Run.open(other), folder, device="cpu")
     assert found.about["checkpoint"] == good.name
     shutil.rmtree(other / "embeddings")
     damaged = pytest.warns(mixnn.MixnnWarning, match=f"{bad.name} is damaged")
@@ -370,7 +370,7 @@ def test_a_file_replaced_by_one_of_the_same_date_and_size_invalidates_the_cache(
     def paint(color):
         Image.new("RGB", (SIZE, SIZE), color).save(tmp_path / "0.bmp")
         os.utime(tmp_path / "0.bmp", ns=(0, 0))
-        return collect(run, tmp_path, device="cpu", reporter=QUIET).vectors
+        return load_or_encode(run, tmp_path, device="cpu", reporter=QUIET).vectors
 
     black, white = paint("black"), paint("white")
     assert not np.array_equal(black, white)
@@ -380,7 +380,7 @@ def test_a_file_replaced_by_one_of_the_same_date_and_size_invalidates_the_cache(
 def test_a_tab_in_the_name_of_a_file_that_cannot_be_read_stays_there(run, tmp_path):
     (tmp_path / "a\tb.png").write_bytes(b"")
     Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "c.png")
-    ((name, why),) = collect(run, tmp_path, device="cpu", reporter=QUIET).skipped
+    ((name, why),) = load_or_encode(run, tmp_path, device="cpu", reporter=QUIET).skipped
     assert name == "a\tb.png"
     assert why == "empty file"
 

@@ -207,7 +207,7 @@ def test_the_policy_names_the_only_script_and_style_and_allows_no_connection():
 # Neighbors, layout, clusters
 
 
-def test_purity_leaves_out_pairs_with_an_unlabelled_image():
+def test_purity_leaves_out_pairs_with_an_unlabeled_image():
     index, labels = np.array([[1, 2], [0, 3], [3, 0], [0, 1]]), np.array([0, 0, 1, -1])
     assert purity(index, labels) == pytest.approx(100 * 2 / 4)  # 0-1, 0-2, 1-0, 2-0
     assert purity(index, np.full(4, -1)) == 0
@@ -263,10 +263,10 @@ def test_few_or_equal_vectors_have_a_layout_too():
 
 def test_principal_components_are_those_of_an_svd_with_fixed_signs():
     x = blobs(50)[0]
-    centred = x - x.mean(0)
-    axes = np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    centered = x - x.mean(0)
+    axes = np.linalg.svd(centered, full_matrices=False)[2][:2].T
     axes *= np.sign(axes[np.abs(axes).argmax(0), [0, 1]])  # the largest coefficient of each axis is positive
-    np.testing.assert_allclose(principal(x, 2), centred @ axes, atol=1e-5)
+    np.testing.assert_allclose(principal(x, 2), centered @ axes, atol=1e-5)
 
 
 @pytest.mark.parametrize("signs", [(1, -1), (-1, 1), (-1, -1)])
@@ -939,7 +939,7 @@ def test_a_map_of_one_or_two_images_works(browser: Browser, tmp_path: Path, coun
 
 
 def test_a_served_page_fetches_images_by_number_and_nothing_else(browser: Browser, folder: Path, run: Run):
-    shown = mixnn.apps.embed.collect(run, folder, device="cpu", reporter=Reporter(quiet=True))
+    shown = mixnn.apps.embed.load_or_encode(run, folder, device="cpu", reporter=Reporter(quiet=True))
     data = mixnn.apps.explore.explore.build_map(shown, {}, layout="pca", device="cpu", reporter=Quiet())
     some = Thumbnails(open_images(folder).named(shown.names))
     with Server(page.render(data, 32, served=True), some, side=32) as server:

@@ -19,7 +19,7 @@ from PIL import Image
 import mixnn
 from mixnn import diagnostics
 from mixnn.apps import embeddings as store
-from mixnn.apps.embed import collect
+from mixnn.apps.embed import load_or_encode
 from mixnn.apps.report import gallery
 from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.report import report
@@ -187,9 +187,9 @@ COLLAPSED = {**START, "feature_rank": 2.3}
 COLOR = {**START, "first_share": 0.85, "first_color": 0.9}
 
 
-def judgement(*looks: dict, kept: float = 1.0, share: float = 1.0) -> dict:
-    """judgement.json of looks that are evenly spaced over the run."""
-    points = [{"step": i, "progress": i / len(looks), "problems": []} | look for i, look in enumerate(looks, 1)]
+def judgement(*checks: dict, kept: float = 1.0, share: float = 1.0) -> dict:
+    """judgement.json of checks that are evenly spaced over the run."""
+    points = [{"step": i, "progress": i / len(checks), "problems": []} | check for i, check in enumerate(checks, 1)]
     return {"start": START, "points": points, "kept": kept, "share": share}
 
 
@@ -572,7 +572,7 @@ def test_what_was_noted_of_a_divergence_goes_when_the_run_goes_on(place, tmp_pat
 
 def test_vectors_that_another_command_cached_are_used(place, tmp_path):
     run = Run.open(shutil.copytree(place / "own", tmp_path / "run"))
-    cached = collect(run, device="cpu")
+    cached = load_or_encode(run, device="cpu")
     assert cached.path is not None
     made_up = np.random.default_rng(0).standard_normal(cached.vectors.shape).astype(np.float32)
     store.write(cached.path, [(cached.names, made_up, [])], made_up.shape[1], cached.about)

@@ -23,7 +23,7 @@ from mixnn.apps.search.search import first_with_same_content, search, show_searc
 from mixnn.config import UserError
 from mixnn.data.images import ImageFiles
 from mixnn.evaluation import neighbors
-from mixnn.progress import Reporter, shown
+from mixnn.progress import Reporter, escape_controls
 
 QUIET = Reporter(quiet=True)
 SIDE = 128  # of the files; the network sees 16 x 16, so a shift by one pixel is one by an eighth
@@ -582,7 +582,7 @@ def test_with_out_the_result_goes_to_the_file_and_its_name_to_stdout(given, tmp_
 
 
 def test_a_name_cannot_steer_the_terminal():
-    assert shown("a\x1b[31m\nb\u2028\udcff é 数 👩‍👧.png") == "a\\x1b[31m\\nb\\u2028\\udcff é 数 👩‍👧.png"
+    assert escape_controls("a\x1b[31m\nb\u2028\udcff é 数 👩‍👧.png") == "a\\x1b[31m\\nb\\u2028\\udcff é 数 👩‍👧.png"
 
 
 # Bad input

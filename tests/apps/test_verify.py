@@ -20,7 +20,7 @@ from mixnn.cli import main
 from mixnn.config import UserError
 from mixnn.data.cache import cache_root
 from mixnn.files import lock_run
-from mixnn.progress import Silence
+from mixnn.progress import NullReporter
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.layout import Layout
 from mixnn.training import replay as replaying
@@ -73,8 +73,8 @@ def photos(tmp_path_factory) -> Path:
 def made(photos: Path) -> dict[str, Path]:
     """A run on digits and one on a folder, each with all that other commands leave in it."""
     digits, folder = photos.parent / "digits", photos.parent / "folder"
-    mixnn.pretrain("digits", epochs=2, checkpoint_every=1, out=digits, verbose=Silence(), **DIGITS)
-    mixnn.pretrain(photos, epochs=2, checkpoint_every=1, out=folder, verbose=Silence(), **PHOTOS)
+    mixnn.pretrain("digits", epochs=2, checkpoint_every=1, out=digits, verbose=NullReporter(), **DIGITS)
+    mixnn.pretrain(photos, epochs=2, checkpoint_every=1, out=folder, verbose=NullReporter(), **PHOTOS)
     mixnn.evaluate(digits, protocol="knn")
     mixnn.embed(folder)
     mixnn.export(folder)
@@ -272,7 +272,7 @@ def test_the_replay_keeps_to_its_time_and_can_be_left_out(digits: Path, monkeypa
 def test_a_resumed_run_keeps_the_layout_of_its_checkpoint(folder: Path):
     run = Run.open(folder)
     images = run.dataset().load("train", run.config.reading_size)
-    trainer = Trainer(run.config, images, Silence())
+    trainer = Trainer(run.config, images, NullReporter())
     trainer.load(*run.load_checkpoint(pytest.fail))
     trainer.layout = kept = Layout(torch.zeros(3), 0.5)
     judge_again(trainer, run)
@@ -303,7 +303,7 @@ def some_weights(file: Path, run: Path) -> bytes:
 
 @pytest.mark.parametrize("form", ["onnx", "pt2", "safetensors"])
 def test_every_flipped_byte_of_an_exported_program_is_found(form: str, made: dict[str, Path], tmp_path: Path):
-    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=Silence())
+    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=NullReporter())
     assert "its checksum matches" in text(verify(file), file.name)
     whole = file.read_bytes()
     weights, name = whole.index(some_weights(file, made["folder"])), whole.rindex(b"mixnn_crc32")
@@ -321,7 +321,7 @@ def test_every_flipped_byte_of_an_exported_program_is_found(form: str, made: dic
 
 @pytest.mark.parametrize("form", ["onnx", "pt2"])
 def test_a_program_of_an_earlier_version_has_no_checksum_and_is_read(form: str, made: dict[str, Path], tmp_path: Path):
-    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=Silence())
+    file = mixnn.export(made["folder"], tmp_path / f"x.{form}", output=form, verbose=NullReporter())
     old = file.read_bytes().replace(b"mixnn_crc32", b"other_thing")
     if form == "pt2":  # each part of the archive has a checksum of its own
         with zipfile.ZipFile(file) as archive:

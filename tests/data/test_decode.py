@@ -95,7 +95,7 @@ def test_an_image_with_damaged_exif_is_still_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size, resized, box", [((40, 20), (8, 4), (2, 0, 6, 4)), ((20, 40), (4, 8), (0, 2, 4, 6))])
-def test_the_shorter_side_is_resized_and_the_centre_of_the_longer_one_kept(tmp_path: Path, size, resized, box):
+def test_the_shorter_side_is_resized_and_the_center_of_the_longer_one_kept(tmp_path: Path, size, resized, box):
     Image.effect_noise(size, 90).convert("RGB").save(tmp_path / "x.png")
     with Image.open(tmp_path / "x.png") as image:
         expected = np.asarray(image.resize(resized, Image.Resampling.BILINEAR).crop(box)).transpose(2, 0, 1)

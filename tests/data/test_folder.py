@@ -43,7 +43,7 @@ def test_class_folders_become_labels_only_when_asked(tmp_path: Path):
     }
 
 
-def test_a_csv_labels_some_and_the_others_stay_unlabelled(tmp_path: Path):
+def test_a_csv_labels_some_and_the_others_stay_unlabeled(tmp_path: Path):
     save(tmp_path, a=1, b=2, c=3)
     (tmp_path / "labels.csv").write_text("c.png,10\na.png,9\n")
     found = load(tmp_path, "pretrain", labels=tmp_path / "labels.csv", size=8)
@@ -199,7 +199,7 @@ def test_an_empty_folder_is_an_error_that_names_the_endings(tmp_path: Path):
         list_splits(tmp_path).names("test")
 
 
-def labelled_folder(folder: Path, counts: dict[str, int]) -> Path:
+def labeled_folder(folder: Path, counts: dict[str, int]) -> Path:
     for label, count in counts.items():
         for i in range(count):
             (folder / label).mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def labelled_folder(folder: Path, counts: dict[str, int]) -> Path:
 
 
 def test_a_holdout_takes_its_share_of_every_class_and_at_least_one(tmp_path: Path):
-    photos = labelled_folder(tmp_path / "photos", {"a": 20, "b": 3, "c": 1})
+    photos = labeled_folder(tmp_path / "photos", {"a": 20, "b": 3, "c": 1})
     listing = open_dataset(photos, labels="folders", holdout=0.2).listing
     held = [name.split("/")[0] for name in listing.testing]
     assert (held.count("a"), held.count("b"), held.count("c")) == (4, 1, 0), "a single image stays in training"
@@ -217,7 +217,7 @@ def test_a_holdout_takes_its_share_of_every_class_and_at_least_one(tmp_path: Pat
 
 
 def test_which_images_are_held_out_depends_only_on_their_names(tmp_path: Path):
-    photos = labelled_folder(tmp_path / "photos", {"a": 10, "b": 10})
+    photos = labeled_folder(tmp_path / "photos", {"a": 10, "b": 10})
     listing = list_splits(photos)
     label_of = {name: name[0] for name in listing.training}
     forward = hold_out(listing, label_of, 0.3)
@@ -226,21 +226,21 @@ def test_which_images_are_held_out_depends_only_on_their_names(tmp_path: Path):
     assert forward.testing != listing.training[: len(forward.testing)]
 
 
-def test_unlabelled_images_are_never_held_out_and_all_sets_agree(tmp_path: Path):
-    photos = labelled_folder(tmp_path / "photos", {"a": 6, "b": 6})
-    Image.new("RGB", (8, 8)).save(photos / "unlabelled.png")
+def test_unlabeled_images_are_never_held_out_and_all_sets_agree(tmp_path: Path):
+    photos = labeled_folder(tmp_path / "photos", {"a": 6, "b": 6})
+    Image.new("RGB", (8, 8)).save(photos / "unlabeled.png")
     dataset = open_dataset(photos, labels="folders", holdout=0.5)
     pretrain, train, test = (dataset.load(split, 8) for split in ("pretrain", "train", "test"))
     assert (len(pretrain), len(train), len(test)) == (7, 6, 6)
-    assert "unlabelled.png" in pretrain.names
+    assert "unlabeled.png" in pretrain.names
     assert not set(pretrain.names) & set(test.names)
     assert test.labels.bincount().tolist() == [3, 3]
     assert test.mean == pretrain.mean
-    assert dataset.load_labelled(8) is not None
+    assert dataset.load_labeled(8) is not None
 
 
 def test_a_holdout_needs_labels_and_a_folder_without_test_images(tmp_path: Path):
-    photos = labelled_folder(tmp_path / "photos", {"train/a": 3, "train/b": 3, "test/a": 2, "test/b": 2})
+    photos = labeled_folder(tmp_path / "photos", {"train/a": 3, "train/b": 3, "test/a": 2, "test/b": 2})
     with pytest.raises(UserError, match="needs labels"):
         open_dataset(photos, holdout=0.2)
     with pytest.raises(UserError, match="has test images of its own, in test/"):

@@ -78,7 +78,7 @@ def test_std_of_images_of_one_color_is_not_zero():
     ("share", "batch_size", "told"),
     [(1.0, 2, True), (0.5, 256, True), (0.5, 16, True), (0.5, 8, False), (0.1, 256, False)],
 )
-def test_purity_is_told_where_batches_hold_pairs_of_labelled_images(share: float, batch_size: int, told: bool):
+def test_purity_is_told_where_batches_hold_pairs_of_labeled_images(share: float, batch_size: int, told: bool):
     images = load("digits", "train").limit(100)
     few = torch.where(torch.arange(100) < 100 * share, images.labels, -1)
     assert replace(images, labels=few).can_measure_purity(batch_size) == told

@@ -237,7 +237,7 @@ def test_missing_labels_are_left_out_of_probes_and_kept_for_training():
 
 def test_what_is_not_a_class_is_not_a_label():
     boxes = [torch.zeros(3, 4)] * 24
-    assert not open_dataset(Pictures(labels=boxes)).load("train", 12).num_labelled
+    assert not open_dataset(Pictures(labels=boxes)).load("train", 12).num_labeled
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_given_labels_that_are_not_classes_are_refused(labels, says: str):
 
 
 def test_nan_is_a_missing_label():
-    assert open_dataset(IMAGES, labels=[float("nan"), *NAMES[1:]]).load("pretrain", 12).num_labelled == 23
+    assert open_dataset(IMAGES, labels=[float("nan"), *NAMES[1:]]).load("pretrain", 12).num_labeled == 23
 
 
 def test_labels_of_a_list_of_files(tmp_path: Path):
@@ -298,7 +298,7 @@ def test_evaluate_uses_the_test_part(tmp_path: Path):
         mixnn.evaluate(run.path, source={**parts(), "train": Pictures(IMAGES[::-1], labels=NUMBERS)}, **about)
 
 
-def test_a_share_of_labelled_images_is_held_out(tmp_path: Path):
+def test_a_share_of_labeled_images_is_held_out(tmp_path: Path):
     run = mixnn.pretrain(IMAGES, labels=NAMES, holdout=0.25, out=tmp_path / "run", **TINY)
     test, train = (run.dataset().load(split, 12) for split in ("test", "pretrain"))
     assert (len(test), len(train)) == (6, 18)

@@ -33,7 +33,7 @@ def test_images_are_upright_and_labels_start_at_zero(tmp_path: Path, images: dic
         assert len(classes) == 10
 
 
-def test_pretraining_sees_train_then_unlabelled_with_label_minus_one(tmp_path: Path, images: dict[str, np.ndarray]):
+def test_pretraining_sees_train_then_unlabeled_with_label_minus_one(tmp_path: Path, images: dict[str, np.ndarray]):
     found, labels, _ = stl10.read(tmp_path / stl10.FOLDER, "pretrain")
     np.testing.assert_array_equal(found, np.concatenate([images["train"], images["unlabeled"]]))
     assert labels.tolist() == [0, 9, 1, -1, -1, -1, -1]

@@ -368,10 +368,10 @@ def test_without_labels_there_is_nothing_to_evaluate_against(run: Run, tmp_path:
         (tmp_path / split).mkdir()
         for i in range(4):
             Image.new("RGB", (8, 8), (50 * i, 0, 0)).save(tmp_path / split / f"{i}.png")
-    unlabelled = Run(run.path, replace(run.config, data=str(tmp_path)))
+    unlabeled = Run(run.path, replace(run.config, data=str(tmp_path)))
     before = (run.path / "results.json").read_bytes()
     with pytest.raises(UserError, match="has no labels"):
-        mixnn.evaluate(unlabelled, verbose=QUIET)
+        mixnn.evaluate(unlabeled, verbose=QUIET)
     assert (run.path / "results.json").read_bytes() == before
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixnn import methods
 from mixnn.methods.contract import Aux, Batch
-from mixnn.nn.support_set import Rows
+from mixnn.nn.support_set import SupportRows
 
 B, D, Q, K, SHAPE = 6, 5, 17, 4, (1, 6, 6)
 PIXELS = 36
@@ -47,7 +47,13 @@ class LinearTeacher(nn.Module):
 
 
 def linear_method(
-    name: str, P: Tensor, H: Tensor | None, T: Tensor | None, rings: tuple[Rows, ...] = (), position: int = 0, **options
+    name: str,
+    P: Tensor,
+    H: Tensor | None,
+    T: Tensor | None,
+    rings: tuple[SupportRows, ...] = (),
+    position: int = 0,
+    **options,
 ):
     facts = {"num_images": NUM_IMAGES, "num_classes": 3}
     method = methods.build(name, Stub(), {"dim": P.shape[1], "hidden": 4} | options, **facts).to(P.dtype)
@@ -85,7 +91,7 @@ class Inputs(NamedTuple):
     labels: Tensor
     index: Tensor
     draws: dict[str, Tensor]
-    rings: tuple[Rows, Rows]  # of rows of unequal length
+    rings: tuple[SupportRows, SupportRows]  # of rows of unequal length
     position: int  # so that a push wraps
     previous: Tensor
     P: Tensor
@@ -96,7 +102,8 @@ class Inputs(NamedTuple):
 def inputs() -> Inputs:
     labels, index = torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([7, 3, 50, 21, 99, 0])
     lengths, ring_labels, images = 0.2 + 3 * uniform(Q, 1, seed=6), torch.arange(Q) % 3, torch.arange(Q) + 30
-    rings = Rows(draw(Q, D, seed=5) * lengths, ring_labels, images), Rows(draw(Q, D, seed=11), ring_labels, images)
+    z, auxiliary = draw(Q, D, seed=5) * lengths, draw(Q, D, seed=11)
+    rings = SupportRows(z, ring_labels, images), SupportRows(auxiliary, ring_labels, images)
     draws = {
         "lam": uniform(2, 1, 1, 1, seed=7),
         "random": uniform(2, B, Q, seed=8),

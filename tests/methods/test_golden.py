@@ -8,7 +8,7 @@ import torch
 
 from mixnn.diagnostics import measure
 from mixnn.methods import Batch
-from mixnn.nn.support_set import Rows
+from mixnn.nn.support_set import SupportRows
 from tests.methods.linear_networks import batch, linear_method
 
 NAMES = {"K": "topk", "tau": "temperature", "tau_t": "teacher_temperature", "eta": "eta"}
@@ -42,7 +42,7 @@ def run(case: str):
     g = {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / f"{case}.npz").items()}
     options = options | {NAMES[k]: v.item() for k, v in g.items() if k in NAMES}
     unknown = torch.full_like(g.get("ring_y", g["y"]), -1)
-    rings = tuple(Rows(g[k], g["ring_y"], unknown) for k in ("ring", "ring_aux") if k in g)
+    rings = tuple(SupportRows(g[k], g["ring_y"], unknown) for k in ("ring", "ring_aux") if k in g)
     if rings:
         options["support_size"] = len(g["ring"])
     method = linear_method(name, g["P"], g.get("H"), g.get("T"), rings, int(g.get("ring_ptr", 0)), **options)

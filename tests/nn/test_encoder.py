@@ -241,7 +241,7 @@ def test_a_linear_layer_that_splits_its_gradients_has_torchs(bias, shape):
 def test_a_gradient_that_the_side_stream_reads_is_not_added_to_in_place(monkeypatch):
     """In x + linear(x), the same tensor goes into the layer's gradient and into the sum of the gradients of x."""
     held = []
-    monkeypatch.setattr("mixnn.nn.encoder.hold", lambda dy: held.append((dy, dy.clone())))
+    monkeypatch.setattr("mixnn.nn.encoder.keep_alive", lambda dy: held.append((dy, dy.clone())))
     layer, x = Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     (x * 1 + _Linear.apply(x * 1, layer.weight, layer.bias)).square().sum().backward()
     ((dy, before),) = held

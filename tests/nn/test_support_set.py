@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mixnn.nn.support_set import Rows, SupportSet
+from mixnn.nn.support_set import SupportRows, SupportSet
 
 Q, D = 8, 3
 
@@ -11,7 +11,7 @@ Q, D = 8, 3
 def rows(first, count):
     """Rows of the images first, first + 1, ...; all columns tell the image."""
     index = torch.arange(first, first + count)
-    return Rows(index[:, None] * 1.0 + torch.arange(D) / 10, index % 5, index)
+    return SupportRows(index[:, None] * 1.0 + torch.arange(D) / 10, index % 5, index)
 
 
 def snapshot(support):
@@ -46,7 +46,7 @@ def test_read_pushed_is_what_read_gives_after_a_push_and_writes_nothing(position
     support = SupportSet(Q, D)
     support.push(rows(0, position))
     before = snapshot(support)
-    seen = support.read_pushed(rows(20, 3))
+    seen = support.preview_push(rows(20, 3))
     assert same(snapshot(support).values(), before.values())
     assert not same(seen, support.read())
     support.push(rows(20, 3))
@@ -74,11 +74,11 @@ def test_everything_travels_with_the_state_dict():
 
 def test_rows_are_stored_raw():
     support = SupportSet(Q, D)
-    support.push(Rows(torch.full((2, D), 7.0), torch.zeros(2, dtype=torch.long), torch.arange(2)))
+    support.push(SupportRows(torch.full((2, D), 7.0), torch.zeros(2, dtype=torch.long), torch.arange(2)))
     assert torch.equal(support.z_QD[:2], torch.full((2, D), 7.0))
 
 
 def test_push_keeps_no_graph():
     support, z = SupportSet(Q, D), torch.ones(2, D, requires_grad=True)
-    support.push(Rows(z, torch.zeros(2, dtype=torch.long), torch.arange(2)))
+    support.push(SupportRows(z, torch.zeros(2, dtype=torch.long), torch.arange(2)))
     assert not support.z_QD.requires_grad

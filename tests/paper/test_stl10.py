@@ -50,7 +50,7 @@ def made(stl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_a_table_of_stl10_is_run_on_labelled_and_unlabelled_images(made: Path):
+def test_a_table_of_stl10_is_run_on_labeled_and_unlabeled_images(made: Path):
     summaries = [json.loads(path.read_text()) for path in (made / "results").glob("stl10-*.json")]
     assert {run["config"]["method"] for run in summaries} == {"mnn", "byol"}
     for run in summaries:

@@ -235,14 +235,14 @@ def test_a_log_of_an_earlier_version_is_read_and_gets_checksums_when_the_run_goe
     written = path.read_text()
     path.write_text("".join(json.dumps({"step": s, "loss": 1 / s}) + "\n" for s in (4, 8, 12)))
     assert [record["step"] for record in logged.metrics(pytest.fail)] == [4, 8, 12]
-    logged.rewind(12, pytest.fail)
+    logged.truncate_log(12, pytest.fail)
     assert path.read_text() == written
 
 
 @pytest.mark.parametrize("step, kept", [(12, [4, 8, 12]), (11, [4, 8]), (8, [4, 8]), (3, []), (100, [4, 8, 12])])
 def test_rewinding_drops_what_was_logged_later_and_nothing_else(logged: Run, step: int, kept: list[int]):
     before = (logged.path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    logged.rewind(step)
+    logged.truncate_log(step)
     assert (logged.path / "metrics.jsonl").read_text() == "".join(before[: len(kept)])
 
 
@@ -250,7 +250,7 @@ def test_rewinding_drops_what_was_logged_later_and_nothing_else(logged: Run, ste
 def test_rewinding_drops_a_line_the_process_died_in(logged: Run, half: str):
     with open(logged.path / "metrics.jsonl", "a") as file:
         file.write(half)
-    logged.rewind(12)
+    logged.truncate_log(12)
     logged.log({"step": 16})
     assert [record["step"] for record in logged.metrics()] == [4, 8, 12, 16]
 
@@ -263,10 +263,10 @@ def test_an_unreadable_line_costs_only_itself(logged: Run, bad: bytes):
     first, _, third, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + bad + b"\n" + third + b"".join(rest))
     assert [record["step"] for record in logged.metrics(said.append)] == [4, 12]
-    logged.rewind(12, said.append)
+    logged.truncate_log(12, said.append)
     assert said == [f"1 line of {path} cannot be read and is left out"] * 2
     assert path.read_bytes() == first + third
-    logged.rewind(4, pytest.fail)
+    logged.truncate_log(4, pytest.fail)
     assert path.read_bytes() == first
 
 
@@ -289,7 +289,7 @@ def test_a_missing_newest_checkpoint_is_noticed(logged: Run):
 
 def test_rewinding_a_run_without_metrics_is_fine(tmp_path: Path):
     run = Run.create(tmp_path / "x", CONFIG, "")
-    run.rewind(0)
+    run.truncate_log(0)
     assert run.metrics() == []
 
 
@@ -321,7 +321,7 @@ def test_other_damaged_files_are_named_and_count_as_empty(tmp_path: Path, conten
     assert run.environment(said.append) == run.judgement(said.append) == {}
     assert run.command(said.append) == ""
     assert run.summary()["command"] == ""
-    run.add_given(["epochs"])
+    run.record_given(["epochs"])
     assert [name in text for name, text in zip(("environment", "judgement", "command"), said, strict=True)] == [
         True
     ] * 3

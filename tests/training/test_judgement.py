@@ -19,7 +19,7 @@ from mixnn.runs import checkpoint
 from mixnn.runs.folder import Run
 from mixnn.runs.weights import KEPT, STUDENT
 from mixnn.training import judgement, pretrain
-from mixnn.training.judgement import Blend, Judge, heads_first, problems, trained_share
+from mixnn.training.judgement import Judge, WeightAverage, heads_first, problems, trained_share
 from mixnn.training.step import Step
 from tests.clock import Clock, use_clock
 
@@ -85,10 +85,10 @@ def small_network():
 
 
 def judged(now, start=None, images=None, from_weights=True):
-    """A judge that has looked once, and its sentences."""
+    """A judge that has checked once, and its sentences."""
     judge = Judge(images or image_set(), from_weights)
     judge.begin(start or apart())
-    return judge, judge.look(now, 0.25, step=10)
+    return judge, judge.check(now, 0.25, step=10)
 
 
 # Numbers
@@ -176,7 +176,7 @@ def test_only_a_sample_of_many_images_is_encoded_and_it_is_always_the_same(monke
 
 
 def test_no_label_is_read():
-    class Unlabelled:
+    class Unlabeled:
         def __init__(self, images):
             self.all = images
 
@@ -187,9 +187,9 @@ def test_no_label_is_read():
             assert name in ("images", "mean", "std", "size", "mirror"), f"the judge asks for {name}"
             return getattr(self.all, name)
 
-    judge, network = Judge(Unlabelled(image_set()), True), small_network()
+    judge, network = Judge(Unlabeled(image_set()), True), small_network()
     judge.begin(network)
-    judge.look(network, 1.0, 1)
+    judge.check(network, 1.0, 1)
     assert judge.points
 
 
@@ -244,8 +244,8 @@ def test_an_encoder_that_finds_fewer_views_than_its_start_is_worse():
     assert judge.points[-1]["problems"] == ["worse"]
     assert "the start in 100%" in sentences[0]
     assert judge.is_worse
-    judge.look(apart(), 0.5, step=20)
-    assert not judge.is_worse  # the last look counts
+    judge.check(apart(), 0.5, step=20)
+    assert not judge.is_worse  # the last check counts
     judge, sentences = judged(PartlyNoise(NUM // 2), from_weights=False)
     assert sentences == []  # random weights are not worth keeping
     assert not judge.is_worse
@@ -278,19 +278,19 @@ def test_a_start_of_few_dimensions_has_not_collapsed():
     assert problems(HEALTHY | {"feature_rank": 4.0}, HEALTHY | {"feature_rank": 3.0}, from_weights=True) == {}
 
 
-# When to look
+# When to check
 
 
 def test_a_look_is_due_twice_before_half_time_and_at_the_end_even_just_after_a_late_one():
     judge = Judge(image_set(), True)
     judge.begin(apart())
     assert [judge.due(progress) for progress in (0.0, 0.249, 0.25, 0.4)] == [False, False, True, True]
-    judge.look(apart(), 0.26, 26)
+    judge.check(apart(), 0.26, 26)
     assert not judge.due(0.449)
     assert judge.due(0.46)
-    judge.look(apart(), 0.9996, 99)  # there was no time before
+    judge.check(apart(), 0.9996, 99)  # there was no time before
     assert judge.due(1.0)
-    judge.look(apart(), 1.0, 100)
+    judge.check(apart(), 1.0, 100)
     assert not judge.due(1.0)
     assert [point["step"] for point in judge.points] == [26, 99, 100]
 
@@ -310,7 +310,7 @@ def networks():
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_blend_is_the_start_at_0_and_the_student_at_1_and_keeps_whole_numbers(share):
     start, student = networks()
-    blend = Blend(start, share)
+    blend = WeightAverage(start, share)
     before = {name: t.clone() for name, t in start.state_dict().items()}
     with torch.no_grad():
         start.conv1.weight.zero_()  # the blend has its own copy
@@ -329,7 +329,7 @@ def test_a_blend_is_the_start_at_0_and_the_student_at_1_and_keeps_whole_numbers(
 @torch.no_grad()
 def test_the_encoder_of_a_blend_has_its_weights_and_follows_the_student():
     start, student = networks()
-    blend, x = Blend(start, 0.3), torch.rand(2, 3, 8, 8)
+    blend, x = WeightAverage(start, 0.3), torch.rand(2, 3, 8, 8)
     encoder = blend.encoder(student)
     assert not encoder.training
     assert student.training
@@ -426,7 +426,7 @@ SETTINGS = {
     "device": "cpu",
 }
 OPTIONS = {"hidden": 16, "dim": 8, "support_size": 16}
-LAST = 8  # step; looks are at 2, 4, 6 and 8
+LAST = 8  # step; checks are at 2, 4, 6 and 8
 
 
 def train(folder, out, init_from="start.safetensors", reporter=None, **settings):
@@ -454,7 +454,7 @@ def start_weights():
 
 
 def retrieve(monkeypatch, *values):
-    """From now on encoders find these shares of views: the start, then the one of each look. Returns their weights."""
+    """From now on encoders find these shares of views: the start, then the one of each check. Returns their weights."""
     seen, given = [], iter(values)
 
     def measure(_, backbone):
@@ -475,7 +475,7 @@ def test_a_run_that_is_worse_from_the_first_look_on_keeps_the_weights_it_started
     retrieve(monkeypatch, 0.9, 0.5, 0.4, 0.3, 0.2)
     run = train(folder, tmp_path / "run")
     text = said(capsys)
-    assert text.count("the encoder is getting worse than its start") == 1  # with other numbers at every look
+    assert text.count("the encoder is getting worse than its start") == 1  # with other numbers at every check
     assert "after 25% of the run: the encoder is getting worse than its start: it finds" in text
     assert "in 50% of cases, the start in 90%" in text
     assert f"it keeps other weights: those it started from ({folder / 'start.safetensors'})" in text
@@ -651,7 +651,7 @@ def test_a_learning_rate_that_destroys_the_weights_is_found_without_labels(folde
     judge = Judge(run.dataset().load("pretrain", 8), True)
     judge.begin(small_network())
     assert judge.start == run.judgement()["start"]
-    judge.look(mixnn.load(run, "cpu").backbone, 1.0, LAST)
+    judge.check(mixnn.load(run, "cpu").backbone, 1.0, LAST)
     assert not judge.is_worse
 
 
@@ -695,7 +695,7 @@ def test_the_better_the_start_the_longer_the_heads_learn_alone(share, first):
 
 
 def test_the_backbone_joins_the_heads_and_a_resumed_run_goes_on_alike(folder, tmp_path):
-    """Of 8 steps, 4 are of the heads alone. The run is looked at when the backbone has changed, not before."""
+    """Of 8 steps, 4 are of the heads alone. The run is checked when the backbone has changed, not before."""
     whole, broken = (train(folder, tmp_path / name, heads_first=0.5) for name in ("whole", "broken"))
     assert [point["step"] for point in whole.judgement()["points"]] == [6, LAST]
     kept, start = tensors_of(whole, STUDENT), start_weights()

@@ -7,7 +7,7 @@ import pytest
 
 import mixnn
 from mixnn.progress import Reporter
-from mixnn.training import loggers
+from mixnn.training.loggers import start_loggers
 
 TINY = {
     "backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "checkpoint_every": 1,
@@ -73,7 +73,7 @@ def test_wandb_gets_the_configuration_and_each_epoch(tmp_path, monkeypatch):
     assert fake.records == [(r["step"], without_step(r)) for r in run.metrics()]
     assert fake.finished == 1
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    loggers.start("wandb", run, step=4)
+    start_loggers("wandb", run, step=4)
     assert (fake.started[1]["project"], fake.started[1]["resume"], fake.started[1]["id"]) == ("mine", "allow", "my-run")
 
 

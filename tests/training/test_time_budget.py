@@ -17,7 +17,7 @@ from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
 from mixnn.training import trainer as trainer_module
-from mixnn.training.judgement import useful_steps
+from mixnn.training.judgement import max_useful_steps
 from mixnn.training.pretrain import start_pretrain
 from mixnn.training.schedule import MIN_STEPS, TimePlan, learning_rate
 from mixnn.training.step import Step
@@ -218,7 +218,7 @@ def test_a_plan_with_a_limit_of_steps_ends_there_or_in_time(budget: float, steps
 
 
 def test_images_that_the_start_knows_get_fewer_steps():
-    assert [useful_steps(share) for share in (0.0, 0.35, 0.75, 1.0)] == [600, 923, 2400, 5000]
+    assert [max_useful_steps(share) for share in (0.0, 0.35, 0.75, 1.0)] == [600, 923, 2400, 5000]
 
 
 def test_a_run_from_good_weights_ends_before_its_time_if_more_steps_would_harm(tmp_path: Path, monkeypatch, capsys):
@@ -228,7 +228,7 @@ def test_a_run_from_good_weights_ends_before_its_time_if_more_steps_would_harm(t
         images, out=tmp_path / "start", settings=small | {"epochs": 1}, options=OPTIONS, reporter=QUIET
     )
     box = Machine(monkeypatch, lambda _: 0.5)
-    monkeypatch.setattr(trainer_module, "useful_steps", lambda share: 200 if share == 0.3 else 0)
+    monkeypatch.setattr(trainer_module, "max_useful_steps", lambda share: 200 if share == 0.3 else 0)
     monkeypatch.setattr(trainer_module, "trained_share", lambda *_: 0.3)
     settings = small | {"time_budget": duration_text(BUDGET), "init_from": str(start.path)}
     timing: dict[str, Any] = {"started": box.started, "clock": box.clock, "reporter": Reporter()}

@@ -214,7 +214,7 @@ def test_a_wrong_option_is_refused_before_any_work(tmp_path: Path, given: dict[s
     assert not (tmp_path / "run").exists()
 
 
-def labelled_photos(folder: Path) -> Path:
+def labeled_photos(folder: Path) -> Path:
     for i in range(24):
         path = folder / ("test" if i >= 16 else "train") / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def labelled_photos(folder: Path) -> Path:
 
 
 def test_test_images_are_read_only_for_knn_evaluations(tmp_path: Path):
-    photos = labelled_photos(tmp_path / "photos")
+    photos = labeled_photos(tmp_path / "photos")
     (photos / "test" / "a" / "broken.png").write_text("not an image")
     common = {"labels": "folders", "on_error": "refuse", "epochs": 1, "batch_size": 8, "verbose": QUIET}
     common["init_from"] = "none"
@@ -233,13 +233,13 @@ def test_test_images_are_read_only_for_knn_evaluations(tmp_path: Path):
         mixnn.pretrain(photos, out=tmp_path / "with", knn_every=1, **common)
 
 
-def test_a_labelled_folders_training_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_labeled_folders_training_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls = []
     real = dataset_module.load_folder
     monkeypatch.setattr(dataset_module, "load_folder", lambda *args, **kw: calls.append(args[1]) or real(*args, **kw))
     options = {"support_size": 8, "hidden": 8, "dim": 4}
     run = mixnn.pretrain(
-        labelled_photos(tmp_path / "photos"),
+        labeled_photos(tmp_path / "photos"),
         labels="folders",
         out=tmp_path / "run",
         epochs=1,
@@ -282,7 +282,7 @@ def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
     monkeypatch.setattr(trainer_module, "folded", first_weights)
     small: dict[str, Any] = {"image_size": 32, "encode_size": 32, "epochs": 1, "batch_size": 8, "knn_every": 1}
     small |= {"trained_share": 0.5, "labels": "folders", "options": {"support_size": 8, "hidden": 8, "dim": 4}}
-    run = mixnn.pretrain(labelled_photos(tmp_path / "photos"), out=tmp_path / "run", verbose=QUIET, **small)
+    run = mixnn.pretrain(labeled_photos(tmp_path / "photos"), out=tmp_path / "run", verbose=QUIET, **small)
     tensors, _ = run.load_checkpoint(pytest.fail)
     name = "stem.conv.weight"
     assert len(seen) == 1, "one reading"
@@ -292,7 +292,7 @@ def test_knn_during_training_is_that_of_the_encoder_which_the_run_keeps(
 
 def test_a_run_that_was_never_trained_cannot_go_on_or_be_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    run = open_run(labelled_photos(tmp_path / "photos"), QUIET)
+    run = open_run(labeled_photos(tmp_path / "photos"), QUIET)
     for attempt in (mixnn.diagnose, lambda run: mixnn.pretrain(resume=run.path, epochs=1, verbose=QUIET)):
         with pytest.raises(mixnn.UserError, match=r"was not trained: use `mixnn\.pretrain\(.*photos'\)`"):
             attempt(run)
@@ -303,5 +303,5 @@ def test_images_too_small_for_the_backbone_are_refused_before_any_training(tmp_p
     with pytest.raises(mixnn.UserError, match="needs images of 32 pixels or more, those of digits have 8"):
         mixnn.pretrain("digits", init_from="imagenet", **small)
     with pytest.raises(mixnn.UserError, match=r"photos have 16: use a larger encode_size"):
-        mixnn.pretrain(labelled_photos(tmp_path / "photos"), encode_size=16, **small)
+        mixnn.pretrain(labeled_photos(tmp_path / "photos"), encode_size=16, **small)
     assert not (tmp_path / "run").exists()

@@ -10,8 +10,8 @@ from mixnn.apps.classify.features import RUN, START
 from mixnn.apps.report.verdict import FAILURES, TITLES
 from mixnn.config import calling, setting
 
-FEW = 5  # labels of a class below which it may be called rare
-RARE = 5  # times fewer labels than the commonest class
+RARE_LABELS = 5  # a class with fewer labels may be called rare
+RARE_RATIO = 5  # if it also has this many times fewer than the most common class
 LISTED = 5  # classes and files named in a sentence
 MANY_DOUBTFUL = 0.05  # share of the labels that contradict confident predictions
 LOW_ACCURACY = 70.0  # percent, below which training an encoder that came as it is may help
@@ -107,7 +107,7 @@ def _label_more(results: Mapping[str, Any], state: str) -> list[str]:
 
 def _label_rare_classes(results: Mapping[str, Any]) -> list[str]:
     counts, verb = results["classes"], "Label more" if results["predicted"]["images"] else "Add"
-    few = min(FEW - 1, max(counts.values()) // RARE)
+    few = min(RARE_LABELS - 1, max(counts.values()) // RARE_RATIO)
     rare = [f"{c!r} ({counts[c]})" for c in sorted(counts, key=lambda c: counts[c]) if counts[c] <= few]
     return [f"{verb} images of the rare classes: {_listed(rare, ', ')}."] if rare else []
 

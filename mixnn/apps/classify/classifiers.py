@@ -42,8 +42,8 @@ TEMPERATURE = 0.1  # of the neighbors' weights, as in the authors' vote
 MAX_ITERATIONS = 1000
 MAX_CELLS = 2**24  # numbers in the largest temporary array while predicting
 
-OUTER_FOLDS, FEWER_FOLDS = 10, 5  # with at most MANY labels, and with more
-MANY = 500
+OUTER_FOLDS, FEWER_FOLDS = 10, 5  # up to MANY_LABELS labels, and above
+MANY_LABELS = 500
 INNER_FOLDS = 3  # for choosing settings; five choose no better (digits, 2 to 10 labels per class)
 # Labels used to choose settings: for the classifier, and in each fold of a test. 500 for the classifier as well would
 # double the error of its confidences (0.9 to 1.7 points, digits, 1,200 labels); in the folds more would take long.
@@ -51,7 +51,7 @@ MAX_CHOOSING, MAX_IN_FOLDS = 1000, 500
 # Held-out predictions share training images, so n of them say less than n independent ones. Counted in full, 95%
 # intervals contained the accuracy on fresh data in 91 to 93% of simulated sets; counted as 0.7 n, in 95 to 99% (nearest
 # neighbors, 15 to 50 labels, 150 sets each; logistic regression with 15 labels, 50 sets: 86 and 92%).
-EFFECTIVE = 0.7
+EFFECTIVE_SHARE = 0.7
 FEW_TO_LEARN_FROM = 5  # labels per class below which a test that trains on one less may miss the accuracy
 # Calibration on fewer labels than this per class is rough: with the ImageNet encoder, the average confidence was off by
 # 13 to 21 points in one of ten draws of 2 to 5 labels per class (notes/log.md).
@@ -95,7 +95,7 @@ class Setting:
 DEFAULTS = {"logistic": Setting("logistic", "centered", 100.0), "knn": Setting("knn", "centered", 3.0)}
 # Nats of log loss, over all labels, by which another setting must beat the first one. Without it, 2 to 5 labels per
 # class often chose a worse one by chance: 0.7 points of accuracy on average (notes/log.md).
-PRIOR = 4.0
+HANDICAP_NATS = 4.0
 
 
 def list_settings(model: str) -> list[Setting]:
@@ -205,7 +205,7 @@ class Classifier:
 
 
 @dataclass(frozen=True)
-class LabelledSet:
+class LabeledSet:
     """Labeled embeddings: vectors (n, F), class numbers y (n,), class names, and the scaler of all images."""
 
     vectors: np.ndarray
@@ -215,18 +215,18 @@ class LabelledSet:
     _spaces: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def select(embeddings: Embeddings, labels: dict[str, str]) -> tuple[np.ndarray, LabelledSet]:
+    def select(embeddings: Embeddings, labels: dict[str, str]) -> tuple[np.ndarray, LabeledSet]:
         """The rows that have a label, and the set they form."""
         rows = np.array([i for i, name in enumerate(embeddings.names) if name in labels])
         names = [labels[embeddings.names[i]] for i in rows]
         classes = tuple(sorted(set(names), key=natural_key))
         number = {name: i for i, name in enumerate(classes)}
         y = np.array([number[name] for name in names])
-        return rows, LabelledSet(embeddings.vectors[rows], y, classes, Scaler.fit(embeddings.vectors))
+        return rows, LabeledSet(embeddings.vectors[rows], y, classes, Scaler.fit(embeddings.vectors))
 
-    def subset(self, rows: np.ndarray) -> LabelledSet:
+    def subset(self, rows: np.ndarray) -> LabeledSet:
         spaces = {space: x[rows] for space, x in self._spaces.items()}
-        return LabelledSet(self.vectors[rows], self.y[rows], self.classes, self.scaler, spaces)
+        return LabeledSet(self.vectors[rows], self.y[rows], self.classes, self.scaler, spaces)
 
     def in_space(self, space: str) -> np.ndarray:
         """The transformed vectors for cross-validation, computed once, with at most n numbers each.
@@ -239,10 +239,10 @@ class LabelledSet:
             self._spaces[space] = _reduced(self.scaler.transform(self.vectors, space))
         return self._spaces[space]
 
-    def alone(self) -> LabelledSet:
-        """The same set in coordinates of its own, at most n: they cannot be compared with those of other subsets."""
+    def alone(self) -> LabeledSet:
+        """Rotate the vectors into at most n coordinates of their own, which no other subset shares."""
         spaces = {space: _reduced(x) for space, x in self._spaces.items()}
-        return LabelledSet(self.vectors, self.y, self.classes, self.scaler, spaces)
+        return LabeledSet(self.vectors, self.y, self.classes, self.scaler, spaces)
 
     def fit(self, setting: Setting, temperature: float = 1.0) -> Classifier:
         (parameters,) = fit_settings(self.scaler.transform(self.vectors, setting.space), self.y, [setting])
@@ -284,7 +284,7 @@ def stratified_sample(y: np.ndarray, count: int, rng: np.random.Generator) -> np
 
 
 def out_of_fold_scores(
-    data: LabelledSet, settings: Sequence[Setting], folds: Sequence[np.ndarray]
+    data: LabeledSet, settings: Sequence[Setting], folds: Sequence[np.ndarray]
 ) -> dict[Setting, np.ndarray]:
     """Scores (n, Y) of each label by classifiers fitted without its fold, their mean; NaN for rows in no fold."""
     times = np.zeros((len(data.y), 1))
@@ -328,7 +328,7 @@ class CrossValidated:
 
 
 def select_settings(
-    data: LabelledSet, settings: Sequence[Setting], rng: np.random.Generator, most: int = MAX_IN_FOLDS
+    data: LabeledSet, settings: Sequence[Setting], rng: np.random.Generator, most: int = MAX_IN_FOLDS
 ) -> list[CrossValidated]:
     """The best setting of each model by at most `most` labels, best model first; defaults if none can be held out."""
     if not can_hold_out(data.y):
@@ -343,7 +343,7 @@ def select_settings(
         temperature = calibration_temperature(scores, y, setting.usual_temperature)
         accuracy = float((scores.argmax(1) == y).mean())
         ranked.append(CrossValidated(setting, accuracy, log_loss(scores, y, temperature), temperature))
-    handicap = {setting: PRIOR / len(y) for setting in settings[1:]}
+    handicap = {setting: HANDICAP_NATS / len(y) for setting in settings[1:]}
     ranked.sort(key=lambda r: r.log_loss + handicap.get(r.setting, 0))  # less noisy than accuracy where labels are few
     best: dict[str, CrossValidated] = {}
     for result in ranked:
@@ -369,11 +369,11 @@ class HeldOut(NamedTuple):
 
 def num_outer_folds(y: np.ndarray) -> int:
     """With few labels, training without a fifth of them would underestimate the accuracy."""
-    return OUTER_FOLDS if len(y) <= MANY else FEWER_FOLDS
+    return OUTER_FOLDS if len(y) <= MANY_LABELS else FEWER_FOLDS
 
 
 def held_out_predictions(
-    data: LabelledSet,
+    data: LabeledSet,
     settings: Sequence[Setting],
     rng: np.random.Generator,
     advance: Callable[[int], None] = lambda _: None,
@@ -402,7 +402,7 @@ def held_out_predictions(
     return HeldOut(rows, data.y[rows], total[rows] / times[rows], means)
 
 
-def _predict(rest: LabelledSet, held: LabelledSet, best: CrossValidated) -> np.ndarray:
+def _predict(rest: LabeledSet, held: LabeledSet, best: CrossValidated) -> np.ndarray:
     """Probabilities of the held-out labels by a classifier of the rest; both are subsets of one set."""
     x, y = rest.in_space(best.setting.space), rest.y
     (parameters,) = fit_settings(x, y, [best.setting])
@@ -419,14 +419,14 @@ def wilson_interval(right: int, count: int, effective: float = 1.0) -> tuple[flo
 
 def accuracy_with_interval(right: np.ndarray) -> dict[str, float]:
     """Accuracy of held-out predictions and its 95% interval, in percent."""
-    low, high = wilson_interval(int(right.sum()), len(right), EFFECTIVE)
+    low, high = wilson_interval(int(right.sum()), len(right), EFFECTIVE_SHARE)
     return {"accuracy": percent(right.mean()), "low": percent(low), "high": percent(high)}
 
 
 @one_thread()
 def held_out(embeddings: Embeddings, labels: dict[str, str], *, model: str, seed: int) -> HeldOut:
     """The held-out predictions alone, on the folds that `train_classifier` uses with this seed."""
-    data = LabelledSet.select(embeddings, labels)[1]
+    data = LabeledSet.select(embeddings, labels)[1]
     held = held_out_predictions(data, list_settings(model), np.random.default_rng([seed, 0]))
     assert held, "only called where labels can be held out"
     return held
@@ -441,7 +441,7 @@ def percent(share: float) -> float:
 
 
 def learning_curve(
-    data: LabelledSet,
+    data: LabeledSet,
     settings: Sequence[Setting],
     seed: int,
     draws: int = CURVE_DRAWS,
@@ -520,7 +520,7 @@ def train_classifier(
     `suggested`: images that were suggested for labeling, which are not a random sample.
     """
     reporter = reporter or reporter_for(False)
-    rows, data = LabelledSet.select(embeddings, labels)
+    rows, data = LabeledSet.select(embeddings, labels)
     settings = list_settings(model)
     with reporter.bar("cross-validation", num_outer_folds(data.y)) as advance:
         held = held_out_predictions(data, settings, np.random.default_rng([seed, 0]), advance)
@@ -567,7 +567,7 @@ def _describe(best: CrossValidated) -> dict[str, Any]:
     }
 
 
-def _held_out_results(held: HeldOut, data: LabelledSet, names: Sequence[str]) -> dict[str, Any]:
+def _held_out_results(held: HeldOut, data: LabeledSet, names: Sequence[str]) -> dict[str, Any]:
     """Accuracy with its interval, and the mistakes."""
     y, predicted, confidence = held.y, held.probabilities.argmax(1), held.probabilities.max(1)
     wrong = ~held.right
@@ -601,14 +601,14 @@ def _held_out_results(held: HeldOut, data: LabelledSet, names: Sequence[str]) ->
     }
 
 
-def _num_suggested(names: Sequence[str], labelled: Sequence[str], suggested: Collection[str]) -> int:
+def _num_suggested(names: Sequence[str], labeled: Sequence[str], suggested: Collection[str]) -> int:
     """Number of labeled images that had been suggested; 0 if it is no more than chance would give."""
-    count = len(set(suggested) & set(labelled))
-    by_chance = len(labelled) * len(set(suggested) & set(names)) / len(names)
+    count = len(set(suggested) & set(labeled))
+    by_chance = len(labeled) * len(set(suggested) & set(names)) / len(names)
     return count if count > by_chance + 2 * math.sqrt(by_chance) else 0
 
 
-def _notes(held: HeldOut | None, data: LabelledSet, num_suggested: int) -> list[str]:
+def _notes(held: HeldOut | None, data: LabeledSet, num_suggested: int) -> list[str]:
     """Limits of the accuracy that these labels can show, a sentence or two each."""
     counts = np.bincount(data.y)
     if not held:

@@ -18,16 +18,16 @@ from mixnn.apps.classify.classifiers import (
     summarize_predictions,
     train_classifier,
 )
-from mixnn.apps.classify.features import CLEARLY, START, Features, all_features, best_features, compare
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
+from mixnn.apps.classify.features import SIGNIFICANCE, START, Features, all_features, best_features, compare
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, UserError, setting, verb
 from mixnn.data import Images, open_images
 from mixnn.data.dataset import is_given
-from mixnn.files import check_folder_makeable, check_free, expand, write_atomically
-from mixnn.progress import Reporter, plural, print_table, reporter_for, shown
+from mixnn.files import check_folder_creatable, check_may_write, expand, write_atomically
+from mixnn.progress import Reporter, escape_controls, plural, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.runs.encoder import load_encoder
 from mixnn.runs.start import DEFAULT_START, open_run
@@ -137,7 +137,7 @@ def classify(
     run = open_run(run, reporter)
     folder = expand(out) if str(out) else run.path / "classifier"
     _check_arguments(run, labels, source, new_images, suggest, folder)
-    check_folder_makeable(folder)
+    check_folder_creatable(folder)
     if str(out):
         _check_outputs(folder, labels, new_images, overwrite)
     suggested_before = files.read_suggested(folder)
@@ -230,7 +230,7 @@ def _check_outputs(folder: Path, labels: Any, new_images: Any, overwrite: bool) 
     names = [files.CLASSIFIER, files.PREDICTIONS] if is_given(labels) else []
     names += [files.predictions_name(new_images)] if is_given(new_images) else []
     for name in names:
-        check_free(folder / name, overwrite)
+        check_may_write(folder / name, overwrite)
 
 
 def _save(
@@ -284,7 +284,7 @@ def show_classify(results: dict[str, Any]) -> None:
 
 def _print_lines(lines: list[str]) -> None:
     for line in lines:
-        print(shown(line))
+        print(escape_controls(line))
 
 
 def _show_accuracy(results: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ def _chosen(results: dict[str, Any]) -> list[str]:
     row = results["comparison"]["accuracy"][name]
     return [
         f"Predictions use {name}, not {RUN_FEATURES}: {row['ahead']:.1f} points better on these labels.",
-        f"That is clearly better (p = {row['p']:.1g}, limit {CLEARLY}): "
+        f"That is clearly better (p = {row['p']:.1g}, limit {SIGNIFICANCE}): "
         f"{row['only']:,} labels are right only with {name}, {row['run_only']:,} only with {RUN_FEATURES}.",
     ]
 

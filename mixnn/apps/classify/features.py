@@ -16,9 +16,9 @@ import torch
 from scipy.stats import binom
 
 from mixnn.apps.classify.classifiers import (
-    EFFECTIVE,
+    EFFECTIVE_SHARE,
     HeldOut,
-    LabelledSet,
+    LabeledSet,
     accuracy_with_interval,
     held_out,
     list_settings,
@@ -27,7 +27,7 @@ from mixnn.apps.classify.classifiers import (
     select_settings,
     stratified_sample,
 )
-from mixnn.apps.embed import Embeddings, Encoder, collect
+from mixnn.apps.embed import Embeddings, Encoder, load_or_encode
 from mixnn.apps.pictures import SIDE, copy_pairs, make_pictures
 from mixnn.config import UserError
 from mixnn.data import Images
@@ -43,13 +43,13 @@ LARGEST = max(SIDES)
 BATCH = 256
 
 MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
-MAX_UNLABELLED = 1000  # unlabeled images used to standardize the features that are compared
-SILENT = Reporter(quiet=True)
+MAX_UNLABELED = 1000  # unlabeled images used to standardize the features that are compared
+QUIET = Reporter(quiet=True)
 MAX_COPIES = 20  # pairs of copies with different labels in the results
 # Features are clearly better than the run's if luck alone would make them look so in fewer than this share of cases.
 # Chosen by measurement (notes/log.md): with the ImageNet encoder it never picked raw pixels wrongly in 283 draws, and
 # with an untrained encoder it picks them nearly as often as a margin of one standard error, which errs with both.
-CLEARLY = 0.1
+SIGNIFICANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def all_features(run: Run, encoder: Encoder, reporter: Reporter) -> dict[str, Fe
     """Name -> features; the run's come first."""
 
     def cached(images: Images, by: Encoder = encoder, kind: str = "") -> Embeddings:
-        return collect(run, images, encoder=by, kind=kind, reporter=reporter)
+        return load_or_encode(run, images, encoder=by, kind=kind, reporter=reporter)
 
     found = [Features(RUN, cached, encoder)]
     if (start := _start(run, encoder)) is not None:
@@ -103,7 +103,7 @@ def pixel_features(side: int) -> Features:
     return Features(pixels_name(side), lambda images: shrink(read_pixels(images), side))
 
 
-def read_pixels(images: Images, reporter: Reporter = SILENT) -> Embeddings:
+def read_pixels(images: Images, reporter: Reporter = QUIET) -> Embeddings:
     """The colors of all images that can be read, at 32 x 32 pixels."""
     names, vectors = [], [np.empty((0, 3 * LARGEST**2), np.float32)]
     with reporter.bar("reading pixels", len(images)) as advance:
@@ -132,20 +132,20 @@ def compare(
     *,
     model: str,
     seed: int,
-    reporter: Reporter = SILENT,
+    reporter: Reporter = QUIET,
 ) -> dict[str, Any]:
     """Held-out accuracy in percent of the run, the network before training and raw pixels: same labels, same folds.
 
     `embeddings` and `held` are the run's. With more than MAX_COMPARED labels, a random part of them is used. For each
     of the others, `ahead` is its lead over the run, `error` the standard error of this difference, `only` how many
     labels it alone predicts right, `run_only` how many the run alone, and `p` the probability of this or more by luck
-    (`luck`). Also returns pairs of labeled images that look the same but have different labels.
+    (`mcnemar_p_value`). Also returns pairs of labeled images that look the same but have different labels.
     """
     chosen = _sample(embeddings, labels, seed)
     if len(chosen) < len(labels):
         held = held_out(embeddings, chosen, model=model, seed=seed)
-    unlabelled = [name for name in embeddings.names if name not in labels]
-    kept = images.named({*chosen, *unlabelled[:: -(-len(unlabelled) // MAX_UNLABELLED) or 1]})
+    unlabeled = [name for name in embeddings.names if name not in labels]
+    kept = images.named({*chosen, *unlabeled[:: -(-len(unlabeled) // MAX_UNLABELED) or 1]})
     pixels = read_pixels(kept, reporter)
     sides = {side: shrink(pixels, side) for side in SIDES}
     side = best_side(sides, chosen, seed)
@@ -159,19 +159,19 @@ def compare(
         ahead, error = paired_difference(right, held.right)
         only, run_only = int((right & ~held.right).sum()), int((held.right & ~right).sum())
         accuracy[name] = accuracy_with_interval(right) | {"ahead": percent(ahead), "error": percent(error)}
-        accuracy[name] |= {"only": only, "run_only": run_only, "p": luck(only, run_only)}
-    return {"labels": len(chosen), "accuracy": accuracy, "contradictions": contradictions(pixels, chosen)}
+        accuracy[name] |= {"only": only, "run_only": run_only, "p": mcnemar_p_value(only, run_only)}
+    return {"labels": len(chosen), "accuracy": accuracy, "contradictions": label_conflicts(pixels, chosen)}
 
 
 def best_features(comparison: dict[str, Any]) -> str:
-    """The features to use: the run's, unless others are clearly better (p < CLEARLY); the most accurate of those."""
-    clearly = {name: row["ahead"] for name, row in comparison["accuracy"].items() if row.get("p", 1) < CLEARLY}
+    """The most accurate features that are clearly better than the run's (p < SIGNIFICANCE); else the run's."""
+    clearly = {name: row["ahead"] for name, row in comparison["accuracy"].items() if row.get("p", 1) < SIGNIFICANCE}
     return max(clearly, key=lambda name: clearly[name], default=RUN)
 
 
 def _sample(embeddings: Embeddings, labels: dict[str, str], seed: int) -> dict[str, str]:
     """The labels to compare on, of every class its share."""
-    rows, data = LabelledSet.select(embeddings, labels)
+    rows, data = LabeledSet.select(embeddings, labels)
     chosen = stratified_sample(data.y, MAX_COMPARED, np.random.default_rng([seed, 2]))
     names = [embeddings.names[i] for i in rows[chosen]]
     return {name: labels[name] for name in names}
@@ -182,7 +182,7 @@ def best_side(sides: dict[int, Embeddings], labels: dict[str, str], seed: int) -
     """The side at which nearest neighbors of raw pixels predict best; the smaller one of equals."""
 
     def accuracy(side: int) -> float:
-        data = LabelledSet.select(sides[side], labels)[1]
+        data = LabeledSet.select(sides[side], labels)[1]
         return select_settings(data, list_settings("knn"), np.random.default_rng([seed, 3]))[0].accuracy
 
     return max(sorted(sides), key=accuracy)
@@ -191,10 +191,10 @@ def best_side(sides: dict[int, Embeddings], labels: dict[str, str], seed: int) -
 def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """How much more of the same labels one predicts right than the other, and the standard error of that."""
     difference = right.astype(float) - other.astype(float)
-    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(EFFECTIVE * len(difference)))
+    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(EFFECTIVE_SHARE * len(difference)))
 
 
-def luck(only: int, other_only: int) -> float:
+def mcnemar_p_value(only: int, other_only: int) -> float:
     """Probability that the one alone is right at least `only` times of those where just one is, if both are equal.
 
     This is McNemar's exact test, one-sided.
@@ -202,7 +202,7 @@ def luck(only: int, other_only: int) -> float:
     return float(binom.sf(only - 1, only + other_only, 0.5))
 
 
-def contradictions(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
+def label_conflicts(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
     """Pairs of labeled images with the same picture, or nearly so, but different labels."""
     rows = [i for i, name in enumerate(pixels.names) if name in labels]
     pictures = make_pictures(pixels.vectors[rows].reshape(-1, 3, LARGEST, LARGEST))

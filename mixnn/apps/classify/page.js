@@ -20,7 +20,7 @@
 
   function show() {
     const filled = inputs.filter((_, i) => label(i)).length;
-    inputs.forEach((input, i) => input.closest(".tile").classList.toggle("labelled", label(i) !== ""));
+    inputs.forEach((input, i) => input.closest(".tile").classList.toggle("labeled", label(i) !== ""));
     count.textContent = `${filled} of ${data.names.length} labeled`;
     save.disabled = !filled;
   }

@@ -9,7 +9,7 @@ from html import escape
 from mixnn.apps import webpage
 from mixnn.apps.search.render import MAX_TILES, thumbnail
 from mixnn.data import Images
-from mixnn.progress import plural, shown
+from mixnn.progress import escape_controls, plural
 
 PACKAGE = "mixnn.apps.classify"
 
@@ -35,7 +35,7 @@ def render(images: Images, suggested: Sequence[str], labels: Mapping[str, str], 
         title=escape(title),
         file=escape(file),
         also=f", which also holds the {plural(len(labels), 'label')} that you gave" if labels else "",
-        command=escape(shown(command)),
+        command=escape(escape_controls(command)),
         note=note,
         tiles="\n".join(_tile(images, name) for name in suggested[:MAX_TILES]),
         data=webpage.as_json(data),
@@ -48,7 +48,7 @@ def _tile(images: Images, name: str) -> str:
     picture = (
         f'<img src="{thumb.data_uri}" alt=""{" class=tiny" * thumb.lossless}>' if thumb else "<i>cannot be read</i>"
     )
-    text = escape(shown(name))
+    text = escape(escape_controls(name))
     return (
         f'<div class="tile"><div class="frame">{picture}</div><bdi>{text}</bdi>'
         f'<input type="text" list="known" autocomplete="off" maxlength="100" placeholder="label" '

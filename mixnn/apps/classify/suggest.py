@@ -14,7 +14,7 @@ import numpy as np
 
 from mixnn.apps.embed import Embeddings
 
-FEW = 5  # labels per class up to which typical images teach more than uncertain ones (digits: 3 to 5)
+TYPICAL_LABELS_PER_CLASS = 5  # below this, typical images teach more than uncertain ones (digits: 3 to 5)
 NEIGHBORS = 20  # within a cluster; their mean distance says how typical an image is
 MAX_NEIGHBORS_SEARCHED = 2000  # images of a cluster among which they are looked for
 MAX_KMEANS = 20_000  # images; with more, k-means uses mini-batches
@@ -26,35 +26,35 @@ def suggest_images(
 ) -> dict[str, Any]:
     """Names of images to label, the most informative first, and the criterion they were chosen by."""
     x = embeddings.unit()
-    labelled = np.array([i for i, name in enumerate(embeddings.names) if name in labels], int)
-    if probabilities is None or len(labels) < FEW * len(set(labels.values())):
-        rows, criterion = typical(x, labelled, count, seed), "typical"
+    labeled = np.array([i for i, name in enumerate(embeddings.names) if name in labels], int)
+    if probabilities is None or len(labels) < TYPICAL_LABELS_PER_CLASS * len(set(labels.values())):
+        rows, criterion = typical(x, labeled, count, seed), "typical"
     else:
-        rows, criterion = uncertain(x, labelled, probabilities, count, seed), "uncertain"
+        rows, criterion = uncertain(x, labeled, probabilities, count, seed), "uncertain"
     return {"suggested": [embeddings.names[i] for i in rows], "suggested_by": criterion}
 
 
-def typical(x: np.ndarray, labelled: np.ndarray, count: int, seed: int) -> np.ndarray:
+def typical(x: np.ndarray, labeled: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Rows of `count` unlabeled images: the most typical of each cluster without a label, largest cluster first."""
-    count = min(count, len(x) - len(labelled))
-    cluster = assign_clusters(x, len(labelled) + count, seed)
-    size = np.bincount(cluster, minlength=len(labelled) + count)
-    size[cluster[labelled]] = 0  # these clusters have a label already
+    count = min(count, len(x) - len(labeled))
+    cluster = assign_clusters(x, len(labeled) + count, seed)
+    size = np.bincount(cluster, minlength=len(labeled) + count)
+    size[cluster[labeled]] = 0  # these clusters have a label already
     order = np.argsort(-size, kind="stable")
     picked = [_most_typical(x, np.flatnonzero(cluster == c)) for c in order[:count] if size[c]]
-    return _add_farthest(x, labelled, np.array(picked, int), count)
+    return _add_farthest(x, labeled, np.array(picked, int), count)
 
 
-def uncertain(x: np.ndarray, labelled: np.ndarray, probabilities: np.ndarray, count: int, seed: int) -> np.ndarray:
+def uncertain(x: np.ndarray, labeled: np.ndarray, probabilities: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Rows of `count` unlabeled images: the one with the smallest margin in each cluster of uncertain images."""
-    count = min(count, len(x) - len(labelled))
+    count = min(count, len(x) - len(labeled))
     second, first = np.sort(probabilities, axis=1)[:, -2:].T
     margin = first - second
-    margin[labelled] = np.inf
-    pool = np.argsort(margin, kind="stable")[: min(POOL * count, len(x) - len(labelled))]
+    margin[labeled] = np.inf
+    pool = np.argsort(margin, kind="stable")[: min(POOL * count, len(x) - len(labeled))]
     cluster = assign_clusters(x[pool], count, seed)
     smallest = np.unique(cluster, return_index=True)[1]  # the pool is sorted by margin
-    return _add_farthest(x, labelled, pool[np.sort(smallest)], count)
+    return _add_farthest(x, labeled, pool[np.sort(smallest)], count)
 
 
 def assign_clusters(x: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -79,11 +79,11 @@ def _most_typical(x: np.ndarray, rows: np.ndarray) -> int:
     return int(rows[distance.mean(1).argmin()])
 
 
-def _add_farthest(x: np.ndarray, labelled: np.ndarray, picked: np.ndarray, count: int) -> np.ndarray:
+def _add_farthest(x: np.ndarray, labeled: np.ndarray, picked: np.ndarray, count: int) -> np.ndarray:
     """Fill up to `count` where clusters were too few: repeatedly the image farthest from all labeled or picked."""
     if len(picked) == count:
         return picked
-    taken = np.concatenate([labelled, picked])
+    taken = np.concatenate([labeled, picked])
     nearest = np.full(len(x), -1.0)  # cosine
     for row in taken:
         nearest = np.maximum(nearest, x @ x[row])

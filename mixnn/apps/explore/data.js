@@ -20,7 +20,7 @@ function numbers(id) {
 
 const points = numbers("points"), neighbors = numbers("neighbors"), cosines = numbers("cosines");
 const labels = numbers("labels"), clusters = numbers("clusters"), slots = numbers("slots");
-const labelled = labels.reduce((count, label) => count + (label !== NONE), 0), hasLabels = labelled > 0;
+const labeled = labels.reduce((count, label) => count + (label !== NONE), 0), hasLabels = labeled > 0;
 const predicted = meta.predicted ? numbers("predicted") : labels.map(() => NONE); // by `mixnn classify`
 const confidences = meta.predicted ? numbers("confidences") : new Float32Array(N).fill(-1);
 const cosine = (i, k) => cosines[i * K + k] / 65535 * 2 - 1;

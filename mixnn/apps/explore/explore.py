@@ -15,7 +15,7 @@ import torch
 
 from mixnn.apps.classify.features import all_features
 from mixnn.apps.classify.files import PREDICTIONS, find_classifier, load_classifier
-from mixnn.apps.embed import Embeddings, collect
+from mixnn.apps.embed import Embeddings, load_or_encode
 from mixnn.apps.explore import layout as layouts
 from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
@@ -97,7 +97,7 @@ def explore(
         predictions = _predictions(file, run, encoder, reporter)
     if not label_of and str(labels) != "none":
         label_of = {name: found.label for name, found in predictions.items() if found.confidence is None}
-    embedded = collect(run, images, device=device, encoder=encoder, reporter=reporter)
+    embedded = load_or_encode(run, images, device=device, encoder=encoder, reporter=reporter)
     sample = _sample(embedded, max_images, seed)
     data = build_map(
         sample, label_of, predictions, layout=layout, neighbors=neighbors, seed=seed, device=device, reporter=reporter

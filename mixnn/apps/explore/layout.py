@@ -34,24 +34,24 @@ JITTER = 0.25  # random offset in the same unit, so that no two images share a p
 MAX_CLUSTERS = 20
 
 
-class Layout(NamedTuple):
+class MapLayout(NamedTuple):
     """Where the images lie, and how that was computed, in words."""
 
     points: np.ndarray  # float32 (N, 2), within -1..1
     name: str
 
 
-def lay_out(vectors: np.ndarray, how: str, seed: int, device: torch.device) -> Layout:
+def lay_out(vectors: np.ndarray, how: str, seed: int, device: torch.device) -> MapLayout:
     """The layout `auto`, `tsne` (of all images, however long it takes) or `pca` of unit vectors (N, F)."""
     n = len(vectors)
     if how == "pca" or n < MIN_TSNE:
-        return Layout(fit_to_frame(principal(vectors, 2)), "the first two principal components")
+        return MapLayout(fit_to_frame(principal(vectors, 2)), "the first two principal components")
     if how == "tsne" or n <= MAX_TSNE:
-        return Layout(fit_to_frame(tsne(vectors, seed)), "t-SNE")
+        return MapLayout(fit_to_frame(tsne(vectors, seed)), "t-SNE")
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:MAX_TSNE])
     name = f"t-SNE of {MAX_TSNE:,} images, every other image next to its nearest neighbors among them"
     points = place_others(vectors, chosen, tsne(vectors[chosen], seed), seed, device)
-    return Layout(fit_to_frame(points), name)
+    return MapLayout(fit_to_frame(points), name)
 
 
 def place_others(
@@ -72,7 +72,7 @@ def place_others(
 
 
 def fit_to_frame(points: np.ndarray) -> np.ndarray:
-    """Points centred and scaled to -1..1, both axes by the same factor."""
+    """Points centered and scaled to -1..1, both axes by the same factor."""
     low, high = points.min(0), points.max(0)
     half = max(float((high - low).max()) / 2, 1e-12)
     return np.ascontiguousarray((points - (low + high) / 2) / half, np.float32)

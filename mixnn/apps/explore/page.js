@@ -18,7 +18,7 @@ const TEN = [
 const lit = (rgb) => dark.matches ? rgb.map((v) => Math.round(v + (255 - v) * 0.22)) : rgb;
 const pack = ([r, g, b]) => (0xff000000 | b << 16 | g << 8 | r) >>> 0;
 const theme = {};
-let mode = meta.predicted && labelled < N / 2 ? "predicted" : hasLabels ? "label" : "cluster", modeChosen = false;
+let mode = meta.predicted && labeled < N / 2 ? "predicted" : hasLabels ? "label" : "cluster", modeChosen = false;
 
 /** Ten distinct colors; with more classes, hues from around the color circle, which names must tell apart. */
 function colorOf(n, count) {
@@ -310,7 +310,7 @@ byId("found-select").addEventListener("click", () => select(matches));
 // Title, summary and notes
 
 byId("title").textContent = meta.title;
-const pure = pairs && 2 * labelled >= N ? ` · neighbor purity ${(100 * alike / pairs).toFixed(1)}% (${K} nearest)` : "";
+const pure = pairs && 2 * labeled >= N ? ` · neighbor purity ${(100 * alike / pairs).toFixed(1)}% (${K} nearest)` : "";
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [

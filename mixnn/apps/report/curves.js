@@ -55,7 +55,7 @@ function curvePanel({ name, meaning }) {
   return epochPanel(name, meaning, lines, MANY);
 }
 
-function epochPanel(name, meaning, lines, labelled) {
+function epochPanel(name, meaning, lines, labeled) {
   const svg = s("svg", { viewBox: `0 0 ${BOX.width} ${BOX.height}`, tabindex: 0, role: "slider", "aria-label": `${name} by epoch` });
   const points = lines.flatMap((line) => line.points);
   const { x, y, left, right } = frame(svg, EPOCHS, points.map((p) => p[1]), "epoch");
@@ -64,7 +64,7 @@ function epochPanel(name, meaning, lines, labelled) {
     const sparse = own.length < 6 || own.length <= (own.at(-1)[0] - own[0][0]) / 2 + 1; // not a value per epoch
     if (sparse && own.length < 60) for (const [a, b] of own) svg.append(s("circle", { cx: x(a), cy: y(b), r: 2, style: { fill: color } }));
   }
-  if (labelled) endLabels(svg, lines, x, y);
+  if (labeled) endLabels(svg, lines, x, y);
   const rule = s("line", { class: "cursor", y1: BOX.top, y2: BOX.height - BOX.bottom, visibility: "hidden" });
   const dots = lines.map(({ color }) => s("circle", { r: 3.6, style: { fill: color }, visibility: "hidden" }));
   svg.append(rule, ...dots);
@@ -75,7 +75,7 @@ function epochPanel(name, meaning, lines, labelled) {
     const shown = cursor === null ? "hidden" : "visible";
     fill(rule, { x1: x(epoch), x2: x(epoch), visibility: shown }, []);
     found.forEach((p, i) => fill(dots[i], p ? { cx: x(p[0]), cy: y(p[1]), visibility: shown } : { visibility: "hidden" }, []));
-    const parts = found.map((p, i) => p && [" · ", labelled && `${lines[i].text} `, h("b", {}, number(p[1])), p[0] !== epoch && ` (epoch ${p[0]})`]);
+    const parts = found.map((p, i) => p && [" · ", labeled && `${lines[i].text} `, h("b", {}, number(p[1])), p[0] !== epoch && ` (epoch ${p[0]})`]);
     readout.replaceChildren(...[`epoch ${epoch}`, ...parts.flat()].filter(Boolean));
     fill(svg, { "aria-valuemin": left, "aria-valuemax": right, "aria-valuenow": epoch, "aria-valuetext": readout.textContent }, []);
   };

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnn.apps.embed import vectors_of
+from mixnn.apps.embed import encode_named
 from mixnn.apps.projection import tsne
 from mixnn.apps.thumbnails import sheet
 from mixnn.config import UserError
@@ -65,7 +65,7 @@ class Embedded:
     index_BK: Tensor  # nearest images in the bank
     cos_BK: Tensor
     false_BK: Tensor  # the labels differ
-    labelled_BK: Tensor  # both have labels
+    labeled_BK: Tensor  # both have labels
 
 
 def load_sample(dataset: Dataset, size: int, num_images: int, device: torch.device) -> Sample:
@@ -96,7 +96,7 @@ def _names(dataset: Dataset, split: str, images: ImageSet, at: Tensor) -> list[s
     return [names[i] for i in at.tolist()]
 
 
-def load_encoder(run: Run, device: torch.device, warn: Callable[[str], None]) -> tuple[Encoder, int]:
+def load_last_encoder(run: Run, device: torch.device, warn: Callable[[str], None]) -> tuple[Encoder, int]:
     """The encoder of the run's last usable checkpoint, and its step; UserError if there is none."""
     if not checkpoint.list_checkpoints(run.path / "checkpoints"):
         raise UserError("the run has no checkpoint")
@@ -111,13 +111,15 @@ def load_encoder(run: Run, device: torch.device, warn: Callable[[str], None]) ->
     return encoder.to(device, memory_format=torch.channels_last), state["step"]  # type: ignore[call-overload]
 
 
-def embed(run: Run, dataset: Dataset, encoder: Encoder, step: int, sample: Sample, reporter: Reporter) -> Embedded:
+def embed_sample(
+    run: Run, dataset: Dataset, encoder: Encoder, step: int, sample: Sample, reporter: Reporter
+) -> Embedded:
     """The map and the neighbors of a sample by the vectors of a run, which other commands may have cached."""
 
     def vectors(split: str, names: list[str]) -> Tensor:
         # A run's `limit` is part of its data set. A folder's images are listed as for other commands: all of them.
         images = run.images() if isinstance(dataset, FolderDataset) else dataset.images(split)
-        found = vectors_of(run, images, names, MAX_BANK[encoder.device.type], encoder, reporter)
+        found = encode_named(run, images, names, MAX_BANK[encoder.device.type], encoder, reporter)
         return unit(torch.from_numpy(found).to(encoder.device))
 
     bank = vectors("train", sample.bank_names)
@@ -127,9 +129,9 @@ def embed(run: Run, dataset: Dataset, encoder: Encoder, step: int, sample: Sampl
     map_cos, map_index = (t.cpu() for t in nearest(queries, queries, MAP_NEIGHBORS, torch.arange(len(queries))))
     cos, index = (t.cpu() for t in nearest(queries, bank, NEIGHBORS, sample.own_B))
     labels_BK, labels_B1 = sample.bank.labels[index], sample.queries.labels[:, None]
-    labelled = (labels_BK >= 0) & (labels_B1 >= 0)
-    false = labelled & (labels_BK != labels_B1)
-    return Embedded(step, layout(queries.cpu().numpy()), map_index, map_cos, index, cos, false, labelled)
+    labeled = (labels_BK >= 0) & (labels_B1 >= 0)
+    false = labeled & (labels_BK != labels_B1)
+    return Embedded(step, layout(queries.cpu().numpy()), map_index, map_cos, index, cos, false, labeled)
 
 
 def layout(features_BF: np.ndarray) -> np.ndarray | None:
@@ -207,12 +209,12 @@ def _run_values(
         ]
         for i, _ in rows
     ]
-    labelled = int(embedded.labelled_BK.sum())
+    labeled = int(embedded.labeled_BK.sum())
     return {
         "step": embedded.step,
         "xy": None if xy is None else np.rint(1000 * xy).astype(int).tolist(),
         "near": embedded.map_index_BN.tolist(),
         "nearCos": [[round(cos, 3) for cos in row] for row in embedded.map_cos_BN.tolist()],
         "grid": grid,
-        "falseShare": int(embedded.false_BK.sum()) / labelled if labelled else None,
+        "falseShare": int(embedded.false_BK.sum()) / labeled if labeled else None,
     }

@@ -57,9 +57,9 @@ function controls(gallery, state, refresh) {
 }
 
 function mosaic(points) {
-  // Puts each image into the nearest free cell of a grid, so that none hides another; returns [cells per side, centres].
+  // Puts each image into the nearest free cell of a grid, so that none hides another; returns [cells per side, centers].
   const side = Math.ceil(1.35 * Math.sqrt(points.length)), step = 1000 / side, taken = new Set();
-  const centres = points.map(([x, y]) => {
+  const centers = points.map(([x, y]) => {
     let best = -1, least = Infinity;
     for (let cell = 0; cell < side * side; cell += 1) {
       const d = ((cell % side + 0.5) * step - x) ** 2 + ((Math.floor(cell / side) + 0.5) * step - y) ** 2;
@@ -68,7 +68,7 @@ function mosaic(points) {
     taken.add(best);
     return [(best % side + 0.5) * step, (Math.floor(best / side) + 0.5) * step];
   });
-  return [side, centres];
+  return [side, centers];
 }
 
 function plane(g, run, state, refresh) {
@@ -85,8 +85,8 @@ function plane(g, run, state, refresh) {
 
   function update() {
     if (state.images && !tiles) {
-      const [side, centres] = mosaic(dotted);
-      tiled = centres;
+      const [side, centers] = mosaic(dotted);
+      tiled = centers;
       tiles = xy.map((_, i) => tile(g, i));
       tiles.forEach((one, i) => {
         const [x, y] = tiled[i], style = { left: `${x / 10}%`, top: `${y / 10}%`, width: `${95 / side}%`, height: `${95 / side}%`, "outline-color": classColor(gallery.labels[i], total) };

@@ -148,11 +148,13 @@ def _embed(
         key = dataset.key  # of several runs, the first one's size is enough for the thumbnails of all
         try:
             data.run.check_data(f"use {setting('source', 'FOLDER')}")
-            encoder, step = gallery.load_encoder(data.run, device, data.missing.append)
+            encoder, step = gallery.load_last_encoder(data.run, device, data.missing.append)
             if key not in samples:
                 reporter.info(f"reading the images of {short_path(dataset.name)}")
                 samples[key] = gallery.load_sample(dataset, size, num_images, device)
-            embedded.setdefault(key, {})[i] = gallery.embed(data.run, dataset, encoder, step, samples[key], reporter)
+            embedded.setdefault(key, {})[i] = gallery.embed_sample(
+                data.run, dataset, encoder, step, samples[key], reporter
+            )
         except UserError as error:
             reason = f"No map and no neighbors: {'; '.join(str(error).splitlines())}."
             data.missing.append(reason)

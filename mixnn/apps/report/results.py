@@ -102,14 +102,14 @@ def judgement(data: RunData) -> dict[str, Any]:
     """The numbers that were measured without labels, at the start and later; empty if there are none."""
     if not data.judgement:
         return {}
-    looks = [data.judgement["start"], *data.judgement["points"]]
+    checks = [data.judgement["start"], *data.judgement["points"]]
     rows = [
-        {"name": name, "meaning": meaning, "values": [_judged_number(name, look[name]) for look in looks]}
+        {"name": name, "meaning": meaning, "values": [_judged_number(name, check[name]) for check in checks]}
         for name, meaning in NUMBERS.items()
     ]
-    found = [", ".join(look.get("problems", [])) or "none" for look in looks[1:]]
+    found = [", ".join(check.get("problems", [])) or "none" for check in checks[1:]]
     rows.append({"name": "problems", "meaning": "what was found wrong", "values": ["", *found]})
-    return {"columns": ["start", *(f"{look['progress']:.0%} of the run" for look in looks[1:])], "rows": rows}
+    return {"columns": ["start", *(f"{check['progress']:.0%} of the run" for check in checks[1:])], "rows": rows}
 
 
 def _judged_number(name: str, value: float) -> str:

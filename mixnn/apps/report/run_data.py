@@ -105,7 +105,7 @@ def find_gaps(data: RunData) -> list[str]:
         gaps.append("No epoch is logged, so there are no curves.")
     has_checkpoint = bool(checkpoint.list_checkpoints(run.path / "checkpoints"))
     not_evaluated = [protocol.label for name, protocol in PROTOCOLS.items() if name not in data.results]
-    if run.dataset().has_labelled_test and not_evaluated:
+    if run.dataset().has_labeled_test and not_evaluated:
         what_to_do = f"run {evaluate}" if has_checkpoint else "the run has no checkpoint"
         gaps.append(f"Not evaluated: {', '.join(not_evaluated)} ({what_to_do}).")
     for name, protocol in PROTOCOLS.items():
@@ -131,12 +131,12 @@ def _judgement(path: Path) -> Any:
 
 
 def _well_formed_judgement(content: Any) -> dict[str, Any]:
-    """The content of judgement.json with every look once; ValueError if something is missing."""
+    """The content of judgement.json with every check once; ValueError if something is missing."""
     try:
-        looks = {look["progress"]: look for look in content["points"]}  # a run of few steps has several of one step
-        found = {"start": content["start"], "points": [looks[progress] for progress in sorted(looks)]}
+        checks = {check["progress"]: check for check in content["points"]}  # a run of few steps has several of one step
+        found = {"start": content["start"], "points": [checks[progress] for progress in sorted(checks)]}
         numbers = [found["start"][name] for name in NUMBERS]
-        numbers += [look[name] for look in found["points"] for name in (*NUMBERS, "progress")]
+        numbers += [check[name] for check in found["points"] for name in (*NUMBERS, "progress")]
         numbers += [content["kept"], content["share"]]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"it lacks {error}") from None

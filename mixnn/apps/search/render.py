@@ -15,7 +15,7 @@ from mixnn.apps.thumbnails import Encoded, preview
 from mixnn.apps.webpage import head
 from mixnn.data.folder import printable
 from mixnn.data.images import Images
-from mixnn.progress import plural, shown
+from mixnn.progress import escape_controls, plural
 
 SCALE = {  # by whether the vectors are centered
     True: "similarity 0: as unlike as two random images here, 1: the same",
@@ -98,13 +98,15 @@ def group_titles(result: dict[str, Any]) -> list[str]:
 def _nearest_lines(result: dict[str, Any]) -> list[str]:
     lines = []
     for row in result["queries"]:
-        lines += ["", f"nearest to {shown(row['query'])}", "rank  similarity  file"]
-        lines += [f"{hit['rank']:4}  {hit['similarity']:10.4f}  {shown(hit['file'])}" for hit in row["nearest"]]
+        lines += ["", f"nearest to {escape_controls(row['query'])}", "rank  similarity  file"]
+        lines += [
+            f"{hit['rank']:4}  {hit['similarity']:10.4f}  {escape_controls(hit['file'])}" for hit in row["nearest"]
+        ]
     return lines
 
 
 def _outlier_lines(result: dict[str, Any]) -> list[str]:
-    rows = [f"{row['rank']:4}  {row['score']:7.4f}  {shown(row['file'])}" for row in result["outliers"]]
+    rows = [f"{row['rank']:4}  {row['score']:7.4f}  {escape_controls(row['file'])}" for row in result["outliers"]]
     return ["", "rank    score  file", *rows]
 
 
@@ -115,7 +117,7 @@ def _duplicate_lines(result: dict[str, Any]) -> list[str]:
         for i, image in enumerate(group):
             same, cos = image["same_content_as"], f"{image['similarity']:.4f}" if i else "first"
             note = f"identical to {same}" if same else SAME_PIXELS if i and image["same_pixels"] else ""
-            lines.append(f"{cos:>10}  {shown(image['file'])}" + f"  ({shown(note)})" * bool(note))
+            lines.append(f"{cos:>10}  {escape_controls(image['file'])}" + f"  ({escape_controls(note)})" * bool(note))
     return lines
 
 
@@ -211,7 +213,7 @@ def _more(count: int, what: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(shown(text))
+    return escape(escape_controls(text))
 
 
 def _name(name: str) -> str:

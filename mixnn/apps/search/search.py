@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from PIL import Image
 
-from mixnn.apps.embed import collect
+from mixnn.apps.embed import load_or_encode
 from mixnn.apps.pictures import PictureEncoder, are_copies, copy_pairs
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
@@ -138,7 +138,7 @@ def search(
         check_query(query, images.position)  # find a typo before an hour of embedding
     to_file = str(out) or output == "html"
     target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
-    embeddings = collect(run, images, device=device, reporter=reporter)
+    embeddings = load_or_encode(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
     mean = bank_mean(bank)
     bank = center_rows(bank, mean)
@@ -318,7 +318,9 @@ def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
 
 def _pictures(run: Run, images: Images, names: list[str], reporter: Reporter) -> np.ndarray:
     """Pictures of the named images, in this order; zeros for one that cannot be read any more."""
-    found = collect(run, images, encoder=PictureEncoder(), kind="pictures", reporter=reporter, doing="reading pixels")
+    found = load_or_encode(
+        run, images, encoder=PictureEncoder(), kind="pictures", reporter=reporter, description="reading pixels"
+    )
     if found.names == names:
         return found.vectors
     row_of, blank = dict(zip(found.names, found.vectors, strict=True)), np.zeros(found.vectors.shape[1], np.float32)

@@ -57,7 +57,7 @@ def _images(run: Run, data_dir: str) -> tuple[ImageSet, ImageSet]:
     """Training images to search, and the first test image of each of the first classes."""
     dataset, size = run.dataset(data_dir), run.config.encoding_size
     support, test = dataset.load("train", size).limit(SUPPORT_SIZE), dataset.load("test", size)
-    if not (support.fully_labelled and test.fully_labelled):
+    if not (support.fully_labeled and test.fully_labeled):
         raise UserError(f"{run.config.data} has no labeled images")
     classes = sorted(set(test.labels.tolist()))[:NUM_ANCHORS]
     first = [int((test.labels == c).nonzero()[0, 0]) for c in classes]

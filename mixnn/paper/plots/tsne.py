@@ -90,7 +90,7 @@ def title(run: Run) -> str:
 def _test_images(run: Run, data_dir: str) -> ImageSet:
     """At most MAX_IMAGES test images of the first ten classes; more classes could not be told apart."""
     images = run.dataset(data_dir).load("test", run.config.encoding_size)
-    if not images.fully_labelled:
+    if not images.fully_labeled:
         raise UserError(f"{run.config.data} has no labeled test images")
     return images.subset((images.labels < len(COLORS)).nonzero()[:, 0]).limit(MAX_IMAGES)
 
