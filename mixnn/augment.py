@@ -215,7 +215,7 @@ def _check_range(images: Tensor) -> None:
 
 
 def _what(value: object) -> str:
-    """What was given instead of a tensor, and what to do with it."""
+    """Describe what was given instead of a tensor, and how to convert it."""
     kind = type(value)
     if kind.__module__ == "numpy":
         return "a numpy array: use torch.from_numpy(images), with channels before height and width"
@@ -433,7 +433,7 @@ def color_jitter(x_BCHW: Tensor, factors_B4: Tensor, order_B4: Tensor) -> Tensor
 
 
 def _blend(rgb: Planes, factor_BR: Tensor, operation_BR: Tensor) -> Planes:
-    """Rounds of x <- clamp(f x + (1 - f) other): other is black, the mean of the gray image or the gray image."""
+    """Round of x <- clamp(f x + (1 - f) other): other is black, the mean of the gray image or the gray image."""
     to_mean_BR = (1 - factor_BR) * (operation_BR == CONTRAST)
     to_gray_BR = (1 - factor_BR) * (operation_BR == SATURATION)
     rounds = torch.stack((factor_BR, to_mean_BR, to_gray_BR))[..., None, None]  # (3, B, R, 1, 1)

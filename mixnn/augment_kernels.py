@@ -42,7 +42,7 @@ def _exp(x):
 
 @triton.jit
 def _round(x):
-    """To the nearest integer, halves to even, for 0 <= x < 2^22: what is left of the fraction is rounded away."""
+    """Round to the nearest integer, halves to even, for 0 <= x < 2^22: what is left of the fraction is rounded away."""
     return (x + 12582912.0) - 12582912.0
 
 
@@ -132,7 +132,7 @@ def _resize(image, y, x, inside, top, left, box_height, box_width, flipped, heig
 
 @triton.jit
 def _rank(u, a, b, c, before_a, before_b, before_c):
-    """How many of a, b and c come before u; among equals, the one of the lower number does."""
+    """Count which of a, b and c come before u; among equals, the one of the lower number does."""
     return (
         ((a < u) | ((a == u) & before_a)).to(tl.int32)
         + ((b < u) | ((b == u) & before_b)).to(tl.int32)
@@ -265,7 +265,7 @@ def _blur_matrix(sigma, size, SIDE: tl.constexpr):
 def blur_kernel(
     u, mean, std, out, size, num_draws, blur_column, blur, sigma_low, sigma_span, SIDE: tl.constexpr
 ):  # fmt: skip
-    """Blurs one channel of a view that `view_kernel` left as it was before the blur, and normalizes it."""
+    """Blur one channel of a view that `view_kernel` left as it was before the blur, and normalize it."""
     number, channel = tl.program_id(0), tl.program_id(1)
     u += number * num_draws
     if _happens(u, blur_column, blur):

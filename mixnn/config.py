@@ -96,7 +96,7 @@ _spelling: ContextVar[Spelling] = ContextVar("spelling", default=in_python)
 
 @contextmanager
 def spelling(how: Spelling) -> Iterator[None]:
-    """Within, messages name settings this way; the command line has its own, with flags."""
+    """Spell settings this way in messages inside the block; the command line has its own spelling, with flags."""
     token = _spelling.set(how)
     try:
         yield
@@ -110,12 +110,12 @@ def on_command_line() -> bool:
 
 
 def setting(name: str, value: Any = None) -> str:
-    """How the reader of a message sets a parameter: batch_size=64 in Python, --batch-size 64 on the command line."""
+    """A parameter as a message spells it: batch_size=64 in Python, --batch-size 64 on the command line."""
     return _spelling.get()(name, value, False)
 
 
 def method_option(name: str, value: Any = None) -> str:
-    """The same for an option of the method: topk=5 in Python, --set topk=5 on the command line."""
+    """An option of the method as a message spells it: topk=5 in Python, --set topk=5 on the command line."""
     return _spelling.get()(name, value, True)
 
 
@@ -134,7 +134,7 @@ def short_path(path: Any) -> Any:
 
 
 def calling(name: str, *arguments: Any, **settings: Any) -> str:
-    """How the reader of a message calls a function: mixnn.embed('x', out='y') or, on the command line, its command.
+    """A function call as a message spells it: mixnn.embed('x', out='y') in Python, a command on the command line.
 
     Without arguments it only names the function. `...` stands for arguments that the reader chooses. Paths become
     short. `data` and `methods` are lists in Python.
@@ -270,7 +270,7 @@ R = TypeVar("R")
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function a command too, and checks its arguments, also when Python calls it."""
+    """Make a function a command too, and check its arguments, also when Python calls it."""
 
     @functools.wraps(function)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -324,11 +324,11 @@ def parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 Device = Annotated[str, Param("auto, cpu, cuda or cuda:N")]
 DataDir = Annotated[str | Path, Param("where data sets are kept [the folder that the run used]", metavar="FOLDER")]
-MovedTo = Annotated[Any, Param("where the images are now, if their folder was moved", metavar="FOLDER")]
+MovedTo = Annotated[Any, Param("the new folder of the run's images, if they were moved", metavar="FOLDER")]
 Source = Annotated[
     str | Path | Sequence[str | Path] | Any,  # docs/data.md lists what Any may be
     Param(
-        "other images: a folder, image files or a data set; or where the run's own images are now, if they were moved "
+        "which images: a folder, image files or a data set; if the run's images were moved, their new folder "
         "[the run's data]",
         aliases=("--source",),
     ),
@@ -432,7 +432,7 @@ class Checked:
 
     @staticmethod
     def spell(name: str, value: Any) -> str:
-        """How messages name a field and its value."""
+        """A field and its value as messages spell them."""
         return in_python(name, value)
 
     def __post_init__(self) -> None:
@@ -445,7 +445,7 @@ class Checked:
 
 
 def checked(cls: Any, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Some of an option dataclass's values, in their types, each checked by itself; unknown names are errors."""
+    """Check and convert some values of an option dataclass, each by itself; unknown names are errors."""
     known, others = fields_of(cls), {f.name for f in dataclasses.fields(cls)}
     for name in values:
         if name not in others:
@@ -598,16 +598,15 @@ class Config(Checked):
     )
     trained_share: float | str = option(
         "auto",
-        "share of the trained weights in the encoder, a mean of starting and trained weights; auto: by how well "
-        "the starting weights tell the images apart, and at most 0.25 if they see two kinds of images",
+        "share of the trained weights in the encoder that is kept, averaged with the starting weights; auto: less for "
+        "better starting weights",
         choices=("auto",),
         low=0,
         high=1,
     )
     heads_first: float | str = option(
         0.0,
-        "share of the run that trains only the heads, before the backbone is trained too; auto: 0.2 to 0.4, more for "
-        "better starting weights",
+        "share of the run in which only the heads learn, while the backbone is frozen; auto: 0.2 to 0.4",
         choices=("auto",),
         low=0,
         high=0.8,
@@ -616,8 +615,8 @@ class Config(Checked):
     image_size: int = option(0, "side of the training crops; 0: the data set's own", low=0, high=1024)
     resolution: str = option(
         "",
-        "smaller training crops for a part of the run, as in 16:0.3,24:0.6: 16 pixels until 0.3 of it, 24 until 0.6, "
-        "then image_size; 75% is a share of image_size [image_size from the start]",
+        "smaller crops early in the run, as in 16:0.3,24:0.6: 16 pixels until 30% of the run, 24 until 60%, then "
+        "image_size; 75%:0.3 means 75% of image_size [none]",
         metavar="SIDE:SHARE,...",
     )
     encode_size: int = option(0, "side at which images are encoded after training; 0: image_size", low=0, high=1024)

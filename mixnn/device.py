@@ -1,4 +1,4 @@
-"""The device of a run, its random numbers, a second CUDA stream, compiling in parallel, late readings, and autocast."""
+"""The device of a run: random numbers, a second CUDA stream, parallel compiling, asynchronous scalars and autocast."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _pick_cuda(name: str, index: int) -> torch.device:
 
 @contextmanager
 def seeded_generators(device: torch.device, *numbers: int) -> Iterator[None]:
-    """Within, torch's default generators start from a seed made of these numbers; afterwards they are as they were.
+    """Seed torch's default generators with these numbers inside the block; afterwards they are as they were.
 
     These are the generators of the CPU and of the device. Their states are on the host, so nothing waits for a device.
     Not for use while a CUDA graph is captured.
@@ -64,10 +64,10 @@ def seeded_generators(device: torch.device, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def side_stream(device: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
-    """Work queued inside may run in parallel with what follows, until `wait_side_stream`. On a CPU it simply runs.
+    """Run the work queued inside in parallel with what follows, until `wait_side_stream`. On a CPU it simply runs.
 
-    Name the tensors that the work reads and that may be freed before it has ended. What it makes may be freed at any
-    time after the wait, because later work here waits for what was queued before it.
+    `tensors` are those that the work reads and that may be freed before it ends. What the work makes may be freed at
+    any time after the wait, because later work here waits for what was queued before it.
 
     Under torch.compile this does nothing: the compiler orders its work itself.
     """
@@ -84,7 +84,7 @@ def side_stream(device: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
 
 
 def wait_side_stream(device: torch.device) -> None:
-    """Let what follows wait for the work on the side stream, if there is any.
+    """Make what follows wait for the work on the side stream, if there is any.
 
     A CUDA graph that is being recorded could not wait for a stream that is not a part of it.
     """
@@ -97,9 +97,9 @@ def wait_side_stream(device: torch.device) -> None:
 
 
 def keep_alive(tensor: torch.Tensor) -> None:
-    """Keep a tensor that the side stream reads until the next `wait_side_stream`.
+    """Keep a tensor that the side stream reads alive until the next `wait_side_stream`.
 
-    Otherwise autograd, which saves memory, might add to it in place. On a CPU there is nothing to wait for.
+    Without a second reference, autograd might add another gradient to it in place. On a CPU this does nothing.
     """
     if tensor.is_cuda and not torch.compiler.is_compiling():
         _held.setdefault(tensor.device, []).append(tensor)
@@ -116,7 +116,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def compiling_in_parallel(device: torch.device) -> Iterator[None]:
-    """Within, Triton's kernels are compiled and loaded, many at a time, but not launched; on leaving, all are ready.
+    """Compile and load the Triton kernels that the block uses, many at a time, without launching them.
 
     Kernels do not run, so all numbers computed inside are meaningless. This holds for every thread of the process. A
     kernel that cannot be compiled fails later, when it is launched.
@@ -162,10 +162,10 @@ def _use(device: torch.device) -> None:
 
 
 class _Filled(TorchFunctionMode):
-    """Within, memory that Python code asks for is filled: indices with 0, which is valid, other numbers with noise.
+    """Mode in which new memory is filled: indices with 0, which is valid, other numbers with noise.
 
     Zeros would mislead cuDNN, which may be choosing the fastest algorithms: the GPU is faster on zeros. Inside custom
-    operators and in backward passes, memory is left as it is: torch does not ask this class there.
+    operators and in backward passes, memory is left as it is, because torch does not ask this class there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -202,6 +202,6 @@ class AsyncScalar:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Turns the caller's autocast off; does nothing where there is none."""
+    """Turn the caller's autocast off; do nothing where there is none."""
     on = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 -m mixnn pretrain cifar10
 
 A process waits five minutes for the others to join, or as long as $MIXNN_JOIN_TIMEOUT says (30m, for example). If one
-ends, the others end too, with its reason; so they do if one has given no sign of life for a minute, or for
+ends, the others end too, with its reason; so they do if one has sent no heartbeat for a minute, or for
 $MIXNN_PEER_TIMEOUT.
 
 Backbones are data-parallel and everything else is replicated: process r of R encodes images r, r + R, ... of a batch,
@@ -72,7 +72,7 @@ def init(device: torch.device) -> None:
 
 
 def _rendezvous(limit: float) -> tuple[Store, int]:
-    """The store through which the processes find each other, and this one's rank. All of them have come, or UserError.
+    """Join the other processes; return the store they share, and this one's rank. UserError if some are missing.
 
     torch itself would wait for half an hour, and not say for which process.
     """
@@ -119,13 +119,13 @@ class PeerEnded(UserError):
 class Peers:
     """Knows which processes of the run are alive, and why others have ended.
 
-    A thread sends a sign of life every second, and looks at those of the others. A process that waits for a dead one,
+    A thread sends a heartbeat every second, and reads those of the others. A process that waits for a dead one,
     in a message or for a device, cannot notice that itself: this thread then ends it.
     """
 
     def __init__(self, store: Store, rank: int, size: int, limit: float) -> None:
         self.store, self.rank, self.size, self.limit = store, rank, size, limit
-        self.heard = dict.fromkeys(range(size), time.monotonic())  # when each process last gave a sign of life
+        self.heard = dict.fromkeys(range(size), time.monotonic())  # when each process last sent a heartbeat
         self.beats = dict.fromkeys(range(size), b"")
         self.ends: dict[int, str] = {}  # rank -> why it has ended; "" if it had nothing more to do
         self.stopped = threading.Event()
@@ -155,9 +155,9 @@ class Peers:
                 self.ends[r] = end.decode().removeprefix(ENDED)
 
     def reason(self, limit: float) -> str:
-        """Why the run cannot go on, in a sentence; "" if all is well, as far as is known.
+        """Reason the run must stop, or an empty string.
 
-        A process without a sign of life for `limit` seconds counts as dead.
+        A process without a heartbeat for `limit` seconds counts as dead.
         """
         for r, why in self.ends.items():
             if why and r != self.rank:
@@ -165,13 +165,16 @@ class Peers:
         now = time.monotonic()
         silent = [r for r, heard in self.heard.items() if r not in self.ends and now - heard > limit]
         if not silent or self.rank in silent:  # a process that hears nothing of itself was suspended, or has no store
-            holder = "the process that holds the run together (process 0, or torchrun) has ended"
-            return holder if len(silent) == self.size else ""
-        which = f"process {silent[0]}" if len(silent) == 1 else f"processes {', '.join(map(str, silent))}"
-        return f"no sign of life from {which} of {self.size}: killed perhaps, or its machine was lost"
+            return "process 0 or torchrun has exited" if len(silent) == self.size else ""
+        if len(silent) == 1:
+            which, fate = f"process {silent[0]}", "it was probably killed, or its machine was lost"
+        else:
+            which = f"processes {', '.join(map(str, silent))}"
+            fate = "they were probably killed, or their machines were lost"
+        return f"no heartbeat from {which} of {self.size}: {fate}"
 
     def wait_for_reason(self) -> str:
-        """`reason`, when a message has failed: waits a little until it is known."""
+        """Wait a little until `reason` is known, after a message has failed."""
         end = time.monotonic() + 2 * HEARTBEAT_TIMEOUT
         while not (reason := self.reason(HEARTBEAT_TIMEOUT)) and time.monotonic() < end:
             time.sleep(POLL)
@@ -228,7 +231,7 @@ def rank() -> int:
 
 @contextmanager
 def _collective() -> Iterator[None]:
-    """Wraps a collective, so that a dead peer becomes a clear error."""
+    """Wrap a collective, so that a dead peer becomes a clear error."""
     try:
         yield
     except RuntimeError as error:
@@ -275,9 +278,9 @@ def _all_reduce_int(value: int, how: Any) -> int:
 
 
 class PartialBatch:
-    """A view of a batch of which a process makes only the rows that it needs: `x[rows]` makes them.
+    """A view whose rows are computed on demand: `x[rows]` computes only these.
 
-    Functions and methods of tensors make all rows. That is correct, but each process then does the work of all.
+    Functions and methods of tensors compute all rows. That is correct, but each process then does the work of all.
     """
 
     def __init__(self, make_rows: Callable[[Tensor], Tensor], shape: Sequence[int], device: torch.device) -> None:

@@ -83,14 +83,14 @@ def expand(path: str | Path) -> Path:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes the whole file or nothing; UserError if that fails."""
+    """Write the whole file or nothing; UserError if that fails."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
+    """Yield a temporary path to write to. It becomes `path` when the block ends, and is removed if the block fails."""
     temporary = _temporary_path(path.parent)
     check_not_removed(path)
     try:
@@ -131,7 +131,7 @@ def _temporary_path(folder: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes temporary files and folders of processes that were killed."""
+    """Remove temporary files and folders of processes that were killed."""
     for path in leftovers(folder):
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -175,7 +175,7 @@ def _is_gone(process: int) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the list of a folder's files, is on the disk."""
+    """Wait until a file, or the list of a folder's files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,7 +195,7 @@ def check_may_write(file: str | Path, overwrite: bool) -> None:
 
 
 def check_writable(file: str | Path, overwrite: bool) -> None:
-    """Like `check_may_write`; the file's folder must also exist and take files. Ask before any work is done."""
+    """UserError if a file cannot be written: `check_may_write`, and its folder must exist. Call before any work."""
     check_folder_writable(file)
     check_may_write(file, overwrite)
 
@@ -246,7 +246,7 @@ def check_folder_creatable(folder: Path) -> None:
 
 
 def why_not_writable(folder: Path) -> str:
-    """Why no file can be written into a folder; empty if one can. A small file is written and removed."""
+    """Reason why no file can be written into a folder, or an empty string. A small file is written and removed."""
     try:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "")
@@ -322,7 +322,7 @@ def yaml_error(error: Exception) -> str:
 
 @contextmanager
 def try_lock(path: Path) -> Iterator[bool]:
-    """Yields whether this process got the lock. The file stays: removing it could remove another process's lock."""
+    """Yield whether this process got the lock. The file stays: removing it could remove another process's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         yield try_flock(file.fileno())
@@ -330,7 +330,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def lock_run(run: Path) -> Iterator[None]:
-    """Reserves a run folder: two processes that train in it would mix their logs and delete each other's files."""
+    """Reserve a run folder: two processes that train in it would mix their logs and delete each other's files."""
     with ExitStack() as stack:
         try:
             mine = stack.enter_context(try_lock(run / LOCK))
@@ -366,7 +366,7 @@ def check_not_removed(path: Path) -> None:
 
 @contextmanager
 def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
-    """Reserves an output file, which must be free as in `check_may_write`. A killed process leaves no lock behind."""
+    """Reserve an output file, which must be free as in `check_may_write`. A killed process leaves no lock behind."""
     lock = path.with_name(f".{path.name[:60]}.lock")
     with ExitStack() as stack:
         while True:
@@ -382,14 +382,14 @@ def lock_output(path: Path, overwrite: bool) -> Iterator[None]:
 
 
 def wait_flock(file: int) -> None:
-    """Locks an open file, when no other process holds it; does nothing if this file system has no locks."""
+    """Lock an open file, when no other process holds it; do nothing if this file system has no locks."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def try_flock(file: int, shared: bool = False, unknown: bool = True) -> bool:
-    """Locks an open file; False if another process holds it, `unknown` if this file system has no locks."""
+    """Lock an open file; False if another process holds it, `unknown` if this file system has no locks."""
     if fcntl is None:
         return unknown
     try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mixnn.config import UserError, parse_duration
 
 JOIN_TIMEOUT = "5m"  # processes join before they read images, so this is plenty
-PEER_TIMEOUT = "60s"  # a process sends a sign of life every second, from a thread of its own
+PEER_TIMEOUT = "60s"  # a process sends a heartbeat every second, from a thread of its own
 
 
 def world_size() -> int:
@@ -45,7 +45,7 @@ class Rendezvous(NamedTuple):
 
 
 def read_rendezvous() -> Rendezvous:
-    """What this process was told about it; ValueError if something is missing."""
+    """Read the rendezvous from the environment; ValueError if something is missing."""
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ValueError(f"{name} is not set")
@@ -61,7 +61,7 @@ def join_limit() -> float:
 
 
 def peer_limit() -> float:
-    """Seconds without a sign of life after which a process counts as dead: $MIXNN_PEER_TIMEOUT, or a minute."""
+    """Seconds without a heartbeat after which a process counts as dead: $MIXNN_PEER_TIMEOUT, or a minute."""
     return _seconds("MIXNN_PEER_TIMEOUT", PEER_TIMEOUT)
 
 

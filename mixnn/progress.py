@@ -28,7 +28,7 @@ NAMED = 20  # unreadable files that a message names; the others are counted
 
 
 def escape_controls(text: str) -> str:
-    """The text, but for characters that would move the cursor or change colors, or that no terminal can print."""
+    """Escape the characters that would move the cursor or change colors, or that no terminal can print."""
     escaped = ("Cc", "Cs", "Zl", "Zp")
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in escaped else c for c in text)
 
@@ -63,13 +63,13 @@ class Reporter:
         self.console.print(f"mixnn: {escape_controls(text)}", style="yellow", soft_wrap=True)
 
     def warn_of_skipped(self, files: Sequence[tuple[str, str]]) -> None:
-        """Names and reasons of the first, and how many more there are."""
+        """Warn of files with their reasons: the first by name, the others as a number."""
         for text in _about_skipped(files):
             self.warn(text)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
-        """A bar over `total` things; call what it yields as advance(done, note)."""
+        """Show a progress bar up to `total`; call what it yields as advance(done, note)."""
         live = self.console.is_terminal and not self.quiet
         columns: tuple[Any, ...] = (
             TextColumn("{task.description}"),
@@ -97,7 +97,7 @@ class Reporter:
 
     @contextmanager
     def bytes_bar(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar over a download; call what it yields as progress(done, total)."""
+        """Show the progress of a download; call what it yields as progress(done, total)."""
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
             task = progress.add_task(title, total=None)
@@ -109,7 +109,7 @@ class Reporter:
 
 
 class PythonReporter(Reporter):
-    """For calls from Python: says what happens if asked to, and gives warnings to the `warnings` module."""
+    """Reporter for calls from Python: prints only if asked to, and gives warnings to the `warnings` module."""
 
     def __init__(self, verbose: bool = False) -> None:
         super().__init__(quiet=not verbose)

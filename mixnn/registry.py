@@ -1,6 +1,6 @@
-"""Registries: things that are chosen by name, and how code outside mixnn adds to them.
+"""Registries: entries that are chosen by name, and how code outside mixnn adds to them.
 
-A registry maps names to things. What mixnn has is in it from the start. Others add to it in two ways:
+A registry maps names to entries. Those of mixnn are in it from the start. Other code adds entries in two ways:
 
 - the decorator `register`, in a file that runs before the name is used: `import my_code` in Python, --import on the
   command line;
@@ -29,7 +29,7 @@ from mixnn.config import UserError, setting, unknown
 from mixnn.files import expand
 
 T = TypeVar("T")
-Thing = TypeVar("Thing")
+Object = TypeVar("Object")
 
 
 class UnknownName(UserError):
@@ -37,26 +37,27 @@ class UnknownName(UserError):
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """A mapping from names to parts. `kind` is what messages call a part; `group` ends the name of its entry points.
+    """A mapping from names to entries.
 
-    `make(name, thing, **about)`, if given, turns the decorated function or class into the part that is stored.
-    `check(name, part)` raises UserError for one that cannot work; those that mixnn has are not checked.
+    `kind` is what messages call an entry; `group` ends the name of its entry points.
+    `make(name, object, **about)`, if given, turns the decorated function or class into the entry that is stored.
+    `check(name, entry)` raises UserError for an entry that cannot work; those of mixnn are not checked.
     """
 
     def __init__(
         self,
         kind: str,
         group: str,
-        things: Mapping[str, T],
+        entries: Mapping[str, T],
         make: Callable[..., T] | None = None,
-        check: Callable[[str, Any], None] = lambda name, part: None,  # noqa: ARG005
+        check: Callable[[str, Any], None] = lambda name, entry: None,  # noqa: ARG005
     ) -> None:
         self.kind, self.group, self._make, self._check = kind, f"mixnn.{group}", make, check
-        self._things, self._own = dict(things), frozenset(things)
+        self._entries, self._own = dict(entries), frozenset(entries)
         self._origins: dict[str, str] = {}  # name -> what import_code takes to get it
 
-    def register(self, name: str, **about: Any) -> Callable[[Thing], Thing]:
-        """Decorator that adds a thing under a name. Defining it again, as in a notebook, replaces it."""
+    def register(self, name: str, **about: Any) -> Callable[[Object], Object]:
+        """Decorator that adds an entry under a name. Defining it again, as in a notebook, replaces it."""
         if not isinstance(name, str) or not name:
             package, _, group = self.group.partition(".")
             decorator = f"@{package}.{group.upper()}.register"
@@ -64,24 +65,24 @@ class Registry(MutableMapping[str, T], Generic[T]):
         caller = sys._getframe(1).f_globals
         origin = _importing.get() or origin_of(caller.get("__name__", ""), caller.get("__file__"))
 
-        def add(thing: Thing) -> Thing:
+        def add(decorated: Object) -> Object:
             if name in self._own:
                 raise UserError(f"mixnn has a {self.kind} called {name}: choose another name")
             if self._origins.get(name, origin) != origin:
                 raise UserError(f"two files register a {self.kind} called {name}: {self._origins[name]} and {origin}")
-            kept: Any = thing if self._make is None else self._make(name, thing, **about)
-            self.add(name, kept, origin)
-            return thing
+            entry: Any = decorated if self._make is None else self._make(name, decorated, **about)
+            self.add(name, entry, origin)
+            return decorated
 
         return add
 
-    def add(self, name: str, thing: T, origin: str) -> None:
-        """Add or replace a part that the user passed. `origin` is what to import to get it in another process."""
-        self._check(name, thing)
-        self._things[name], self._origins[name] = thing, origin
+    def add(self, name: str, entry: T, origin: str) -> None:
+        """Add or replace an entry of the user's. `origin` is what to import to get it in another process."""
+        self._check(name, entry)
+        self._entries[name], self._origins[name] = entry, origin
 
     def find(self, name: str) -> T:
-        """The thing of this name; UnknownName lists the valid ones."""
+        """The entry of this name; UnknownName lists the valid ones."""
         if name not in self:
             raise UnknownName(str(unknown(self.kind, name, self)))
         return self[name]
@@ -91,29 +92,29 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self._origins.get(name, "")
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._things and name in (points := _entry_points(self.group)):
-            thing = _load(points[name], self.kind)
-            self._check(name, thing)
-            self._things.setdefault(name, thing)  # the module may have used the decorator as well
-        return self._things[name]
+        if name not in self._entries and name in (points := _entry_points(self.group)):
+            entry = _load(points[name], self.kind)
+            self._check(name, entry)
+            self._entries.setdefault(name, entry)  # the module may have used the decorator as well
+        return self._entries[name]
 
-    def __setitem__(self, name: str, thing: T) -> None:
-        self._things[name] = thing
+    def __setitem__(self, name: str, entry: T) -> None:
+        self._entries[name] = entry
         if _importing.get():
             self._origins[name] = _importing.get()
 
     def __delitem__(self, name: str) -> None:
-        del self._things[name]
+        del self._entries[name]
         self._origins.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things or name in _entry_points(self.group)
+        return name in self._entries or name in _entry_points(self.group)
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._things, *_entry_points(self.group)])
+        yield from dict.fromkeys([*self._entries, *_entry_points(self.group)])
 
     def __len__(self) -> int:
-        return len({*self._things, *_entry_points(self.group)})
+        return len({*self._entries, *_entry_points(self.group)})
 
 
 @functools.cache
@@ -189,7 +190,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _failure(error: Exception) -> str:
-    """What went wrong in code of others, and in which line."""
+    """Describe what went wrong in code of others, and in which line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     frames = [frame for frame in frames if frame.filename != __file__]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
@@ -197,9 +198,9 @@ def _failure(error: Exception) -> str:
 
 
 def origin_of(module: str, file: str | None) -> str:
-    """What `import_code` takes to import a module again: the file of a module of its own, else the dotted name.
+    """The argument of `import_code` that imports a module again: the file of a single module, else the dotted name.
 
-    "" for code that was typed into an interpreter or a notebook.
+    Empty for code that was typed into an interpreter or a notebook.
     """
     if module == "__main__" and not file:
         return ""
@@ -209,7 +210,7 @@ def origin_of(module: str, file: str | None) -> str:
 
 
 def how_to_import(origins: list[str]) -> str:
-    """What to do to have code imported: add --import my_code.py on the command line, `import my_code` in Python."""
+    """Advice on how to have code imported: --import my_code.py on the command line, `import my_code` in Python."""
     flags = [setting("import", origin) for origin in origins]
     if all(flag.startswith("--") for flag in flags):
         return f"add {' '.join(flags)}"

@@ -74,7 +74,7 @@ FLAGS = {
     },
     "bench": {
         "--method", "--set", "--backbone", "--image-size", "--batch-size", "--steps", "--device", "--mode",
-        "--grow", "--no-baseline", "--json", "--overwrite", "--quiet",
+        "--grow", "--no-baseline", "--save", "--json", "--overwrite", "--quiet",
     },
 }  # fmt: skip
 
@@ -545,7 +545,7 @@ def test_nothing_but_more_images_helps_a_single_one(ask: Ask):
 
 def test_a_missing_value_and_a_word_too_many(ask: Ask):
     assert "--epochs: expected one argument" in refused(ask, "pretrain digits --epochs")
-    assert "too many words: again" in refused(ask, "pretrain digits again")
+    assert "unexpected argument: again" in refused(ask, "pretrain digits again")
     assert "`mixnn evaluate --help`" in refused(ask, "evaluate")
 
 
@@ -695,7 +695,7 @@ def test_no_verb_replaces_a_file_that_was_named_until_asked(ask: Ask, tmp_path: 
         ("search run --outliers --topk 3 --format json --out mine.json", "mine.json"),
         ("explore run --layout pca --out map.html", "map.html"),
         ("evaluate run --save run.json", "run.json"),
-        ("bench --json bench.json", "bench.json"),
+        ("bench --save bench.json", "bench.json"),
         ("classify run labels.csv --out .", "predictions.csv"),
     ):
         (tmp_path / file).write_text("precious")
@@ -1020,7 +1020,7 @@ def test_data_lists_every_set_and_how_to_get_it(ask: Ask, tmp_path: Path):
         ("get", "mixnn data get NAME"),
         ("foo", "`mixnn data get NAME`"),
         ("list cifar10", "`mixnn data get NAME`"),
-        ("get cifar10 cifar100", "too many words: cifar100"),
+        ("get cifar10 cifar100", "unexpected argument: cifar100"),
     ],
 )
 def test_wrong_words_to_data(ask: Ask, words: str, says: str):

@@ -50,7 +50,7 @@ class Vectorizer(Protocol):
     origin: str
 
     def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, store.Skipped]]:
-        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
+        """Yield for each batch: names, their vectors, and (name, reason) of the images that cannot be read."""
 
 
 @verb
@@ -107,7 +107,7 @@ def embed(
 
 
 def _encode_as_worker(run: Run, images: Images, device: str, reporter: Reporter) -> Embeddings:
-    """Encodes this process's part of the batches whenever the main process encodes; returns no vectors."""
+    """Encode this process's part of the batches whenever the main process encodes; return no vectors."""
     encoder = None
     while dist.broadcast(None) != DONE:
         encoder = encoder or load_encoder(run, device, reporter)

@@ -237,7 +237,7 @@ def _compare(encoder: Encoder, program: Callable[[Tensor], Tensor], what: str, r
 
 
 def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter: Reporter) -> dict[str, Any]:
-    """All that someone needs who has the file but neither the run nor mixnn."""
+    """The card of an exported file: all that is needed to use it without the run or mixnn."""
     c, step = run.config, state["step"]
     trained_with = run.environment(reporter.warn)
     here = environment(torch.device("cpu"))
@@ -274,10 +274,10 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
 
 
 def _start(data: RunData, step: int, depth: int = MAX_STARTS) -> dict[str, Any] | None:
-    """Which weights the run started from, and what became of them; None for random ones.
+    """The weights that the run started from, and what became of them; None for random weights.
 
-    A card is published, so folders and files of the user's machine are not named. depth: how many runs that started
-    from each other are followed; one that replaced the run it started from would never end.
+    A card is published, so it names no folder or file of the user's machine. `depth` limits how many runs that started
+    from each other are followed: a run that replaced the one it started from would lead back to itself.
     """
     source = data.init_from
     if source in NO_START:
@@ -298,7 +298,7 @@ def _start(data: RunData, step: int, depth: int = MAX_STARTS) -> dict[str, Any] 
 
 
 def _what_became_of_the_start(data: RunData, step: int) -> dict[str, Any]:
-    """What was done to the weights here, and the share of trained weights in the encoder."""
+    """How training used the starting weights, and the share of trained weights in the encoder."""
     if not step:
         return {"done_here": "nothing: the weights are as they come", "trained_share": 0.0}
     judged = data.judged

@@ -29,7 +29,7 @@ class PictureEncoder:
     origin = "pixels"
 
     def encode(self, images: Images) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-        """Yields for each batch: names, their pictures, and (name, reason) of the images that cannot be read."""
+        """Yield for each batch: names, their pictures, and (name, reason) of the images that cannot be read."""
         for batch in images.batches(BATCH, SIDE):
             yield batch.names, make_pictures(batch.u8), batch.skipped
 

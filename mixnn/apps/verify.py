@@ -65,7 +65,7 @@ Status = Literal["ok", "wrong", "left out"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `text` says what was found and, if that is wrong, what to do."""
+    """One check and its outcome. `text` says what was found and, if that is wrong, what to do."""
 
     name: str
     status: Status
@@ -138,7 +138,7 @@ def verify(
 
 
 def show_verify(found: Verification) -> None:
-    """Prints one line per check."""
+    """Print one line per check."""
     print_table(("checked", "", "found"), [(c["name"], c["status"], c["text"]) for c in found["checks"]])
 
 
@@ -475,7 +475,7 @@ class _RunChecks:
             return Check("replay", "left out", str(error).replace("\n", "; "))
 
     def _replay_on(self, run: Run, intact: list[Checkpoint], device: str, until: float) -> Check:
-        """Repeats the last interval if that is possible, and otherwise a few steps."""
+        """Repeat the last interval if that is possible, and otherwise a few steps."""
         why = ""
         if len(intact) < 2:
             why = "there is one checkpoint"
@@ -499,7 +499,7 @@ class _RunChecks:
         return _about_resume(replay_resume(run, intact[0], device, until), device, why)
 
     def _other_environment(self, run: Run, device: str) -> list[str]:
-        """What is not as it was in training, of the things that bits depend on."""
+        """What differs now from the training, among the conditions that exact bits depend on."""
         then, now = run.environment(), environment(torch.device(device)) | {"processes": 1}
         return [words for name, words in PROVENANCE.items() if then.get(name, now[name]) != now[name]]
 
@@ -512,7 +512,7 @@ def _stored_config(state: dict[str, Any]) -> Config:
 
 
 def _without(path: Path, paths: list[Path]) -> str:
-    """What to do about a checkpoint that cannot be used."""
+    """Advice on a checkpoint that cannot be used."""
     if path == paths[0] and len(paths) > 1:
         return "delete it; a resume goes on from the one before"
     return "delete it" if len(paths) > 1 else "train the run again"

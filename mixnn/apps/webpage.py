@@ -53,7 +53,7 @@ def digest(text: str) -> str:
 
 
 def fill(template: str, **values: str) -> str:
-    """Replaces each {{name}} by its value in one pass, so that no {{name}} inside a value is replaced."""
+    """Replace each {{name}} by its value in one pass, so that no {{name}} inside a value is replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], template)
 
 

@@ -86,7 +86,7 @@ def parse(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 
 def split_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words without --import and its values, and these values: that code runs before anything is looked up."""
+    """Split off the values of --import, whose code must run before any name is looked up."""
     rest: list[str] = []
     imports: list[str] = []
     words = list(words)

@@ -89,7 +89,7 @@ def _values(command: str, parameter: Parameter) -> tuple[str, ...]:
 
 
 def bash(commands: list[Words]) -> Iterator[str]:
-    """Without a description: bash shows words only."""
+    """Completion script for bash, which shows words but no descriptions."""
     names = " ".join(one.name for one in commands)
     yield "# save as ~/.local/share/bash-completion/completions/mixnn"
     yield "_mixnn() {"

@@ -112,7 +112,8 @@ class Command:
             if word.startswith("-"):
                 raise self._unknown_flag(word.partition("=")[0], getattr(found, "method", "mnn"))
         if rest:
-            raise UserError(f"too many words: {' '.join(rest)}\n`mixnn {self.name} --help` lists what is valid")
+            unexpected = f"unexpected argument{'s' * (len(rest) > 1)}: {' '.join(rest)}"
+            raise UserError(f"{unexpected}\n`mixnn {self.name} --help` lists what is valid")
         words_of = vars(found)
         for name, parameter in self.known.items():
             if (alias := _alias_dest(parameter)) in words_of:
@@ -151,7 +152,7 @@ class Command:
         return self.function(**given, **{"verbose": reporter} if "verbose" in self.supplied else {})
 
     def spell(self, name: str, value: Any, of_method: bool) -> str:
-        """How messages name a setting to those who typed this command."""
+        """A setting as messages spell it for this command."""
         text = "..." if value is None else shortened(shlex.quote(str(value)))
         if name == IMPORT.name:
             return f"{flag_of(IMPORT)} {text}"

@@ -91,7 +91,7 @@ def unpack_tar(archive: Path, target: Path) -> None:
         try:
             tar.extractall(target, filter=files_and_folders)
         except tarfile.FilterError as error:
-            raise _refused(archive, error.tarinfo.name, "leads out of the folder") from error
+            raise _refused(archive, error.tarinfo.name, "points outside the target folder") from error
 
 
 class _Member(tarfile.TarInfo):
@@ -123,7 +123,7 @@ def unpack_zip(archive: Path, target: Path) -> None:
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _refused(archive, member.filename, "is neither a file nor a folder")
             if Path(members.extract(member, target)) != target / member.filename:
-                raise _refused(archive, member.filename, "leads out of the folder")
+                raise _refused(archive, member.filename, "points outside the target folder")
 
 
 def _refused(archive: Path, name: str, why: str) -> UserError:

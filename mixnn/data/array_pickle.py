@@ -74,21 +74,21 @@ class _Unpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """Stub for codecs.encode, by which Python 3 writes bytes in protocol 2."""
+        """Stub for codecs.encode, which a pickle of protocol 2 from Python 3 calls to make bytes."""
         if encoding != "latin1":
             raise Refused(f"the codec {encoding!r}")
         self._room -= len(text)
         if self._room < 0:
-            raise Refused("the same text again and again")
+            raise Refused("more text than the file's size")
         return text.encode("latin1")
 
 
 def _check_sizes(data: bytes) -> None:
-    """Refused for a pickle that makes room for more than it holds, or nests tuples; ValueError if it is cut off."""
-    tuples, is_open = 0, False  # those that are not the arguments of a call; whether the last one may yet be
+    """Raise Refused if a pickle reserves more memory than it fills, or nests tuples; ValueError if it is cut off."""
+    tuples, is_open = 0, False  # tuples that are no arguments of a call; whether the last one may still become such
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= (place := argument or 0) <= count:
-            raise Refused(f"room for {place:,} objects")
+            raise Refused(f"a request for memory for {place:,} objects")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             continue
         tuples += is_open and opcode.name != "REDUCE"

@@ -109,7 +109,7 @@ def cached(
 
 
 def _inode(entry: Path) -> int:
-    """Tells an entry from the one that replaces it; 0 if there is none."""
+    """Number that tells an entry from the one that replaces it; 0 if there is none."""
     try:
         return entry.stat().st_ino
     except OSError:
@@ -118,7 +118,7 @@ def _inode(entry: Path) -> int:
 
 @contextlib.contextmanager
 def _building(entry: Path) -> Iterator[None]:
-    """Lets one process after the other in, where files can be locked."""
+    """Let one process after the other in, where files can be locked."""
     path = entry.with_suffix(".lock")
     with open(path, "wb") as file:
         wait_flock(file.fileno())
@@ -200,7 +200,7 @@ def check_entry(entry: Path) -> int:
 
 
 def _read_blocks(file: IO[bytes], num_bytes: int, target: np.ndarray | None) -> int:
-    """Reads the rest of a file, into the target if there is one; returns its CRC-32."""
+    """Read the rest of a file, into the target if there is one; return its CRC-32."""
     buffer, crc = np.empty(BLOCK if target is None else 0, np.uint8), 0
     for start in range(0, num_bytes, BLOCK):
         length = min(BLOCK, num_bytes - start)
@@ -280,7 +280,7 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 
 def _make_room(root: Path, needed: int, limit: float) -> None:
-    """Removes the least recently used entries until `needed` more bytes fit, or all others are in use."""
+    """Remove the least recently used entries until `needed` more bytes fit, or all others are in use."""
     entries = [(_last_use(path), _num_bytes(path), path) for path in root.iterdir() if ENTRY.fullmatch(path.name)]
     total = sum(num_bytes for _, num_bytes, _ in entries)
     room = min(limit, total + shutil.disk_usage(root).free) - needed
@@ -298,7 +298,7 @@ def _last_use(entry: Path) -> float:
 
 
 def _remove_unused(entry: Path) -> bool:
-    """Removes an entry, unless a process uses it."""
+    """Remove an entry, unless a process uses it."""
     with contextlib.suppress(FileNotFoundError), open(entry / IMAGES, "rb") as file:
         if not try_flock(file.fileno(), unknown=time.time() - _last_use(entry) > RECENT):
             return False

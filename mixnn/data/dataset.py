@@ -157,7 +157,7 @@ class Dataset(ABC):
         return self._loaded[key]
 
     def emptied(self) -> Self:
-        """The same data set without the images that it has read. It refuses others than those."""
+        """A copy without the images that were read. It accepts only the same images again."""
         return replace(self, _loaded={})
 
     def _check_digest(self, summary: FolderSummary) -> None:
@@ -326,7 +326,7 @@ class OwnDataset(Dataset):
 
     @property
     def _digest(self) -> str:
-        """Of the training images; "" if they have not been read."""
+        """Digest of the training images; "" if they have not been read."""
         summaries = [images.summary for (split, _), images in self._decoded.items() if split == "train"]
         return summaries[0].digest if summaries and summaries[0] else ""
 

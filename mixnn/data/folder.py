@@ -66,7 +66,7 @@ def list_splits(folder: Path) -> Listing:
 
 
 def hold_out(listing: Listing, label_of: Mapping[str, str], share: float) -> Listing:
-    """Moves a share of the labeled images of every class from training to testing."""
+    """Move a share of the labeled images of every class from training to testing."""
     if listing.test:
         raise UserError(
             f"{listing.folder} has test images of its own, in {listing.test}/: leave out {setting('holdout')}"
@@ -130,7 +130,7 @@ def natural_key(name: str) -> tuple[str, str]:
 
 
 def _number_key(found: re.Match[str]) -> str:
-    """Sorts as the number does; int() refuses more than 4,300 digits."""
+    """Key that sorts as the number does; int() refuses more than 4,300 digits."""
     digits = found[0].lstrip("0")
     return f"\0{chr(len(digits))}{digits}"
 

@@ -180,7 +180,7 @@ class ImageSet:
         return found | ({"files": self.summary.digest, "sides": list(self.summary.sides)} if self.summary else {})
 
     def digest(self) -> str:
-        """Identifies the images: by their files, or by their pixels if they do not come from files."""
+        """Identify the images by their files, or by their pixels if they do not come from files."""
         if self.summary:
             return self.summary.digest
         return f"{zlib.crc32(self.images[:].cpu().contiguous().numpy().data):08x}"

@@ -112,7 +112,7 @@ class Images(ABC):
 
     @abstractmethod
     def signature(self) -> list[tuple[str, int, int, int]]:
-        """Changes when the images change, so that cached embeddings can be checked on every call."""
+        """A value that changes when the images do, so that cached embeddings can be checked on every call."""
 
     @abstractmethod
     def _read(self, start: int, count: int, size: int) -> ImageBatch: ...

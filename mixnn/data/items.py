@@ -60,7 +60,7 @@ def uint8_images(images: Any) -> np.ndarray:
 
 
 class ItemInfo(NamedTuple):
-    """What is remembered of an item that was read: its properties, or why it could not be read; and its label."""
+    """Properties of an item that was read, or why it could not be read; and its label."""
 
     info: FileInfo | str
     label: str | None
@@ -115,7 +115,7 @@ class Items:
         return image
 
     def info(self, i: int) -> ItemInfo:
-        """What is remembered of an item, which is read if it has not been."""
+        """Properties and label of an item, which is read if it has not been."""
         if i not in self.infos:
             with contextlib.suppress(Exception):  # the ItemInfo says why
                 self.read(i)
@@ -227,7 +227,7 @@ class ImageItems(Images):
         return self.decoded_part(size, 0, len(self))
 
     def decoded_part(self, size: int, start: int, stop: int, forget: bool = False) -> Decoded:
-        """The same for a part of the images. With `forget`, nothing is remembered of them: there may be many."""
+        """Images from `start` to `stop` that can be read. With `forget`, nothing is remembered: they may be many."""
         found = Decoded(self._read(start, stop - start, size).u8, self._infos(range(start, stop)))
         if forget:
             self.items.infos.clear()

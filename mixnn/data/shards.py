@@ -39,7 +39,7 @@ def is_shards(data: str) -> bool:
 
 
 def absolute_shards(data: str) -> str:
-    """The same shards by their absolute path, as a run folder stores them."""
+    """The shards by their absolute path, as a run folder stores them."""
     kind, _, place = data.partition(":")
     return f"{kind}:{expand(place).absolute()}"
 

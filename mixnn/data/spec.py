@@ -76,7 +76,7 @@ def layout_folder(layout: ExpectedFiles, root: Path) -> Path:
 
 
 def wrong_file(path: Path, size: int | None) -> str | None:
-    """Describes what is wrong with a file; None if nothing is."""
+    """Describe what is wrong with a file; None if nothing is."""
     if not path.is_file():
         return f"{path} is missing"
     actual = path.stat().st_size
@@ -86,7 +86,7 @@ def wrong_file(path: Path, size: int | None) -> str | None:
 
 
 def how_to_get(name: str, root: Path | None = None) -> str:
-    """What downloads a data set: mixnn data get NAME, or in Python mixnn.data.get(NAME)."""
+    """The command that downloads a data set: mixnn data get NAME, or in Python mixnn.data.get(NAME)."""
     where = root if root is not None and root != default_root() else None
     if not on_command_line():
         return f"mixnn.data.get({name!r}" + (f", {str(where)!r})" if where else ")")

@@ -37,7 +37,7 @@ def read(folder: Path, split: str) -> Arrays:
 
 
 def _read_images(folder: Path, part: str, images: np.ndarray) -> None:
-    """Fills the array, some images at a time, so that the 2.8 GB of unlabeled images are not held twice."""
+    """Fill the array, some images at a time, so that the 2.8 GB of unlabeled images are not held twice."""
     path = folder / f"{part}_X.bin"
     with open(path, "rb") as file:
         for target in np.split(images, range(BLOCK, len(images), BLOCK)):

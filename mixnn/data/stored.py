@@ -53,7 +53,7 @@ class StoredImages:
         return found
 
     def read(self, rows: Tensor, target: Tensor) -> None:
-        """Fills the target with the images at these positions. Neighbors in the file are read at once."""
+        """Fill the target with the images at these positions. Neighbors in the file are read at once."""
         num_bytes, memory = math.prod(self.shape[1:]), target.view(-1).numpy().data
         order = np.argsort(rows.numpy(), kind="stable")
         sorted_rows, places = rows.numpy()[order], order.tolist()
@@ -69,7 +69,7 @@ class StoredImages:
             self._read(buffers, row * num_bytes, len(run) * num_bytes)
 
     def _announce(self, parts: list[tuple[int, int]]) -> None:
-        """Lets the system fetch all parts at once. From a disk, random images come two to four times as fast then."""
+        """Let the system fetch all parts at once. From a disk, random images come two to four times as fast then."""
         if len(parts) > 1 and hasattr(os, "posix_fadvise"):
             for start, num_bytes in parts:
                 os.posix_fadvise(self.file.fileno(), self.offset + start, num_bytes, os.POSIX_FADV_WILLNEED)

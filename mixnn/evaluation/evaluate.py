@@ -286,7 +286,7 @@ def _check_labels(train: ImageSet, test: ImageSet, name: str, how: str) -> None:
 
 
 def announce(subject: Subject, names: Sequence[str]) -> None:
-    """Says beforehand how long it will take, if that is long. An encoder that does not work fails here, at once."""
+    """Say beforehand how long it will take, if that is long. An encoder that does not work fails here, at once."""
     each = seconds_per_image(subject)
     encoded = sum(PROTOCOLS[name].num_encoded(subject) for name in names) / dist.size()
     if each * encoded < SLOW:
@@ -331,7 +331,7 @@ def protocols_of(choice: str) -> tuple[str, ...]:
 
 
 def show_evaluate(results: dict[str, Any]) -> None:
-    """Prints the accuracies, one line per protocol."""
+    """Print the accuracies, one line per protocol."""
     print("\n".join(_lines(results)))
 
 

@@ -107,7 +107,7 @@ def no_neighbors(z_BD: Tensor) -> NeighborList:
 
 
 class Aux(NamedTuple):
-    """What `forward_batch` returns next to the loss, without gradient."""
+    """What `forward_batch` returns besides the loss, without gradient."""
 
     push: tuple[SupportRows, ...]  # new rows of each support set
     record: DirectionRecord | None  # None for a method that does not compare two views
@@ -223,10 +223,10 @@ class Method(nn.Module):
         return {}
 
     def image_rows(self, draws: Mapping[str, Tensor], own: Tensor) -> Tensor:
-        """Rows of the batch whose images a process needs if its own rows are these; a row may occur twice.
+        """Rows of the batch a process must load to encode rows `own`. May repeat rows.
 
-        Here: its own rows for the student, and those that the shuffle gives it for the teacher. A method that uses
-        other rows of a view in `forward_batch` must add them.
+        By default, these are its own rows for the student, and those that the shuffle gives it for the teacher. A
+        method that uses other rows of a view in `forward_batch` must add them.
         """
         orders = () if self.teacher is None else shuffle_order(draws["shuffle"])
         return torch.cat([own, *(order[own] for order in orders)])

@@ -91,12 +91,12 @@ ByView = dict[int, Tensor]  # embeddings by the number of the view (0 is x1)
 
 
 class TargetSide(NamedTuple):
-    """What does not depend on the student's gradient: embeddings, and what was found for each direction."""
+    """Target embeddings, rows to push, and each direction's neighbors: all that needs no gradient."""
 
     z: ByView
     push: tuple[SupportRows, ...]  # new rows of each support set
     neighbor_lists: list[tuple[NeighborList, ...]]
-    supports_QD: list[Tensor]  # the support set as the direction searches it
+    supports_QD: list[Tensor]  # the support sets as each direction searches them
 
 
 class Siamese(Method):
@@ -290,7 +290,7 @@ class Siamese(Method):
         return self.options.momentum_end if isinstance(self.options, Momentum) and self.teacher is not None else 0.0
 
     def begin_step(self, progress: float) -> None:
-        """Sets what multiplies 1 - m, the part of the way that the teacher moves toward the student."""
+        """Update the teacher's momentum schedule: set the factor on 1 - m."""
         if self.momentum_end and self.options.momentum < 1:
             last = (1 - self.momentum_end) / (1 - self.options.momentum)
             self.teacher_rate.fill_(last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -33,7 +33,7 @@ class SupervisedOptions(Checked):
 class Supervised(Method):
     """Cross-entropy of a linear classifier on f."""
 
-    about = About(2015, "He et al., arXiv 1512.03385", "the ceiling: labels")
+    about = About(2015, "He et al., arXiv 1512.03385", "supervised training, as an upper bound")
     Options = SupervisedOptions
     options: SupervisedOptions
     facts = ("num_classes",)

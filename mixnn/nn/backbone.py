@@ -176,7 +176,7 @@ def build_backbone(
 
 
 def _call(factory: Callable[..., Any], name: str, known: dict[str, int]) -> nn.Module:
-    """Calls a factory with those of the known arguments that it has."""
+    """Call a factory with those of the known arguments that it has."""
     parameters = inspect.signature(factory).parameters
     for parameter in parameters.values():
         is_needed = parameter.default is parameter.empty and parameter.kind in (

@@ -45,10 +45,10 @@ class SplitBatchNorm(nn.BatchNorm2d):
         self.register_buffer("group_weights", torch.full((groups,), 1 / groups), persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False, twice: bool = False) -> Any:
-        """With `twice`, the output comes as two tensors that share memory: one for the next layer, one for a shortcut.
+        """Normalize x, then add `residual` and apply ReLU if asked. With `twice`, return the output as two tensors.
 
-        Their gradients then come back one by one, and this layer adds them as it reads them. Autograd would write
-        their sum to memory first.
+        The two share memory: one is for the next layer, one for a shortcut. Their gradients then come back one by one,
+        and this layer adds them as it reads them. Autograd would write their sum to memory first.
         """
         pair = self._pair(x, residual, relu, twice)
         return pair if twice else pair[0]

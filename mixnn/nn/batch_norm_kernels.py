@@ -142,7 +142,7 @@ def _words(numbers, dtype: tl.constexpr):
 
 @triton.jit
 def _keep(words):
-    """The same words. The compiler takes them for new ones, so it keeps no float32 copy of 16-bit numbers for later."""
+    """Return the same words as if they were new, so that the compiler keeps no float32 copy of 16-bit numbers."""
     if COMPILED:
         words = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [words], tl.int32, is_pure=False, pack=1)
     return words

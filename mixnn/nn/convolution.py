@@ -66,7 +66,7 @@ def _version(x: Tensor) -> int:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Within, all convolutions are torch's operators, which a profiler or a counter of FLOPs knows."""
+    """Use torch's operators for all convolutions in the block; profilers and counters of FLOPs know them."""
     with patch(f"{__name__}.kernels_allowed", False):
         yield
 

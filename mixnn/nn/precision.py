@@ -75,10 +75,10 @@ def is_cast(weight: Tensor) -> bool:
 
 
 class WeightStream:
-    """Where a layer computes the gradient of cast weights: on the side stream, for only the optimizer needs it.
+    """Context that computes the gradient of a cast weight on the side stream, because only the optimizer needs it.
 
-    Made in each forward pass of a layer. If a network uses a layer twice, autograd adds the gradients at once, so they
-    are computed as usual.
+    A layer makes one in each forward pass. If a network uses a layer twice, autograd adds the gradients at once, so
+    they are computed as usual.
     """
 
     def __init__(self, weight: Tensor) -> None:

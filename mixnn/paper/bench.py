@@ -49,7 +49,7 @@ def bench(
     mode: Annotated[str, Param("how a step runs", choices=fields_of(Config)["mode"].param.choices)] = "auto",
     grow: Annotated[bool, Param("time the step for larger Q, K, batches, images, backbones and data sets")] = False,
     baseline: Annotated[bool, Param("compare with a plain PyTorch loop and a Pillow DataLoader")] = True,
-    save: Annotated[str | Path, Param("also write the numbers to this file", flag="--json", metavar="FILE")] = "",
+    save: Annotated[str | Path, Param("also write the numbers to this file", metavar="FILE")] = "",
     overwrite: Overwrite = False,
     verbose: bool | Reporter = False,
 ) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def bench(
 
     Examples:
         mixnn bench
-        mixnn bench --method all --no-baseline --json bench.json
+        mixnn bench --method all --no-baseline --save bench.json
         mixnn bench --backbone resnet50 --image-size 224 --no-baseline
-        mixnn bench --grow --json growth.json
+        mixnn bench --grow --save growth.json
     """
     reporter, where = reporter_for(verbose), pick_device(device)
     names = methods.METHODS if method == "all" else [method]

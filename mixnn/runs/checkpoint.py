@@ -37,7 +37,7 @@ def name_of(step: int) -> str:
 
 
 def save(folder: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-    """Writes the checkpoint of a step and removes all but the last two."""
+    """Write the checkpoint of a step and remove all but the last two."""
     on_host = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(state)
     metadata = {"state": text, "crc32": str(_checksum(on_host, text))}

@@ -103,7 +103,7 @@ class Encoder(nn.Module):
     def encode(
         self, images: Images, first: int = 0, every: int = 1
     ) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
-        """Yields for each batch: names, their vectors, and (name, reason) of the images that cannot be read.
+        """Yield for each batch: names, their vectors, and (name, reason) of the images that cannot be read.
 
         `first` and `every` select batches: the first of them, and each that is so many further on.
         """

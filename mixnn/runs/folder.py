@@ -107,7 +107,7 @@ class Run:
 
     @property
     def how_to_resume(self) -> str:
-        """How the reader of a message continues training. What the folder does not store must be given again."""
+        """The call that continues training, for messages. What the folder does not store must be given again."""
         if on_command_line() and not is_in_memory(self.config.data):
             return calling("pretrain", resume=self.path)
         images = f"{self.config.data.partition('-')[0]}, " if is_in_memory(self.config.data) else ""
@@ -135,7 +135,7 @@ class Run:
 
     @staticmethod
     def is_run_folder(path: Path) -> bool:
-        """The path is a run folder, not just any folder with a config.yaml."""
+        """Whether the path is a run folder, not just any folder with a config.yaml."""
         try:
             Run.open(path)
         except UserError:
@@ -144,7 +144,7 @@ class Run:
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
-        """Makes the folder. If several processes try at once, one succeeds and the others get FolderExists."""
+        """Make the folder. If several processes try at once, one succeeds and the others get FolderExists."""
         Run.check_replaceable(path, overwrite)
         try:
             path.resolve().mkdir(parents=True, exist_ok=overwrite)
@@ -156,7 +156,7 @@ class Run:
 
     @staticmethod
     def reserve_numbered(path: Path) -> Path:
-        """Makes the folder, with -2, -3, ... added if it exists."""
+        """Make the folder, with -2, -3, ... added if it exists."""
         number = 1
         while True:
             place = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -167,7 +167,7 @@ class Run:
 
     @staticmethod
     def create(path: Path, config: Config, command: str, overwrite: bool = False) -> Run:
-        """Starts a run in a folder. Of an old run there, only what mixnn wrote is removed; a classifier stays."""
+        """Start a run in a folder. Of an old run there, only what mixnn wrote is removed; a classifier stays."""
         Run.reserve(path, overwrite)
         outputs = [old for pattern in OUTPUTS for old in path.glob(pattern) if is_written_by_mixnn(old)]
         try:
@@ -200,7 +200,7 @@ class Run:
 
     @contextmanager
     def explain_unknown_names(self) -> Iterator[None]:
-        """Within, an unknown name becomes an error that says what to import. It is never imported unasked."""
+        """Turn an unknown name into an error that says what to import. It is never imported unasked."""
         try:
             yield
         except UnknownName as error:
@@ -249,12 +249,12 @@ class Run:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, data=str(folder)))
 
     def update_config(self, **changes: Any) -> Run:
-        """Changes settings in config.yaml; returns the run with them."""
+        """Change settings in config.yaml; return the run with them."""
         self._write_config(dataclasses.replace(Run.open(self.path).config, **changes))
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def record_given(self, names: Iterable[str]) -> None:
-        """Adds settings to those that environment.json lists as the user's own."""
+        """Add settings to those that environment.json lists as the user's own."""
         about = self.environment()
         if "given" in about:
             self.write_environment(about | {"given": sorted({*about["given"], *names})})
@@ -347,7 +347,7 @@ class Run:
         write_atomically(self.path / name, text.encode())
 
     def log(self, record: dict[str, Any]) -> None:
-        """Appends a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         check_not_removed(self.path / "metrics.jsonl")
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
@@ -382,7 +382,7 @@ class Run:
         return found
 
     def truncate_log(self, step: int, warn: Callable[[str], None] = lambda _: None) -> None:
-        """Drops log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
+        """Drop log lines after a step, so that a resumed run's log equals that of an uninterrupted one."""
         kept = [record for record in self.metrics(warn) if record.get("step", 0) <= step]
         self.write("metrics.jsonl", "".join(map(_log_line, kept)))
         (self.path / DIVERGED).unlink(missing_ok=True)
@@ -402,7 +402,7 @@ class Run:
         return self._read_json("results.json", warn)
 
     def save_results(self, results: dict[str, Any], warn: Callable[[str], None] = lambda _: None) -> None:
-        """Adds to results.json. A damaged one is kept under another name, since part of it may be readable."""
+        """Add to results.json. A damaged one is kept under another name, since part of it may be readable."""
         problems: list[str] = []
         known, path = self.results(problems.append), self.path / "results.json"
         if problems:
@@ -463,7 +463,7 @@ class Run:
 
     @property
     def can_resume(self) -> bool:
-        """There is an intact checkpoint of a training."""
+        """Whether there is an intact checkpoint to train from."""
         try:
             self.load_training(lambda _: None)
         except UserError:
@@ -471,7 +471,7 @@ class Run:
         return True
 
     def load_training(self, warn: Callable[[str], None]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The same, to train further; UserError if the run holds an encoder but no state of a training."""
+        """The newest intact checkpoint, to train further; UserError if the run was made without training."""
         tensors, state = self._newest_checkpoint(warn)
         if not any(name.startswith("method.") for name in tensors):
             raise UserError(
@@ -482,7 +482,7 @@ class Run:
 
 
 def did_you_mean(path: Path, is_wanted: Callable[[Path], bool]) -> str:
-    """What to add to a message about a folder that does not exist: one next to it with a similar name, if there is."""
+    """Hint for a message about a missing folder: one next to it with a similar name, if there is one."""
     names = [other.name for other in sorted(path.parent.glob("*")) if is_wanted(other)]
     longer = [name for name in names if name.startswith(path.name)]
     close = longer or difflib.get_close_matches(path.name, names, n=1)
@@ -516,7 +516,7 @@ def _log_record(line: bytes, has_checksum: bool) -> dict[str, Any] | None:
 
 
 def _is_begun(path: Path) -> bool:
-    """The folder holds nothing but what is written before it becomes a run folder."""
+    """Whether the folder holds only what is written before it becomes a run folder."""
     first = rf"{re.escape(LOCK)}|command\.txt|{TEMPORARY.pattern}|\.(command\.txt|config\.yaml)\.\d+\.tmp"
     return path.is_dir() and all(file.is_file() and re.fullmatch(first, file.name) for file in path.iterdir())
 

@@ -1,14 +1,15 @@
 """Layout: where things are in the image, for folders whose images are aligned.
 
-Scans, X-rays, digits or objects in front of a plain ground show the same things at the same places, and there raw
-pixels say much that an encoder, which averages over places, has lost. Photographs are not aligned, and there pixels do
-harm. Which is the case shows in the mean image: of aligned images it has a shape, of others it is flat.
+Images are aligned if they show the same things at the same places, as scans, X-rays, digits and objects in front of a
+plain background do. Their raw pixels say much that an encoder loses when it averages over places. Photographs are not
+aligned, and there raw pixels do harm.
 
-`alignment` is the share of the variance over places that the mean image has. Measured (notes/log.md): 0.47 to 0.64 on
-digits, hand signs, fruit, X-rays and brain scans, and 0.01 to 0.30 on thirteen other folders.
+The mean image tells the two kinds apart: for aligned images it shows a shape, otherwise it is flat. `alignment` is the
+share of the variance over places that the mean image keeps. It was 0.47 to 0.64 on digits, hand signs, fruit, X-rays
+and brain scans, and 0.01 to 0.30 on thirteen other folders (notes/log.md).
 
-How much the layout counts in a vector follows from the features: training can make them more alike, and a layout of
-fixed length would then drown them out. So its length is a share of their spread.
+The layout's length in a vector is a share of the features' spread. Training can make features more alike, and a layout
+of fixed length would then outweigh them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Layout(nn.Module):
         return torch.cat([F.normalize(features_BF), self.weight * F.normalize(layout)], dim=1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint or an exported file stores."""
+        """The tensors that a checkpoint or an exported file stores, by name."""
         return {PREFIX + name: tensor for name, tensor in self.state_dict().items()}
 
 

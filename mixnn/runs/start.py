@@ -1,4 +1,4 @@
-"""A run without training: a folder of images and an encoder as it comes, so that every command works at once."""
+"""A run without training: a folder of images and the ImageNet encoder, so that every command works at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPREAD_SAMPLE = 100  # images
 
 
 def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
-    """A run; or a folder of images, which stands for a run with the ImageNet encoder as it comes."""
+    """Open a run; a folder of images stands for a run of the ImageNet encoder without training."""
     if isinstance(run, Run):
         return run
     if is_shards(str(run)):
@@ -53,7 +53,7 @@ def open_run(run: str | Path | Run, reporter: Reporter | None = None) -> Run:
 
 
 def create_untrained_run(folder: Path, reporter: Reporter) -> Run:
-    """The run of a folder's images with the encoder as it comes, made on first use: runs/FOLDER-imagenet."""
+    """The run of a folder's images with the ImageNet encoder, made on first use: runs/FOLDER-imagenet."""
     data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
     for path in sorted(Path("runs").glob(f"{glob.escape(stem)}*")):
         if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), data):

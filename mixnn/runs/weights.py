@@ -179,7 +179,7 @@ def says_normalization(source: str) -> bool:
 
 
 def _file_defaults(path: Path) -> dict[str, Any]:
-    """The same for a file of weights. Only an exported one says what its images looked like."""
+    """Settings that follow from a file of weights. Only an exported file says what its images looked like."""
     card = read_card(path)
     try:
         weights = read_weights(path)

@@ -54,11 +54,10 @@ DATA_SETTINGS = ("data_dir", "labels", "holdout", "on_error", "limit", "mirror")
 
 
 def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any], num_images: int = 0) -> Config:
-    """Defaults, then the recipes of the data set, by name and of the method, then what the user gave.
+    """Build the configuration of a run, without decoding an image.
 
-    Decodes no image.
-
-    `num_images`: number of readable images in a folder, once that is known.
+    Later sources win: defaults, the recipe of the data set, the recipe given by name, the recipe of the method, and
+    what the user gave. `num_images`: number of readable images in a folder, once that is known.
     """
     method = str(settings.get("method", "mnn"))
     for name in settings:
@@ -103,7 +102,7 @@ def split_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
 
 
 def check_setting(name: str, method: str) -> None:
-    """Refuses an option of the method where a setting of the run is meant."""
+    """Refuse an option of the method where a setting of the run is meant."""
     if method in methods.METHODS and name in {f.name for f in fields(methods.find(method).Options)}:
         raise UserError(f"{name} is an option of the method: use {method_option(name)}")
 

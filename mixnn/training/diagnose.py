@@ -76,7 +76,7 @@ def diagnose(
 
 
 def show_diagnose(numbers: dict[str, float]) -> None:
-    """Prints the numbers with what they mean."""
+    """Print the numbers with what they mean."""
     print_table(("", "value", "what it is"), meanings(numbers))
 
 

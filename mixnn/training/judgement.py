@@ -1,14 +1,14 @@
 """Judgement without labels: whether an encoder gets better or worse, and what it learns instead of content.
 
 All numbers come from a fixed sample of the training images and two fixed random views of each. Which of them predict
-accuracy was measured on folders with labels (notes/log.md): the share of images whose other view is found first among
-all images is the best one. Where that fell below 0.7 of what it was at the start, accuracy had fallen as well, but for
-a few runs; where training helped, it stayed above.
+accuracy was measured on folders with labels (notes/log.md). The best one is view retrieval: the share of images whose
+other view is the nearest of all images. Where it fell below 0.7 of its value at the start, accuracy had fallen as well,
+with few exceptions; where training helped, it stayed above.
 
-The same number says how much there is to gain. A start that already tells nearly all images apart gains little from
-training and can lose; one that does not gains much. So the encoder that is kept is an average of the starting weights
-and the trained ones, with a share of the trained ones that is larger the less the start can do. The views depend on it
-as well (see views_for). Where the start's features vary mostly in one direction, little of the training is kept.
+View retrieval also says how much training can gain. A start that already tells nearly all images apart gains little and
+can lose; a start that does not gains much. So the encoder that is kept is an average of starting and trained weights:
+the worse the start, the larger the share of the trained weights. The views depend on view retrieval too (`views_for`).
+If the start's features vary mostly in one direction, little of the training is kept.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Judge:
     _neighbors: Tensor | None = None
 
     def begin(self, backbone: nn.Module) -> None:
-        """Measures the encoder that training starts from."""
+        """Measure the encoder that training starts from."""
         count = min(len(self.images), SAMPLE)
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         self.order = order[:count].sort().values
@@ -76,7 +76,7 @@ class Judge:
 
     @torch.no_grad()
     def measure(self, backbone: nn.Module) -> Numbers:
-        """NUMBERS of an encoder, the spread of its features, for the layout (runs/layout.py), and `first_lead`."""
+        """Measure NUMBERS, `first_lead`, and the spread of the features, which the layout needs (runs/layout.py)."""
         size = min(VIEW_SIZE, *self.images.size)
         whole = View(size, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
         view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
@@ -102,7 +102,7 @@ class Judge:
         return any(self.last < point <= progress for point in POINTS)
 
     def check(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
-        """Measures the encoder; returns what is wrong with it, in sentences."""
+        """Measure the encoder; return what is wrong with it, in sentences."""
         numbers = self.measure(backbone)
         found = problems(self.start, numbers, self.from_weights)
         self.points.append({"step": step, "progress": round(progress, 3), "problems": list(found), **numbers})
@@ -126,7 +126,7 @@ class Judge:
 def judge_start(
     start: nn.Module, images: ImageSet, from_weights: bool, device: torch.device, clock: Callable[[], float]
 ) -> Judge:
-    """Moves a start to the device and measures it; returns the judge."""
+    """Move a start to the device and measure it; return the judge."""
     start.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     features(start, images, torch.arange(min(16, len(images))), bf16=False)  # the first use of a network is slower
     began, judge = clock(), Judge(images, from_weights)
@@ -136,7 +136,7 @@ def judge_start(
 
 
 def problems(start: Numbers, now: Numbers, from_weights: bool) -> dict[str, str]:
-    """What is wrong with an encoder, by name, each with a sentence."""
+    """Find what is wrong with an encoder: name -> a sentence."""
     found = {}
     retrieval, before = now["view_retrieval"], start["view_retrieval"]
     if from_weights and retrieval < MIN_RETRIEVAL * before:
@@ -170,7 +170,7 @@ def has_dominant_direction(start: Numbers) -> bool:
 
 
 def dominance_message(start: Numbers) -> str:
-    """Why little of the training is kept where one direction leads.
+    """Explain why little of the training is kept if one direction dominates the features.
 
     Two folders of this kind were measured, with one seed each, NN and 5 labels: faces with and without masks went from
     96.5 and 99.0 to 96.9 and 97.1, solar cells of two types from 80.0 and 68.0 to 78.2 and 69.1. Training makes the
@@ -184,12 +184,12 @@ def dominance_message(start: Numbers) -> str:
 
 
 def views_for(start: Numbers) -> list[Choice]:
-    """The views with which to train from a start, and the smallest crops. Measured with MNN.
+    """Choose the views, and the smallest crops, for training from a start.
 
-    Color changes and large crops protect a good start: with 5 labels per class, chess pieces lost 3.5 points without
-    them and 0.7 with color changes, and gained 0.5 with both. For images that the start does not know, colors and
-    details may be what tells them apart: stained blood cells gained 13 points with the usual crops and no color
-    changes, 3 with color changes, and 3 with large crops.
+    Color changes and large crops protect a good start. With MNN and 5 labels per class, chess pieces lost 3.5 points
+    without either, lost 0.7 with color changes, and gained 0.5 with both. If the start does not know the images, colors
+    and details may be what tells them apart: stained blood cells gained 13 points with the usual crops and no color
+    changes, but only 3 with color changes, and only 3 with large crops.
     """
     found = f"the start finds an image's other view in {start['view_retrieval']:.1%} of cases"
     if start["view_retrieval"] >= MIN_KNOWN:
@@ -211,8 +211,8 @@ def heads_first(config: Config, share: float | None) -> float:
     """Share of the run in which the heads learn alone, by the share of the trained weights that will be kept.
 
     Heads start from random weights, and their first gradients would spoil a good backbone. The better it is, the longer
-    they learn alone. Where one direction leads, they learn alone for long as well. `share` is None for a run that is
-    not averaged with its start.
+    they learn alone. If one direction dominates the features, they also learn alone for long. `share` is None for a run
+    that is not averaged with its start.
     """
     if isinstance(config.heads_first, float):
         return config.heads_first
@@ -220,10 +220,10 @@ def heads_first(config: Config, share: float | None) -> float:
 
 
 def max_useful_steps(share: float) -> int:
-    """Steps beyond which training was not found to help; on images that the start knows, it loses accuracy.
+    """Most steps worth training. More did not help, and lost accuracy on images that the start knows.
 
-    The share of the trained weights says how well the start knows them (docs/folders.md, "Training for longer"), or
-    that little of the training is to be kept.
+    `share` is that of the trained weights. It is small if the start knows the images well (docs/folders.md, "Training
+    for longer"), or if little of the training is to be kept for another reason.
     """
     return min(MOST_STEPS, round(ENOUGH_STEPS / (1 - share))) if share < 1 else MOST_STEPS
 
@@ -249,7 +249,7 @@ class WeightAverage:
 
 
 def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:
-    """How the variance of unit features is distributed, and what color explains of it."""
+    """Measure how the variance of unit features is distributed, and how much of it color explains."""
     unit = x_MF / x_MF.norm(dim=1, keepdim=True).clamp(min=1e-12)
     centered = unit - unit.mean(0)
     total = centered.square().sum().clamp(min=1e-30)

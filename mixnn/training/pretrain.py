@@ -272,7 +272,7 @@ def _started_before(path: Path, command: str) -> Run | None:
 
 
 def _train(run: Run, trainer: Trainer) -> Run:
-    """Trains to the end. A run with a time budget then records how many epochs that were."""
+    """Train to the end. A run with a time budget then records how many epochs that were."""
     first = trainer.done
     trainer.fit(run)
     if trainer.done > first and trainer.judge and trainer.judge.points and not trainer.judge.is_worse:
@@ -354,7 +354,7 @@ def _write_run(path: Path, config: Config, command: str, about: dict[str, Any]) 
 
 
 def _lock(path: Path) -> AbstractContextManager[None]:
-    """Locks the run folder; the main process does so for all processes of the run."""
+    """Lock the run folder; the main process does so for all processes of the run."""
     return lock_run(path) if is_main_process() else nullcontext()
 
 
@@ -402,7 +402,7 @@ def _epochs_that_fit(trainer: Trainer) -> int:
         if done + plan.steps_left == plan.max_steps:
             reporter.info(
                 f"about {plural(epochs, 'epoch')} in {duration(plan.steps_left * pace)}: longer training would not "
-                f"help, or even lose accuracy; use {setting('trained_share', 1)} to train all the time"
+                f"help and may lose accuracy; use {setting('trained_share', 1)} to train all the time"
             )
         else:
             reporter.info(f"about {plural(epochs, 'epoch')} fit: {1e3 * pace:.0f} ms per step on this machine so far")
@@ -486,7 +486,7 @@ def check_unchanged(run: Run, config: Config, state: dict[str, Any]) -> None:
 
 
 def settings_unlike_checkpoint(config: Config, state: dict[str, Any], may_change: Iterable[str] = ()) -> list[str]:
-    """In words: settings that differ from those a checkpoint was made with, but for those that may change."""
+    """Describe the settings that differ from those of a checkpoint, except those that may change."""
     then, now = state.get("settings", {}), json.loads(json.dumps(asdict(config)))  # as a checkpoint stores it
     changed = []
     for name in [name for name in now if name in then and name not in may_change and then[name] != now[name]]:
@@ -500,7 +500,7 @@ def settings_unlike_checkpoint(config: Config, state: dict[str, Any], may_change
 
 
 def judge_again(trainer: Trainer, run: Run) -> None:
-    """Goes on judging a resumed run, unless what it started from is gone."""
+    """Go on judging a resumed run, unless what it started from is gone."""
     layout = trainer.layout  # of the checkpoint: its scale is that of the last judgement, not of the start
     before = run.judgement(trainer.reporter.warn)
     try:
@@ -535,7 +535,7 @@ def _extension(run: Run, state: dict[str, Any], epochs: Any = None, time_budget:
 
 
 def _plan_rest(trainer: Trainer) -> dict[str, Any]:
-    """Plans the rest of a run with a time budget; returns the settings that this changes."""
+    """Plan the rest of a run with a time budget; return the settings that this changes."""
     plan = trainer.plan
     assert plan is not None
     extended = plan.extended
@@ -547,7 +547,7 @@ def _plan_rest(trainer: Trainer) -> dict[str, Any]:
 
 
 def _where_it_is(trainer: Trainer, old: Config) -> str:
-    """In words: where a resumed run is, and what is new in its settings."""
+    """Describe where a resumed run is, and what is new in its settings."""
     plan, config = trainer.plan, trainer.config
     where = f"step {trainer.done}" + (f", epoch {trainer.epoch:g}" if plan else f" of {trainer.total_steps}")
     left = f", {duration(plan.budget - plan.elapsed())} left" if plan else ""

@@ -34,7 +34,7 @@ Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # what checkpoint.load re
 
 
 class OutOfTime(Exception):
-    """The replay would take longer than it may."""
+    """The replay would take longer than allowed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def replay_interval(run: Run, before: Checkpoint, after: Checkpoint, device: str, until: float) -> Comparison:
-    """Trains from one checkpoint to the next and compares the result with that one.
+    """Train from one checkpoint to the next and compare the result with that one.
 
     `until`: a reading of time.perf_counter at which the replay gives up with OutOfTime.
     """
@@ -62,7 +62,7 @@ def replay_interval(run: Run, before: Checkpoint, after: Checkpoint, device: str
 
 
 def replay_resume(run: Run, start: Checkpoint, device: str, until: float) -> Comparison:
-    """Trains a few steps from a checkpoint twice, the second time with a stop and a resume, and compares the two."""
+    """Train a few steps from a checkpoint twice, the second time with a stop and a resume, and compare the two."""
     config = _config(run, start[1], device)
     step = start[1]["step"]
     epochs = 2 * math.ceil(step * config.batch_size / start[1]["data"]["images"]) + 2 * REPLAY_STEPS
@@ -137,7 +137,7 @@ class _Replayer(Trainer):
 
 
 def _compare(found: dict[str, Tensor], expected: dict[str, Tensor], first: int, last: int) -> Comparison:
-    """Compares tensors of the same names bit for bit."""
+    """Compare tensors of the same names bit for bit."""
     sizes = {
         name: _difference(found[name], expected[name])
         for name in expected
@@ -161,7 +161,7 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 @contextmanager
 def num_threads(number: int) -> Iterator[None]:
-    """Within, torch uses this many threads: on a CPU, the order of sums depends on it. 0: leave it as it is."""
+    """Let torch use this many threads in the block: on a CPU, the order of sums depends on it. 0: leave it as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

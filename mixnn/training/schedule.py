@@ -33,17 +33,17 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, s
 
 
 def decay_factor(progress: float, shape: str = "cosine") -> float:
-    """From 1 to 0 while the progress goes from 0 to 1: half a cosine, or a straight line."""
+    """Factor that falls from 1 to 0 as progress goes from 0 to 1: half a cosine, or a straight line."""
     return 1 - progress if shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def crop_side(stages: Sequence[tuple[int, float]], progress: float) -> int:
-    """The side of the training crops at this share of the run, from what `parse_resolution` returns."""
+    """Side of the training crops at this share of the run; `stages` come from `parse_resolution`."""
     return next((side for side, until in stages if progress < until), stages[-1][0])
 
 
 def backbone_rate(progress: float, heads_first: float) -> float:
-    """What multiplies the backbone's learning rate: 0 while the heads learn alone, then rising to 1."""
+    """Factor on the backbone's learning rate: 0 while the heads learn alone, then rising to 1."""
     return min(1.0, max(0.0, (progress - heads_first) / BACKBONE_WARMUP_SHARE)) if heads_first else 1.0
 
 
@@ -53,7 +53,7 @@ def short_warmup(epochs: int) -> int:
 
 
 class Cost(NamedTuple):
-    """What something took, and the seconds per step at that time: on a busy machine, both grow."""
+    """Seconds that some work took, and the seconds per step at that time: on a busy machine, both grow."""
 
     seconds: float
     pace: float = 0.0  # 0: not known yet
@@ -80,7 +80,9 @@ class TimePlan:
     extended: bool = False  # the budget is not the one that `progress` was made for
     steps_left: int = 0
     max_steps: int = 0  # of the whole run, even if more fit; 0: no limit
-    costs: dict[str, list[Cost]] = field(default_factory=dict)  # recent ones of each thing that is done at the end
+    costs: dict[str, list[Cost]] = field(
+        default_factory=dict
+    )  # recent costs of the work at the end of the run, by its name
     total_costs: dict[str, float] = field(default_factory=dict)
     paces: list[float] = field(default_factory=list)  # recent seconds per step
     _block: int = 1  # steps between two plans
@@ -92,9 +94,9 @@ class TimePlan:
         return self.spent + self.clock() - self.started
 
     def reserve(self) -> float:
-        """Seconds to keep for the end of the run: the usual cost of each thing in `costs`, and leaving Python.
+        """Seconds to keep for the end of the run: the usual cost of all work in `costs`, and leaving Python.
 
-        Whatever is done after the last step belongs here: time it with `timing`, or put an estimate into `costs`.
+        All work after the last step belongs there: time it with `timing`, or put an estimate into `costs`.
         """
         ending = min(self.ending, MAX_ENDING_SHARE * self.budget)
         return ending + sum(self.cost(name) for name in self.costs)
@@ -104,11 +106,11 @@ class TimePlan:
         return self.budget - self.elapsed() - self.reserve()
 
     def cost(self, name: str) -> float:
-        """Seconds that something would take now: what it took before, adapted to the pace."""
+        """Expected seconds of a kind of work: the median of earlier times, adapted to the present pace."""
         return statistics.median([cost.seconds * self._slowdown(cost.pace) for cost in self.costs.get(name, [])] or [0])
 
     def _slowdown(self, pace: float) -> float:
-        """How much longer things take than at another pace, within limits: not all of them depend on the processor."""
+        """Factor by which work takes longer now than at another pace; limited: only part of it is computing."""
         return min(MAX_SLOWDOWN, max(1 / MAX_SLOWDOWN, self.pace / pace)) if self.pace and pace else 1.0
 
     @property
@@ -118,23 +120,23 @@ class TimePlan:
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        """Measures something that is also done at the end of the run, so that time is kept for it."""
+        """Time work that the end of the run repeats, so that time is kept for it."""
         start = self.clock()
         yield
         self.record(name, self.clock() - start)
 
     def record(self, name: str, seconds: float) -> None:
-        """Notes what something took that is also done at the end of the run."""
+        """Record the seconds of work that the end of the run repeats."""
         measured = self.costs[name] if name in self.total_costs else []  # otherwise it holds an estimate
         self.costs[name] = [*measured, Cost(seconds, self.pace)][-RECENT:]
         self.total_costs[name] = self.total_costs.get(name, 0.0) + seconds
 
     def affords(self, name: str) -> bool:
-        """Whether an evaluation may be done now, before the end of the run."""
+        """Whether there is time for an evaluation now, before the end of the run."""
         return self.total_costs.get(name, 0.0) + self.cost(name) <= MAX_EVALUATION_SHARE * self.elapsed()
 
     def pace_known(self, times: list[float]) -> bool:
-        """Whether steps that took these seconds tell the pace, or that there is no time for more."""
+        """Whether these step times suffice to know the pace, or show that there is no time for more steps."""
         if len(times) < 2:
             return bool(times) and self.left() < times[0]
         # The first steps are slow, so two of them only tell if the time is far too short
@@ -142,7 +144,7 @@ class TimePlan:
         return hopeless or (len(times) >= 4 and (len(times) >= 40 or sum(times) >= 0.01 * self.budget))
 
     def begin(self, times: list[float], num_steps: int) -> None:
-        """The first plan, from the seconds of a few steps. `num_steps`: steps done before."""
+        """Make the first plan from the seconds of a few steps. `num_steps`: steps done before."""
         self._done = num_steps
         self.paces = times[1:] or times  # a first step is slower than the others
         for name, costs in self.costs.items():
@@ -156,7 +158,7 @@ class TimePlan:
             self._block_started = self.clock()
 
     def end_step(self, wait: Callable[[], object], replan: bool = False) -> None:
-        """Counts a step; now and then, or with `replan`, waits for the device and makes the plan again."""
+        """Count a step; now and then, or with `replan`, wait for the device and plan the rest again."""
         self.progress += (1 - self.progress) / max(1, self.steps_left)
         self.steps_left -= 1
         self._done += 1
@@ -168,7 +170,7 @@ class TimePlan:
             self._replan()
 
     def _replan(self) -> None:
-        """The main process decides for all how many steps fit. One that fits by half is taken."""
+        """Count the steps that still fit; the main process decides for all. A step that fits by half is counted."""
         fit = max(0, int(self.left() / self.pace + 0.5))
         if self.max_steps:
             fit = min(fit, max(0, self.max_steps - self._done))
@@ -183,12 +185,12 @@ class TimePlan:
         return base * decay_factor((self.progress - self.warmup) / max(1e-9, 1 - self.warmup), self.shape)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """The plan as a checkpoint stores it."""
         now = {"budget": self.budget, "spent": self.elapsed(), "costs": {name: self.cost(name) for name in self.costs}}
         return now | {name: getattr(self, name) for name in ("progress", "warmup", "over", "steps_left")}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continues a plan. With another budget, the learning rate is that of a longer run from here on."""
+        """Continue a plan. With another budget, the learning rate is that of a longer run from here on."""
         self.spent, self.progress, self.warmup = state["spent"], state["progress"], state["warmup"]
         self.costs = {name: [Cost(seconds)] for name, seconds in state["costs"].items()}
         self.extended = state["budget"] != self.budget

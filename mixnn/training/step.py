@@ -220,7 +220,7 @@ class Step:
         return parts[: len(self.views)], dict(zip(names, parts[len(self.views) :], strict=True))
 
     def _run(self) -> Callable[[], None]:
-        """What runs the step: itself, or the replay of a recording that is made the first time."""
+        """The function that runs a step: the step itself, or the replay of a recording made the first time."""
         kind = self.heads_only, self.views[0].size
         if kind not in self._runs:
             self._runs[kind] = self._capture() if self.captures else self._train_step

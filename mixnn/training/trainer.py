@@ -253,12 +253,12 @@ class Trainer:
         self.backbone_rate = state.get("backbone_rate", 0.0)
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
-        """Starts student and teacher with the weights of a given backbone."""
+        """Start student and teacher with the weights of a given backbone."""
         for part in self._backbones():
             load_weights(part, backbone.state_dict(), source)
 
     def judge_from(self, start: torch.nn.Module, judge: Judge, share: float | None = None) -> None:
-        """From now on compares the encoder with the one the run started from; keeps that one if it is better.
+        """Compare the encoder from now on with the one the run started from, which is kept if it is better.
 
         `judge` has measured the start. `share` is that of the trained weights, for a run that had one before.
         """
@@ -276,7 +276,7 @@ class Trainer:
                 share = trained_share(self.config, judge.start)
                 if self.config.trained_share == "auto" and has_dominant_direction(judge.start):
                     self.reporter.info(dominance_message(judge.start))
-            # one share for all processes, so that the backbone joins the heads at the same step
+            # one share for all processes, so that the backbone is unfrozen at the same step
             self.blend = WeightAverage(start, dist.broadcast(share))
             self.last_good = self.blend.weights(start), 0.0
             self.heads_first = heads_first(self.config, self.blend.share)
@@ -294,7 +294,7 @@ class Trainer:
         return self.blend.encoder(student) if self.blend else student
 
     def measure(self) -> None:
-        """Makes the first plan of a run with a time budget.
+        """Make the first plan of a run with a time budget.
 
         It takes a few steps, which are undone, and encodes some images to estimate the time of a kNN evaluation.
         """
@@ -333,7 +333,7 @@ class Trainer:
         return statistics.median(times) * (len(train) + len(test)) / num
 
     def fit(self, run: Run) -> None:
-        """Trains to the end, logging and saving as configured; raises Interrupted if asked to stop earlier."""
+        """Train to the end, logging and saving as configured; raise Interrupted if asked to stop earlier."""
         plan, total = self.plan, round(self.plan.budget) if self.plan else self.config.epochs
         with (
             run.recording_divergence(),
@@ -388,7 +388,7 @@ class Trainer:
             self._save(run)
 
     def _judge(self, run: Run) -> float:
-        """Looks at the encoder without labels. If it ends worse than its start, an earlier one is kept.
+        """Check the encoder without labels. If it ends worse than its start, an earlier one is kept.
 
         Returns the seconds this took.
         """
@@ -412,8 +412,8 @@ class Trainer:
             self.last_good = self.blend.weights(student), self.progress
         elif self.blend and self.over:
             kept = self.last_good[1]
-            what = f"those after {kept:.0%} of it" if kept else f"those it started from ({self.config.init_from})"
-            self.reporter.warn(f"the run ends worse than it began, so it keeps other weights: {what}")
+            which = f"from {kept:.0%} of the run" if kept else f"it started from ({self.config.init_from})"
+            self.reporter.warn(f"training made the encoder worse: keeping the weights {which}")
         share = self.blend.share if self.blend else 1.0
         run.write_judgement({"start": self.judge.start, "points": self.judge.points, "kept": kept, "share": share})
         return self.clock() - start
@@ -444,7 +444,7 @@ class Trainer:
         self.done += 1
 
     def _seeded_step(self) -> AbstractContextManager[None]:
-        """Makes what a step draws from torch's default generators, as dropout does, depend on seed and step alone.
+        """Make what a step draws from torch's default generators, as dropout does, depend on seed and step alone.
 
         So a resumed run repeats it, and the caller's own generators stay as they are. Each process has its own rows of
         a batch, and so its own numbers. A captured step is left alone: its graph holds on to the generator.
@@ -476,7 +476,7 @@ class Trainer:
         return Diverged(f"{what} at step {self.done}; {last}. A smaller {setting('lr')} usually helps")
 
     def _end_epoch(self, run: Run, start: float, num_steps: int) -> None:
-        """Saves before the kNN reading: if that fails, no training is lost, and a resumed run repeats it."""
+        """Save before kNN is evaluated: if that fails, no training is lost, and a resumed run repeats it."""
         self._means()  # waits for the device, so the clock below is right
         seconds = self.clock() - start
         self.seconds += seconds
@@ -485,7 +485,7 @@ class Trainer:
         self._log_epoch(run, num_steps * self.config.batch_size / seconds)
 
     def _log_epoch(self, run: Run, images_per_s: float) -> None:
-        """Writes the epoch's log line; all but its speed can be computed from the checkpoint."""
+        """Write the epoch's log line; all but its speed can be computed from the checkpoint."""
         self.record = {"epoch": self.epoch, "step": self.done, **self._means()}
         dist.average_statistics(self.method, self.group)
         if not is_main_process():
@@ -513,7 +513,7 @@ class Trainer:
         return self.plan is None or self.over or self.plan.affords(name)
 
     def _timing(self, name: str) -> AbstractContextManager[None]:
-        """Measures what the end of a run with a time budget will take."""
+        """Measure what the end of a run with a time budget will take."""
         return self.plan.timing(name) if self.plan else nullcontext()
 
     def _unlogged(self, run: Run) -> bool:
@@ -551,7 +551,7 @@ class Trainer:
         }
 
     def _progress(self, values: dict[str, Any]) -> tuple[float, str]:
-        """How far the run is, in epochs or in seconds of its time budget, and a note for the progress bar."""
+        """Progress in epochs or in seconds of the time budget, and a note for the progress bar."""
         if not self.plan:
             return self.done / self.steps_per_epoch, _progress_note(values)
         seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())

@@ -762,7 +762,7 @@ def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(st
     kept = MODELS[found["classifier"]["model"]]
     assert said.count("(kept)") == 1
     assert f"\n{kept} (kept) " in said
-    assert re.search(r"chosen in each fold \(accuracy above\) +81.2% +60.0 to 90.0 *\nQuote the last row", said)
+    assert re.search(r"chosen in each fold \(accuracy above\) +81.2% +60.0 to 90.0 *\nReport the last row", said)
     assert "Accuracy: 81.2% (95% interval 60.0 to 90.0)" in said
     assert "held-out labels, and 81.2% are right" in said
     found["held_out"]["models"][found["classifier"]["model"]] = {"accuracy": 81.249, "low": 60.0, "high": 90.0}
@@ -837,7 +837,7 @@ def test_features_that_are_clearly_better_are_used_and_named(stub, tmp_path, mon
 
 
 def test_three_labels_of_fifteen_do_not_make_other_features_clearly_better(monkeypatch, pictures):
-    """Three labels more of 15 are 20 points and 1.6 standard errors, but happen by luck in one of eight cases."""
+    """Three labels more of 15 are 20 points and 1.6 standard errors, but happen by chance in one of eight cases."""
     embeddings, truth = separable(per_class=5)
     given, found = dict(zip(embeddings.names, truth, strict=True)), {RUN: Features(RUN, lambda _: embeddings, ...)}
     named = SimpleNamespace(named=lambda _: pictures)

@@ -376,6 +376,13 @@ def test_epochs_that_are_added_later_are_the_users_own(place, tmp_path):
     assert read(tmp_path / "longer").environment == {"given": ["epochs", "labels"]}
 
 
+def test_the_overview_says_how_the_learning_rate_falls(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "linear")
+    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, cosine decay")
+    Run.open(tmp_path / "linear").update_config(lr_shape="linear")
+    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, linear decay")
+
+
 def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "timed")
     run = Run.open(tmp_path / "timed").update_config(time_budget="10m", epochs=6)

@@ -380,7 +380,9 @@ def test_a_process_that_hangs_ends_the_other(tmp_path: Path):
     second.kill()
     second.join()
     assert first.code == 2
-    assert first.err.endswith("mixnn: no sign of life from process 1 of 2: killed perhaps, or its machine was lost\n")
+    assert first.err.endswith(
+        "mixnn: no heartbeat from process 1 of 2: it was probably killed, or its machine was lost\n"
+    )
 
 
 def test_what_one_process_cannot_do_ends_all_without_a_traceback(tmp_path: Path):
@@ -570,7 +572,7 @@ def test_a_process_killed_while_it_reads_images_ends_the_other(tmp_path: Path):
     first, second = run_together(*DIGITS, "--out", tmp_path / "run", fault=enter_and_die_before_reading)
     assert second.code == -signal.SIGKILL
     assert first.code == 2
-    assert first.err == "mixnn: no sign of life from process 1 of 2: killed perhaps, or its machine was lost\n"
+    assert first.err == "mixnn: no heartbeat from process 1 of 2: it was probably killed, or its machine was lost\n"
     assert not (tmp_path / "run").exists()
 
 

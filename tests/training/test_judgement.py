@@ -478,7 +478,7 @@ def test_a_run_that_is_worse_from_the_first_look_on_keeps_the_weights_it_started
     assert text.count("the encoder is getting worse than its start") == 1  # with other numbers at every check
     assert "after 25% of the run: the encoder is getting worse than its start: it finds" in text
     assert "in 50% of cases, the start in 90%" in text
-    assert f"it keeps other weights: those it started from ({folder / 'start.safetensors'})" in text
+    assert f"keeping the weights it started from ({folder / 'start.safetensors'})" in text
     assert_equal(loaded(run), start_weights())
     assert_equal(tensors_of(run, KEPT), start_weights())
     student = tensors_of(run, STUDENT)
@@ -493,7 +493,7 @@ def test_a_run_that_is_worse_from_the_first_look_on_keeps_the_weights_it_started
 def test_a_run_that_gets_worse_later_keeps_the_last_weights_that_were_good(folder, tmp_path, monkeypatch, capsys):
     seen = retrieve(monkeypatch, 0.9, 0.9, 0.8, 0.3, 0.2)
     run = train(folder, tmp_path / "run")
-    assert "it keeps other weights: those after 50% of it" in said(capsys)
+    assert "training made the encoder worse: keeping the weights from 50% of the run" in said(capsys)
     assert run.judgement()["kept"] == 0.5
     assert_equal(loaded(run), seen[2])
 
@@ -503,7 +503,7 @@ def test_a_run_that_recovers_is_warned_of_once_and_keeps_the_blend_at_its_end(fo
     run = train(folder, tmp_path / "run")
     text = said(capsys)
     assert text.count("getting worse") == 1
-    assert "ends worse" not in text
+    assert "made the encoder worse" not in text
     assert (run.judgement()["kept"], run.judgement()["share"]) == (1.0, 0.2)
     start, student, kept = start_weights(), tensors_of(run, STUDENT), loaded(run)
     assert_equal(kept, seen[-1])
@@ -594,7 +594,7 @@ def test_a_resumed_run_that_ends_worse_keeps_the_start_and_repeats_no_warning(fo
     mixnn.pretrain(resume=run.path, verbose=quiet())
     text = said(capsys)
     assert "getting worse" not in text
-    assert "it keeps other weights: those it started from" in text
+    assert "keeping the weights it started from" in text
     assert_equal(loaded(run), start_weights())
 
 
@@ -605,7 +605,7 @@ def test_a_run_that_is_made_longer_is_judged_at_its_new_end(folder, tmp_path, mo
     retrieve(monkeypatch, 0.9, 0.4, 0.4)
     run = mixnn.pretrain(resume=run.path, epochs=8, verbose=quiet())
     assert [point["step"] for point in run.judgement()["points"]] == [2, 4, 6, 8, 12, 16]
-    assert "ends worse" in said(capsys)
+    assert "made the encoder worse" in said(capsys)
     assert_equal(loaded(run), start_weights())
 
 
@@ -620,7 +620,7 @@ def test_a_run_whose_time_is_up_when_it_is_resumed_is_judged_all_the_same(folder
     step = run.load_checkpoint(lambda _: None)[1]["step"]
     mixnn.pretrain(resume=run.path, verbose=quiet())
     assert run.judgement()["points"][-1]["step"] == step
-    assert "ends worse" in said(capsys)
+    assert "made the encoder worse" in said(capsys)
     assert_equal(loaded(run), start_weights())
 
 
@@ -646,7 +646,7 @@ def test_a_run_that_diverges_says_so_and_not_what_the_judge_makes_of_it(folder, 
 def test_a_learning_rate_that_destroys_the_weights_is_found_without_labels(folder, tmp_path, capsys):
     run = train(folder, tmp_path / "run", lr=0.5, trained_share=1.0)
     assert {"worse", "collapse"} & {*run.judgement()["points"][-1]["problems"]}
-    assert "ends worse" in said(capsys)
+    assert "made the encoder worse" in said(capsys)
     assert run.judgement()["kept"] < 1
     judge = Judge(run.dataset().load("pretrain", 8), True)
     judge.begin(small_network())

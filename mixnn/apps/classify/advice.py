@@ -63,7 +63,7 @@ def _check_labels(results: Mapping[str, Any]) -> list[str]:
 
 
 def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
-    """What to do about an encoder that is no better than the baselines, or about one that has not been trained."""
+    """Advice on an encoder that is no better than the baselines, or that has not been trained."""
     if "comparison" not in results:
         return []
     ahead = training_gain(results["comparison"]) > 0
@@ -85,7 +85,7 @@ def _train(results: Mapping[str, Any], state: str, folder: str) -> list[str]:
 
 
 def _use_start(results: Mapping[str, Any], start: str) -> list[str]:
-    """How to use the encoder before training elsewhere, if the predictions use it because it is better."""
+    """Advice to use the encoder before training elsewhere too, if the predictions use it because it is better."""
     if results.get("features") != START or not start:
         return []
     return [f"Use the encoder before training for other commands as well, as in `{calling('explore', start)}`."]

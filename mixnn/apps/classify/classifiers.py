@@ -368,7 +368,7 @@ class HeldOut(NamedTuple):
 
 
 def num_outer_folds(y: np.ndarray) -> int:
-    """With few labels, training without a fifth of them would underestimate the accuracy."""
+    """Number of outer folds: more for few labels, as training without a fifth of them would lower the accuracy."""
     return OUTER_FOLDS if len(y) <= MANY_LABELS else FEWER_FOLDS
 
 
@@ -433,7 +433,7 @@ def held_out(embeddings: Embeddings, labels: dict[str, str], *, model: str, seed
 
 
 def percent(share: float) -> float:
-    """In percent with six decimals, so that rounding again for display gives the same as rounding once."""
+    """The share in percent with six decimals, so that rounding again for display equals rounding once."""
     return round(100 * float(share), 6)
 
 

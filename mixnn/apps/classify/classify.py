@@ -315,12 +315,12 @@ def _show_accuracy(results: dict[str, Any]) -> None:
             ("classifier", "accuracy", "95% interval"), [(title, *_cells(row)) for title, row in models.items()]
         )
         if held["models"][kept]["accuracy"] != held["accuracy"]:
-            print("Quote the last row: there, the tested labels had no part in the choice.")
+            print("Report the last row: its test labels had no part in choosing the model.")
         print()
 
 
 def _chosen(results: dict[str, Any]) -> list[str]:
-    """Which features are used, if they are not the run's."""
+    """Say which features are used, if they are not the run's."""
     name = results["features"]
     if name == RUN_FEATURES:
         return []

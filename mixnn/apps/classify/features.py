@@ -46,7 +46,7 @@ MAX_COMPARED = 1000  # labels on which features are compared, chosen at random i
 MAX_UNLABELED = 1000  # unlabeled images used to standardize the features that are compared
 QUIET = Reporter(quiet=True)
 MAX_COPIES = 20  # pairs of copies with different labels in the results
-# Features are clearly better than the run's if luck alone would make them look so in fewer than this share of cases.
+# Features are clearly better than the run's if chance alone would make them look so in fewer than this share of cases.
 # Chosen by measurement (notes/log.md): with the ImageNet encoder it never picked raw pixels wrongly in 283 draws, and
 # with an untrained encoder it picks them nearly as often as a margin of one standard error, which errs with both.
 SIGNIFICANCE = 0.1
@@ -138,7 +138,7 @@ def compare(
 
     `embeddings` and `held` are the run's. With more than MAX_COMPARED labels, a random part of them is used. For each
     of the others, `ahead` is its lead over the run, `error` the standard error of this difference, `only` how many
-    labels it alone predicts right, `run_only` how many the run alone, and `p` the probability of this or more by luck
+    labels it alone predicts right, `run_only` how many the run alone, and `p` the probability of this or more by chance
     (`mcnemar_p_value`). Also returns pairs of labeled images that look the same but have different labels.
     """
     chosen = _sample(embeddings, labels, seed)
@@ -170,7 +170,7 @@ def best_features(comparison: dict[str, Any]) -> str:
 
 
 def _sample(embeddings: Embeddings, labels: dict[str, str], seed: int) -> dict[str, str]:
-    """The labels to compare on, of every class its share."""
+    """Choose the labels to compare on, in proportion to the classes."""
     rows, data = LabeledSet.select(embeddings, labels)
     chosen = stratified_sample(data.y, MAX_COMPARED, np.random.default_rng([seed, 2]))
     names = [embeddings.names[i] for i in rows[chosen]]
@@ -195,9 +195,10 @@ def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, floa
 
 
 def mcnemar_p_value(only: int, other_only: int) -> float:
-    """Probability that the one alone is right at least `only` times of those where just one is, if both are equal.
+    """One-sided p-value of McNemar's exact test on two classifiers.
 
-    This is McNemar's exact test, one-sided.
+    Each is right alone `only` and `other_only` times. If both are equally good, this is the probability that the first
+    is right alone `only` times or more.
     """
     return float(binom.sf(only - 1, only + other_only, 0.5))
 

@@ -68,7 +68,7 @@ class Server(ThreadingHTTPServer):
             return None
 
     def handle_error(self, *_: object) -> None:
-        """Prints nothing: a browser may close its connection in the middle of a response."""
+        """Print nothing: a browser may close its connection in the middle of a response."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def parse_request(self) -> bool:
-        """Refuses everything but a GET request for this host."""
+        """Refuse everything but a GET request for this host."""
         if not super().parse_request():
             return False
         port = self.server.server_port
@@ -112,4 +112,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Prints no line per request."""
+        """Print no line per request."""

@@ -32,15 +32,15 @@ class Judged:
 
     @property
     def view_retrieval(self) -> list[tuple[int, float]]:
-        """Its value before and after training."""
-        return [(i, look["view_retrieval"]) for i, look in enumerate((self.content["start"], self.last))]
+        """View retrieval before and after training."""
+        return [(i, check["view_retrieval"]) for i, check in enumerate((self.content["start"], self.last))]
 
-    def problems(self, look: Mapping[str, Any]) -> dict[str, str]:
-        """What is wrong at one point of the run, by name, each in words."""
-        return problems(self.content["start"], {name: look[name] for name in NUMBERS}, self.from_weights)
+    def problems(self, check: Mapping[str, Any]) -> dict[str, str]:
+        """What is wrong at one check of the run, by name, each in words."""
+        return problems(self.content["start"], {name: check[name] for name in NUMBERS}, self.from_weights)
 
-    def _is_worse(self, look: Mapping[str, Any]) -> bool:
-        return self.from_weights and not {"worse", "collapse"}.isdisjoint(self.problems(look))
+    def _is_worse(self, check: Mapping[str, Any]) -> bool:
+        return self.from_weights and not {"worse", "collapse"}.isdisjoint(self.problems(check))
 
     @property
     def kept(self) -> float:
@@ -50,8 +50,8 @@ class Judged:
             return kept
         if self.unfinished or not self._is_worse(self.last):
             return 1.0
-        # There was no time for a look at the end, so the file does not say which weights were kept.
-        return max((look["progress"] for look in looks if not self._is_worse(look)), default=0.0)
+        # There was no time for a check at the end, so the file does not say which weights were kept.
+        return max((check["progress"] for check in looks if not self._is_worse(check)), default=0.0)
 
     def reverted(self) -> str:
         """The state of a run that did not keep its last weights; empty for one that did."""
@@ -80,7 +80,7 @@ class Judged:
         origin = "the start" if self.from_weights else "the network before training"
         sentences = []
         if "worse" not in found:
-            now, before = (f"{look['view_retrieval']:.0%}" for look in (last, start))
+            now, before = (f"{check['view_retrieval']:.0%}" for check in (last, start))
             share_found = f"{now} of cases; with {origin}, in {before}"
             sentences.append(f"An image's other view is the most similar image of a sample in {share_found}.")
         if self.from_weights:

@@ -41,7 +41,7 @@ def option_fields(method: str) -> dict[str, dataclasses.Field[Any]]:
 
 
 def help_and_source(config: Config, name: str) -> tuple[str, str]:
-    """What a setting means, and where its default comes from."""
+    """The meaning of a setting, and the source of its default."""
     view, _, part = name.partition(".")
     if part:
         return f"{part} of the view {view}", ""
@@ -137,7 +137,7 @@ def overview(data: RunData) -> dict[str, str]:
         "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
         "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
         f"{OPTIMIZERS.get(config.optimizer, config.optimizer)} with learning rate {config.base_lr:g}{lr_rule}, "
-        f"{plural(config.warmup_epochs, 'epoch')} of warm-up, cosine decay",
+        f"{plural(config.warmup_epochs, 'epoch')} of warm-up, {config.lr_shape} decay",
         "seed": str(config.seed),
         "progress": progress,
         "machine": machine(data.environment),

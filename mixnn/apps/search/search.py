@@ -73,7 +73,8 @@ def search(
     source: Annotated[
         str | Path | Sequence[str | Path] | Any,
         Param(
-            "images to search: other images, or where the run's own are now, if they were moved [the run's data]",
+            "images to search: a folder, image files or a data set; if the run's images were moved, their new folder "
+            "[the run's data]",
             metavar="FOLDER",
         ),
     ] = "",
@@ -247,7 +248,7 @@ def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryIm
 
 
 def _file_id(path: Path) -> tuple[int, int]:
-    """The same for all spellings of a path and for links to it; a broken link has its own."""
+    """An identity that all spellings of a path and links to it share; a broken link has its own."""
     status = os.stat(path, follow_symlinks=path.exists())
     return status.st_dev, status.st_ino
 
@@ -257,8 +258,8 @@ def encode_queries(
 ) -> tuple[list[QueryImage], np.ndarray]:
     """The queries that can be read, and their unit vectors, less the bank's mean like those of the bank.
 
-    The encoder is loaded only for images not in the bank.
-    A file that cannot be read is an error if the user gave it, and skipped with a warning if it was in a folder.
+    The encoder is loaded only for images that are not in the bank. A file that cannot be read is an error if the user
+    gave it, and skipped with a warning if it was in a folder.
     """
     vectors = {i: bank_MF[query.rows[0]] for i, query in enumerate(queries) if query.rows}
     new = {i: query.picture for i, query in enumerate(queries) if query.picture and not query.rows}

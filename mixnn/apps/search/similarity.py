@@ -158,13 +158,14 @@ def lowest_similarity(bank_MF: np.ndarray, group: Sequence[int]) -> float:
 
 
 def default_threshold(bank_MF: np.ndarray) -> tuple[float, str]:
-    """A similarity that different images hardly reach, and how it was chosen.
+    """Choose a similarity that different images rarely reach; return it with its reason in words.
 
-    It is a number of times nearer than images usually are to each other: the median, over a sample, of 1 - cosine to
-    the tenth nearest image. The tenth, so that an image with a few copies counts like any other. How much further the
-    twentieth is tells in how many directions images differ, and so how near the nearest of all pairs are by chance, if
-    the distance to neighbor k grows like a power of k. About one pair by chance may reach the threshold. For
-    photographs that is a factor of 2 to 3, and MIN_TIMES_NEARER is on the safe side; for handwritten digits it is 20.
+    Duplicates must be `times` nearer than an image usually is to its tenth neighbor (the median of 1 - cosine over a
+    sample). The tenth is used so that an image with a few copies counts like any other.
+
+    `times` is chosen so that about one pair of different images reaches the threshold by chance. It assumes that the
+    distance to neighbor k grows like a power of k, which follows from the tenth and the twentieth neighbor. For
+    photographs `times` would be 2 to 3, and MIN_TIMES_NEARER is on the safe side; for handwritten digits it is 20.
     """
     bank, k = torch.from_numpy(bank_MF), min(NEIGHBORS, len(bank_MF) - 1)
     sample, last = torch.arange(0, len(bank), -(-len(bank) // SAMPLE)), min(2 * k, len(bank_MF) - 1)
