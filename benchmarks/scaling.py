@@ -59,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Setup:
-    """A recipe whose step is modelled, and its time on one GPU: seconds = fixed + images * per_image."""
+    """A recipe whose step is modeled, and its time on one GPU: seconds = fixed + images * per_image."""
 
     name: str
     backbone: str

@@ -117,7 +117,7 @@ class PeerEnded(UserError):
 
 
 class Peers:
-    """Knows which processes of the run are alive, and why others have ended.
+    """Record of which processes of the run are alive, and why others have ended.
 
     A thread sends a heartbeat every second, and reads those of the others. A process that waits for a dead one,
     in a message or for a device, cannot notice that itself: this thread then ends it.

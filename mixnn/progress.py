@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
 
 
 class Reporter:
-    """Says what happens. With `quiet`, only warnings; a warning is given once."""
+    """Messages and progress bars on stderr. With `quiet`, only warnings; a warning is given once."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = _console(stderr=True)
@@ -124,7 +124,7 @@ class PythonReporter(Reporter):
 
 
 class NullReporter(Reporter):
-    """Prints nothing: in a run on several processes, only the main process reports."""
+    """A reporter that prints nothing: in a run on several processes, only the main process reports."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -155,7 +155,7 @@ def _console(stderr: bool = False) -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], wrap: bool = True) -> None:
-    """A plain table on stdout, 120 columns wide unless stdout is a terminal. The first column is never wrapped."""
+    """Print a plain table, 120 columns wide unless stdout is a terminal. The first column is never wrapped."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0 or not wrap)

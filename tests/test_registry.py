@@ -115,7 +115,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_code", raising=False)
     for each in (mixnn.BACKBONES, mixnn.METHODS, mixnn.DATASETS, mixnn.VIEWS, mixnn.PROTOCOLS, mixnn.OPTIMIZERS):
-        monkeypatch.setattr(each, "_things", {k: v for k, v in each._things.items() if k in each._own})
+        monkeypatch.setattr(each, "_entries", {k: v for k, v in each._entries.items() if k in each._own})
         monkeypatch.setattr(each, "_origins", {})
 
 

@@ -42,7 +42,7 @@ def demo(
 ) -> dict[str, Any]:
     """Train and evaluate MNN on handwritten digits, and draw nearest neighbors before and after.
 
-    Returns the table as {row: {column: accuracy}}, the picture's path, the seconds of training and the run.
+    The result holds the table as {row: {column: accuracy}}, the picture's path, the seconds of training and the run.
 
     >>> found = mixnn.demo(epochs=6, out="runs/demo")
     >>> sorted(found["table"])

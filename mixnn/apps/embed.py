@@ -44,7 +44,7 @@ CACHED = "-".join(["[0-9a-f]" * 12] * 3) + ".npz"  # glob pattern of the names t
 
 
 class Vectorizer(Protocol):
-    """What turns images into vectors: an `Encoder`, or another one with the same method."""
+    """Anything that turns images into vectors: an `Encoder`, or another one with the same method."""
 
     num_features: int
     origin: str
@@ -205,7 +205,7 @@ def encode_named(
 
 
 def _cache_file(run: Run, images: Images, kind: str = "") -> Path:
-    """Where `load_or_encode` keeps the vectors of these images; its name changes with the checkpoint and the images."""
+    """Cache file for the vectors of these images; its name changes with the checkpoint and the images."""
     parts = [run.config.encoding_size, *_newest_checkpoint(run)], images.title + kind, images.signature()
     return run.path / "embeddings" / f"{'-'.join(map(_digest, parts))}.npz"
 
@@ -232,7 +232,7 @@ def _newest_checkpoint(run: Run) -> list[str | int]:
 def _write(
     path: Path, run: Run, encoder: Vectorizer, images: Images, reporter: Reporter, description: str = "embedding"
 ) -> tuple[int, store.Skipped]:
-    """Encode all images into a file; returns the number of vectors and the images that could not be read."""
+    """Encode all images into a file; return the number of vectors and the images that could not be read."""
     about: dict[str, Any] = {"run": run.path.name, "checkpoint": encoder.origin}
     about |= {"source": images.title, "image_size": run.config.encoding_size}
     return store.write(path, _encode(encoder, images, reporter, description), encoder.num_features, about)

@@ -49,7 +49,7 @@ class Embeddings:
 def write(
     path: Path, batches: Iterable[tuple[list[str], np.ndarray, Skipped]], num_features: int, about: dict[str, Any]
 ) -> tuple[int, Skipped]:
-    """Write batches as an encoder yields them; returns the number of vectors and the files that could not be read.
+    """Write batches as an encoder yields them; return the number of vectors and the files that could not be read.
 
     The file appears under its name only when it is complete.
     """
@@ -73,7 +73,7 @@ def write(
 
 
 def _write_npz(path: Path, rows: VectorBatches, num_features: int, skipped: Skipped, about: dict[str, Any]) -> None:
-    """The arrays vectors (M, F), file (M,), skipped (lines of file, tab, reason) and about (JSON in one string).
+    """Write the arrays vectors (M, F), file (M,), skipped (lines of file, tab, reason) and about (JSON in one string).
 
     The header of vectors.npy holds the number of rows, so the rows wait in a temporary file until that is known.
     """
@@ -95,7 +95,7 @@ def _write_npz(path: Path, rows: VectorBatches, num_features: int, skipped: Skip
 
 
 def _write_csv(path: Path, rows: VectorBatches, num_features: int) -> None:
-    """A column `file`, then one column per feature."""
+    """Write a column `file`, then one column per feature."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["file", *(f"f{i}" for i in range(num_features))])
@@ -105,7 +105,7 @@ def _write_csv(path: Path, rows: VectorBatches, num_features: int) -> None:
 
 
 def _write_parquet(path: Path, rows: VectorBatches, num_features: int) -> None:
-    """Columns `file` and `embedding` (a list of floats); each batch is a row group."""
+    """Write the columns `file` and `embedding` (a list of floats); each batch is a row group."""
     try:
         import pyarrow
         import pyarrow.parquet

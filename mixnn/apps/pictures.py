@@ -23,7 +23,7 @@ PAIRS = 4096  # compared at a time
 
 
 class PictureEncoder:
-    """Turns images into pictures, as an encoder turns them into vectors."""
+    """Turn images into pictures, as an encoder turns them into vectors."""
 
     num_features = SIDE**2
     origin = "pixels"

@@ -56,7 +56,7 @@ def encode(image: Image.Image, lossless: bool) -> Encoded:
 
 
 def preview(images: Images, i: int, longest: int, lossless_up_to: int = 64) -> Encoded:
-    """One image with its aspect ratio, at most `longest` pixels long; raises if it cannot be read.
+    """One image with its aspect ratio, at most `longest` pixels long; an error if it cannot be read.
 
     Images whose longer side is at most `lossless_up_to` become PNG, all others JPEG.
     """
@@ -92,11 +92,11 @@ class Thumbnails:
 
     @property
     def lossless(self) -> bool:
-        """Tiny images lose too much as JPEG, and are small as PNG."""
+        """Whether to use PNG: tiny images lose too much as JPEG, and are small as PNG."""
         return self.native_side <= SIDES[-1]
 
     def square(self, i: int, side: int) -> Encoded:
-        """The center of an image, as the encoder sees it; raises if it cannot be read."""
+        """The center of an image, as the encoder sees it; an error if it cannot be read."""
         return encode(to_image(self.images.square(i, side)), self.lossless)
 
     def sheets(

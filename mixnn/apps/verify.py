@@ -77,12 +77,12 @@ class Verification(dict[str, Any]):
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong; something may have been left out."""
+        """Whether nothing is wrong; some checks may have been left out."""
         return bool(self["ok"])
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, and what to do about it."""
+        """Each problem, and what to do about it."""
         return [f"{check['name']}: {check['text']}" for check in self["checks"] if check["status"] == "wrong"]
 
 

@@ -161,7 +161,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def print_paths(result: Any) -> None:
-    """The files or the run folder that a command made, one per line; it printed other results itself."""
+    """Print the files or the run folder that a command made, one per line; it printed other results itself."""
     for one in result if isinstance(result, list) else [result]:
         path = getattr(one, "path", one)
         if isinstance(path, Path):

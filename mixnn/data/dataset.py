@@ -98,7 +98,7 @@ class Dataset(ABC):
 
     @property
     def is_stored(self) -> bool:
-        """The images lie where `name` says, so that a run folder need not ask for them again."""
+        """Whether the images lie where `name` says, so that a run folder need not ask for them again."""
         return True
 
     @abstractmethod
@@ -108,17 +108,17 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def has_test(self) -> bool:
-        """There is a test split. Decodes nothing."""
+        """Whether there is a test split. No image is decoded."""
 
     @property
     @abstractmethod
     def has_labeled_test(self) -> bool:
-        """There is a test split with labels. Decodes nothing."""
+        """Whether there is a test split with labels. No image is decoded."""
 
     @property
     @abstractmethod
     def has_unlabeled(self) -> bool:
-        """Some pre-training images have no label, so a method that trains with labels cannot use it."""
+        """Whether some pre-training images have no label, so that a method that trains with labels cannot use them."""
 
     @abstractmethod
     def images(self, split: str = "all") -> Images:
@@ -132,7 +132,7 @@ class Dataset(ABC):
     @property
     @abstractmethod
     def pretrain_is_train(self) -> bool:
-        """The pre-training images are also the training images of the probes."""
+        """Whether the pre-training images are also the training images of the probes."""
 
     def num_images(self, split: str) -> int | None:  # noqa: ARG002
         """Number of images of a split, at most `limit`; None if only listing the files would tell."""
@@ -285,7 +285,7 @@ class OwnDataset(Dataset):
     @property
     @abstractmethod
     def is_labeled(self) -> bool:
-        """Some images may have labels."""
+        """Whether images may have labels."""
 
     @abstractmethod
     def _decode(self, split: str, size: int) -> ImageSet:
@@ -470,7 +470,7 @@ class MemoryDataset(OwnDataset):
         return None if images is None else min(len(images), self.limit or len(images))
 
     def check(self) -> None:
-        """The images are at hand."""
+        """UserError unless the images are at hand."""
 
     def _decode(self, split: str, size: int) -> ImageSet:
         images = self.images(split)
@@ -607,7 +607,7 @@ def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: 
 
 
 def is_given(value: Any) -> bool:
-    """An argument was given: it is not an empty text."""
+    """Whether an argument was given: it is not an empty text."""
     return not (isinstance(value, str | Path) and not str(value))
 
 
@@ -736,7 +736,7 @@ def _existing(paths: list[Path]) -> list[Path]:
 
 
 def is_in_memory(data: str) -> bool:
-    """A run's `config.data` stands for images in memory or a list of files, which must be given again to be used."""
+    """Whether `config.data` stands for images in memory or a list of files, which must be given again to be used."""
     return re.fullmatch(rf"({IMAGES}|{FILES}|arrays)-[0-9a-f]{{{DIGITS}}}", data) is not None
 
 

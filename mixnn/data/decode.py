@@ -163,7 +163,7 @@ def decode_all(paths: Sequence[str | Path], size: int) -> tuple[np.ndarray, dict
 
 
 def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[FileInfo | str]:
-    """Decode images in parallel into an array; returns for each file its properties, or why it could not be read."""
+    """Decode images in parallel into an array; return for each file its properties, or why it could not be read."""
     files = [Path(path) for path in paths]  # outside the try: a wrong type is a bug, not an unreadable file
 
     def fill(i: int) -> FileInfo | str:
@@ -180,7 +180,7 @@ def decode_into(images: np.ndarray, paths: Sequence[str | Path]) -> list[FileInf
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read, in one line and without the path that Pillow and the system add."""
+    """Reason why a file could not be read, in one line and without the path that Pillow and the system add."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image that Pillow can read"
     if isinstance(error, Image.DecompressionBombError):

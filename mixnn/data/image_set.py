@@ -155,16 +155,16 @@ class ImageSet:
 
     @property
     def fully_labeled(self) -> bool:
-        """Every image has a label, and there are at least two classes."""
+        """Whether every image has a label, and there are at least two classes."""
         return self.num_classes > 1 and self.num_labeled == len(self)
 
     def can_measure_purity(self, batch_size: int) -> bool:
-        """Enough images have labels to measure purity: a batch without a labeled pair would count as impure."""
+        """Whether enough images have labels to measure purity: a batch without a labeled pair would count as impure."""
         share = self.num_labeled / len(self)
         return share == 1 or share**2 * batch_size >= MIN_PAIRS
 
     def fits(self, device: torch.device) -> bool:
-        """The images can stay on the device, with half of its free memory left for the networks."""
+        """Whether the images can stay on the device, with half of its free memory left for the networks."""
         if device.type != "cuda":
             return isinstance(self.images, Tensor)
         return self.images.nbytes < torch.cuda.mem_get_info(device)[0] / 2

@@ -82,14 +82,14 @@ class Images(ABC):
 
     @abstractmethod
     def open(self, i: int, min_side: int = 0) -> Image.Image:
-        """One image in its full size, upright, RGB; raises if it cannot be read.
+        """One image in its full size, upright, RGB; an error if it cannot be read.
 
         With `min_side`, a large JPEG may be decoded to a smaller size with sides at least that long, which is faster.
         """
 
     @abstractmethod
     def square(self, i: int, side: int) -> np.ndarray:
-        """The center of one image as uint8 [3,side,side], as an encoder sees it; raises if it cannot be read."""
+        """The center of one image as uint8 [3,side,side], as an encoder sees it; an error if it cannot be read."""
 
     @property
     @abstractmethod
@@ -107,7 +107,7 @@ class Images(ABC):
 
     @property
     def has_cheap_signature(self) -> bool:
-        """`signature` reads no images that are not in memory."""
+        """Whether `signature` reads no images that are not in memory."""
         return True
 
     @abstractmethod

@@ -102,7 +102,7 @@ class Items:
         return image, label_text(label, self.classes)
 
     def read(self, i: int) -> Image.Image:
-        """The image of an item, upright and in RGB; raises what the object raises if it cannot be read."""
+        """The image of an item, upright and in RGB; if it cannot be read, the error that the object raises."""
         label = None
         try:
             value, label = self._parts(self.source[i])

@@ -34,7 +34,7 @@ RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 def is_shards(data: str) -> bool:
-    """The text names shards, and not a folder or a data set."""
+    """Whether the text names shards, and not a folder or a data set."""
     return data.startswith(KINDS)
 
 

@@ -346,7 +346,7 @@ def _lines(results: dict[str, Any]) -> list[str]:
 
 
 def save_summary(run: str | Path, file: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
-    """The run's configuration, command, environment, curves and results as one small JSON file.
+    """Write the run's configuration, command, environment, curves and results to one small JSON file.
 
     Such files are made to be shared, so the home folder is written as ~.
     """

@@ -66,7 +66,7 @@ class ConvNorm(nn.Module):
 
     @property
     def uses_batch(self) -> bool:
-        """Batch norm takes its statistics from the batch."""
+        """Whether batch norm takes its statistics from the batch."""
         return self.norm.training and not self.norm.frozen
 
     def _folded(self) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def can_fold(network: object) -> bool:
-    """The network is one of this package's. Of others nobody knows what else uses their convolutions."""
+    """Whether the network is one of this package's. Convolutions of other networks may have uses that nobody knows."""
     return type(network) in (ResNet, EfficientNetLite0)
 
 

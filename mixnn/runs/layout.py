@@ -54,7 +54,7 @@ def spread(features_BF: Tensor) -> float:
 
 
 class Layout(nn.Module):
-    """Makes vectors of features and images: unit features, followed by the image's difference from the mean image.
+    """Vectors from features and images: unit features, followed by the image's difference from the mean image.
 
     The second part has the length WEIGHT * `spread`, with the spread of the encoder's features.
     """

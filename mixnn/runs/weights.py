@@ -351,7 +351,7 @@ class Card:
 
 
 def is_export(path: Path) -> bool:
-    """The file was written by `mixnn export`."""
+    """Whether the file was written by `mixnn export`."""
     return CARD in _header(path)
 
 

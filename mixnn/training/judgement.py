@@ -57,7 +57,7 @@ Numbers = dict[str, float]
 
 @dataclass
 class Judge:
-    """Measures an encoder on a sample of images, and compares it with the one it started from."""
+    """Measure an encoder on a sample of images, and compare it with the one it started from."""
 
     images: ImageSet
     from_weights: bool  # the start has weights worth keeping; otherwise they are random
@@ -229,7 +229,7 @@ def max_useful_steps(share: float) -> int:
 
 
 class WeightAverage:
-    """Averages of the weights a run started from and those of its student (Wortsman et al., 2022, WiSE-FT)."""
+    """Average of the weights a run started from and those of its student (Wortsman et al., 2022, WiSE-FT)."""
 
     def __init__(self, start: nn.Module, share: float) -> None:
         self.start, self.share = {name: t.clone() for name, t in start.state_dict().items()}, share

@@ -88,7 +88,7 @@ def pretrain(
     verbose: bool | Reporter = False,
     **settings: Annotated[Any, Config],
 ) -> Run:
-    """Train an encoder without labels; returns the run folder.
+    """Train an encoder without labels; return the run folder.
 
     `data` is a data set's name, a folder, or images in memory: an array, a list of files, a torch or Hugging Face
     Dataset, ... (docs/data.md). For images in memory, `labels` may be a list with one label per image; training does
@@ -361,7 +361,7 @@ def _lock(path: Path) -> AbstractContextManager[None]:
 def _configure(
     dataset: Dataset, options: dict[str, Any], settings: dict[str, Any], reporter: Reporter
 ) -> tuple[Config, ImageSet]:
-    """The configuration and its images. Reports what the images are."""
+    """Read the images and configure the run; report what the images are."""
     config, images = resolve(dataset, options, settings)
     reporter.warn_of_skipped(images.skipped)
     for line in images.summary.lines() if images.summary else []:

@@ -282,9 +282,9 @@ def _reading_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def has_grouped_convolutions(module: torch.nn.Module) -> bool:
-    """Some of cuDNN's algorithms for them are so slow that to try all costs half a minute, and nothing is gained.
+    """Whether any convolution is grouped: then cuDNN's search for the fastest algorithm takes half a minute, in vain.
 
-    For other networks trying pays, since shapes never change.
+    For other networks the search pays, since shapes never change.
     """
     return any(isinstance(m, torch.nn.Conv2d) and m.groups > 1 for m in module.modules())
 

@@ -63,7 +63,7 @@ DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would rep
 
 
 class Trainer:
-    """Builds the parts of a run and trains them.
+    """Build the parts of a run and train them.
 
     Its random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. Those that a network
     or a loss draws from torch's default generators follow from the seed and the step, see `_seeded_step`. A time budget
@@ -179,7 +179,7 @@ class Trainer:
 
     @property
     def over(self) -> bool:
-        """The run is complete: all its epochs are done, or its time is up."""
+        """Whether the run is complete: all its epochs are done, or its time is up."""
         return self.plan.over if self.plan else self.done >= self.total_steps
 
     @property
@@ -390,7 +390,7 @@ class Trainer:
     def _judge(self, run: Run) -> float:
         """Check the encoder without labels. If it ends worse than its start, an earlier one is kept.
 
-        Returns the seconds this took.
+        The result is the seconds this took.
         """
         assert self.judge is not None
         self._means()  # waits for the device; a run that has diverged ends here
@@ -509,7 +509,7 @@ class Trainer:
         return self.clock() - self.saved_at > (FIRST_SAVE if self.saved < 0 else SAVE_EVERY)
 
     def _has_time(self, name: str) -> bool:
-        """An evaluation may be done now; there is always time for the last one."""
+        """Whether an evaluation may be done now; there is always time for the last one."""
         return self.plan is None or self.over or self.plan.affords(name)
 
     def _timing(self, name: str) -> AbstractContextManager[None]:
@@ -517,7 +517,7 @@ class Trainer:
         return self.plan.timing(name) if self.plan else nullcontext()
 
     def _unlogged(self, run: Run) -> bool:
-        """The epoch that has just ended is missing in the log."""
+        """Whether the epoch that has just ended is missing in the log."""
         ended = self.done > 0 and (self.done % self.steps_per_epoch == 0 or self.over)
         return ended and self.done not in {record.get("step") for record in run.metrics()}
 

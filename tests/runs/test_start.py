@@ -42,7 +42,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-LABELLED = [("red", 0), ("green", 1), ("red", 2), ("green", 3)]
+LABELED = [("red", 0), ("green", 1), ("red", 2), ("green", 3)]
 
 
 def runs():
@@ -203,7 +203,7 @@ def test_a_folder_is_embedded_and_searched_without_training(place):
 
 def test_a_folder_is_classified_without_training(place):
     photos(place / "photos", num=8)
-    Path("labels.csv").write_text("file,label\n" + "".join(f"{kind}/{i}.png,{kind}\n" for kind, i in LABELLED))
+    Path("labels.csv").write_text("file,label\n" + "".join(f"{kind}/{i}.png,{kind}\n" for kind, i in LABELED))
     found = mixnn.classify("photos", "labels.csv", device="cpu", verbose=quiet())
     assert found["run"] == "runs/photos-imagenet"
     rows = Path(found["files"]["predictions"]).read_text().splitlines()[1:]

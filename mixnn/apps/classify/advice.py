@@ -22,7 +22,7 @@ KEPT = ("kept_start", "kept_earlier")  # verdicts on runs that ended worse than 
 
 
 def advise(results: Mapping[str, Any], state: str = "", folder: str = "", start: str = "") -> list[str]:
-    """Sentences that each fit a cause, the most urgent first.
+    """Sentences of advice, one per cause, the most urgent first.
 
     state: the report's verdict on the run. folder: the images to train on, if the run has not been trained. start: what
     to give to a command instead of a run, to use the encoder before its training; empty if that is not possible.

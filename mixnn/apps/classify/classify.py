@@ -118,7 +118,7 @@ def classify(
     `suggest`: how many images to suggest for labeling, with or without labels. All files go to `out`, by default
     RUN/classifier.
 
-    Returns the results as a dictionary; its method `predict` labels other images.
+    The result is a dictionary; its method `predict` labels other images.
 
     If raw pixels or the network before training are clearly better on the held-out labels (p < 0.1, one-sided exact
     McNemar test), they are used instead of the run.
@@ -236,7 +236,7 @@ def _check_outputs(folder: Path, labels: Any, new_images: Any, overwrite: bool) 
 def _save(
     folder: Path, features: Features, embeddings: Embeddings, given: dict[str, str], trained: TrainingResult
 ) -> dict[str, str]:
-    """Write the classifier and the predictions; returns their paths."""
+    """Write the classifier and the predictions; return their paths."""
     saved, table = folder / files.CLASSIFIER, folder / files.PREDICTIONS
     files.save_classifier(saved, trained.classifier, features, trained.results)
     files.write_predictions(table, embeddings.names, trained.classifier.classes, trained.probabilities, given)
@@ -288,7 +288,7 @@ def _print_lines(lines: list[str]) -> None:
 
 
 def _show_accuracy(results: dict[str, Any]) -> None:
-    """The headline and, where accuracy is known, the baselines and the models it compares with."""
+    """Print the headline and, where accuracy is known, the baselines and the models it compares with."""
     held = results["held_out"]
     if not held:
         _print_lines([*results["notes"], ""])

@@ -220,7 +220,7 @@ def purity(index: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, browser: bool, reporter: Reporter) -> Path:
-    """The page as one file, opened in the browser if asked."""
+    """Write the page to one file, and open it in the browser if asked."""
     room = (page.MAX_BYTES - len(page.render(data))) * 3 / 4  # base64 takes four letters for three bytes
     side = thumb or thumbnails.largest_side(room)
     if not side:
@@ -242,7 +242,7 @@ def _write(data: MapData, thumbnails: Thumbnails, out: Path, thumb: int, browser
 
 
 def _serve(data: MapData, thumbnails: Thumbnails, port: int, side: int, browser: bool, reporter: Reporter) -> None:
-    """The page on a local address until Ctrl-C, opened in the browser if asked."""
+    """Serve the page on a local address until Ctrl-C, and open it in the browser if asked."""
     with Server(page.render(data, side, served=True), thumbnails, port, side) as server:
         reporter.info(f"{plural(len(data), 'image')} at {server.url}, on this machine only; press Ctrl-C to stop")
         if reporter.quiet:

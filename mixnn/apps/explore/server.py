@@ -1,4 +1,4 @@
-"""Serves the page on this machine only: 127.0.0.1, GET, and three kinds of path: /, /thumb/N and /image/N.
+"""Serve the page on this machine only: 127.0.0.1, GET, and three kinds of path: /, /thumb/N and /image/N.
 
 Images are requested by number, so no path can name a file. Requests whose Host header is not this server's are refused:
 a web site whose name resolves to 127.0.0.1 (DNS rebinding) would send its own name.
@@ -30,7 +30,7 @@ Content = tuple[bytes, str]  # bytes and media type
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a page and its images until it is stopped."""
+    """Server of a page and its images, until it is stopped."""
 
     daemon_threads = True
     allow_reuse_address = False  # on some systems it would let two servers listen on one port

@@ -23,7 +23,7 @@ class Judged:
 
     @property
     def from_weights(self) -> bool:
-        """The run started from weights that are worth keeping, not from random ones."""
+        """Whether the run started from weights that are worth keeping, not from random ones."""
         return self.init_from not in NO_START
 
     @property

@@ -116,7 +116,7 @@ def search(
     `threshold`, one is chosen, and images with nearly the same pixels (32 x 32, gray) are duplicates too. `outliers`
     finds the `topk` images least similar to their neighbors.
 
-    Returns the result as plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
+    The result is plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
     or a web page; a page goes to the run folder by default.
 
     >>> found = mixnn.search("runs/photos", "photos/cat0.png", topk=3)
@@ -196,7 +196,7 @@ def _check_options(kind: str, threshold: float | None, method: str, topk: int | 
 
 
 def _is_paths(query: Query) -> bool:
-    """The query is given by files, folders or names, not by images in memory."""
+    """Whether the query is given by files, folders or names, not by images in memory."""
     several = query if isinstance(query, list | tuple) else [query]
     return all(isinstance(part, str | Path) for part in several)
 
