@@ -23,7 +23,7 @@ PAIRS = 4096  # compared at a time
 
 
 class PictureEncoder:
-    """Turn images into pictures, as an encoder turns them into vectors."""
+    """Encoder that turns images into pictures instead of vectors."""
 
     num_features = SIDE**2
     origin = "pixels"

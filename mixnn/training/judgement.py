@@ -6,7 +6,7 @@ other view is the nearest of all images. Where it fell below 0.7 of its value at
 with few exceptions; where training helped, it stayed above.
 
 View retrieval also says how much training can gain. A start that already tells nearly all images apart gains little and
-can lose; a start that does not gains much. So the encoder that is kept is an average of starting and trained weights:
+can lose; a start that cannot do so gains much. So the encoder that is kept is an average of starting and trained weights:
 the worse the start, the larger the share of the trained weights. The views depend on view retrieval too (`views_for`).
 If the start's features vary mostly in one direction, little of the training is kept.
 """
@@ -57,7 +57,7 @@ Numbers = dict[str, float]
 
 @dataclass
 class Judge:
-    """Measure an encoder on a sample of images, and compare it with the one it started from."""
+    """Measurements of an encoder on a sample of images, compared with the encoder it started from."""
 
     images: ImageSet
     from_weights: bool  # the start has weights worth keeping; otherwise they are random

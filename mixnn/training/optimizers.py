@@ -287,7 +287,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Parameter]:
 
 
 class OptimizerState:
-    """Save and restore all that an optimizer remembers, as tensors by name and values that JSON can hold.
+    """All that an optimizer remembers, to save and to restore: tensors by name, and values that JSON can hold.
 
     That is `optimizer.state`, and what has changed in its parameter groups. An optimizer with a state_dict of its own
     is saved and restored by that and its load_state_dict.

@@ -110,7 +110,7 @@ class TimePlan:
         return statistics.median([cost.seconds * self._slowdown(cost.pace) for cost in self.costs.get(name, [])] or [0])
 
     def _slowdown(self, pace: float) -> float:
-        """Factor by which work takes longer now than at another pace; limited: only part of it is computing."""
+        """Factor by which work takes longer now than at another pace; limited, as not all of it is computing."""
         return min(MAX_SLOWDOWN, max(1 / MAX_SLOWDOWN, self.pace / pace)) if self.pace and pace else 1.0
 
     @property

@@ -63,7 +63,7 @@ DRAWS_SEED = 2**31  # added to the seed; otherwise a CPU's first draws would rep
 
 
 class Trainer:
-    """Build the parts of a run and train them.
+    """The parts of a run, and the loop that trains them.
 
     Its random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. Those that a network
     or a loss draws from torch's default generators follow from the seed and the step, see `_seeded_step`. A time budget
