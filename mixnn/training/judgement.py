@@ -5,8 +5,8 @@ accuracy was measured on folders with labels (notes/log.md). The best one is vie
 other view is the nearest of all images. Where it fell below 0.7 of its value at the start, accuracy had fallen as well,
 with few exceptions; where training helped, it stayed above.
 
-View retrieval also says how much training can gain. A start that already tells nearly all images apart gains little and
-can lose; a start that cannot do so gains much. So the encoder that is kept is an average of starting and trained weights:
+View retrieval also says how much training can gain. A start that tells nearly all images apart gains little and can
+lose; a start that cannot do so gains much. So the encoder that is kept is an average of starting and trained weights:
 the worse the start, the larger the share of the trained weights. The views depend on view retrieval too (`views_for`).
 If the start's features vary mostly in one direction, little of the training is kept.
 """
