@@ -2,6 +2,12 @@
 
 A result stores both digests. If one differs from today's, the number may differ too, and `reproduce` says so.
 
+The digests cover the files that can change a number: the equations, augmentation, networks, steps and settings, and all
+that turns files into normalized images, makes the first weights and chooses the device. Left out is what only moves
+bytes or speaks to the user: downloads and archives (their sums are checked), the cache (its entries too), the log, run
+folders, messages and the command line. The defaults of settings are left out as well, because each result stores its
+settings.
+
 A digest covers what the code does and not how it is written. Comments, docstrings, formatting, the texts of errors and
 options, and what is said to the user are left out, so that rewording them does not make results look outdated. Renaming
 a variable or moving a function does: a digest cannot know that the numbers stay the same.
@@ -20,13 +26,27 @@ from mixnn import methods
 from mixnn.files import PACKAGE
 
 # Relative to the package; a folder stands for all its files. The method's own file and its bases' are added.
+COMMON = (
+    *("functional.py", "functional_kernels.py", "augment.py", "augment_kernels.py", "device.py", "dist.py", "nn"),
+    *("runs/weights.py", "data/dataset.py", "data/decode.py", "data/folder.py", "data/image_set.py", "data/images.py"),
+    *("data/items.py", "data/labels.py", "data/named.py", "data/shards.py", "data/stored.py"),
+    *("data/array_pickle.py", "data/cifar.py", "data/digits.py", "data/stl10.py", "data/tiny_imagenet.py"),
+)
 TRAINING = (
-    *("functional.py", "functional_kernels.py", "augment.py", "augment_kernels.py", "diagnostics.py", "dist.py", "nn"),
-    *("methods/mixture.py", "training/step.py", "training/trainer.py", "training/schedule.py"),
-    *("training/optimizers.py", "training/prefetch.py", "training/views.py"),
+    *COMMON,
+    *("diagnostics.py", "methods/mixture.py", "training/configure.py", "training/folder_settings.py"),
+    *(
+        "training/judgement.py",
+        "training/pretrain.py",
+        "training/recipes.py",
+        "training/step.py",
+        "training/trainer.py",
+    ),
+    *("training/schedule.py", "training/optimizers.py", "training/prefetch.py", "training/views.py"),
 )
 EVALUATION = (
-    *("functional.py", "functional_kernels.py", "augment.py", "augment_kernels.py", "dist.py", "nn", "runs/encoder.py"),
+    *COMMON,
+    *("runs/encoder.py", "evaluation/encoders.py", "evaluation/evaluate.py", "evaluation/protocol.py"),
     *("evaluation/features.py", "evaluation/knn.py", "evaluation/linear.py", "evaluation/neighbors.py"),
 )
 FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of a method's bases that are not ours

@@ -80,6 +80,8 @@ def change(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
         "functional.py", "functional_kernels.py", "augment_kernels.py", "dist.py", "nn/encoder.py",
         "methods/siamese.py", "methods/mixture.py", "methods/mnn.py",
         "training/step.py", "training/trainer.py", "training/schedule.py",
+        "training/configure.py", "training/pretrain.py", "training/recipes.py",
+        "device.py", "runs/weights.py", "data/image_set.py", "data/cifar.py", "data/decode.py", "data/dataset.py",
     ],
 )  # fmt: skip
 def test_all_that_trains_a_method_is_in_its_digest(monkeypatch: pytest.MonkeyPatch, part: str):
@@ -91,12 +93,26 @@ def test_all_that_trains_a_method_is_in_its_digest(monkeypatch: pytest.MonkeyPat
     assert (before[2] != after[2]) == (not part.startswith(("methods", "training")))
 
 
-@pytest.mark.parametrize("part", ["evaluation/knn.py", "evaluation/linear.py", "evaluation/features.py"])
+@pytest.mark.parametrize(
+    "part", [f"evaluation/{name}.py" for name in ("knn", "linear", "features", "evaluate", "protocol", "encoders")]
+)
 def test_the_code_of_an_evaluation_is_in_its_digest_only(monkeypatch: pytest.MonkeyPatch, part: str):
     before = code.evaluation_digest(), code.training_digest("mnn")
     change(monkeypatch, part)
     assert code.evaluation_digest() != before[0]
     assert code.training_digest("mnn") == before[1]
+
+
+@pytest.mark.parametrize("part", ["cli.py", "progress.py", "data/download.py", "data/cache.py", "paper/pages.py"])
+def test_code_that_cannot_change_a_number_is_in_no_digest(monkeypatch: pytest.MonkeyPatch, part: str):
+    before = code.evaluation_digest(), code.training_digest("mnn")
+    change(monkeypatch, part)
+    assert (code.evaluation_digest(), code.training_digest("mnn")) == before
+
+
+def test_every_file_of_a_digest_exists():
+    for part in {*code.TRAINING, *code.EVALUATION}:
+        assert (files.PACKAGE / part).exists(), part
 
 
 def test_methods_have_different_digests():
