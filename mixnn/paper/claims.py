@@ -8,10 +8,15 @@ difference:
     cannot tell     it lies on both, or there is no measure of the noise
     not run         a run is missing
 
-With three common seeds or more, differences are paired by seed. With fewer, the deviation is pooled over all rows on
-the data set that have several runs: seeds, and repeats of one command. Without these, another data set's deviation is
-used, doubled, and the verdict says "probably". Each interval stands alone: nothing is corrected for the number of
-claims.
+With four common seeds or more, differences are paired by seed. With fewer, the deviation is pooled over all rows on
+the data set that have several runs: seeds, and runs without a file ("unstored" in claims.yaml). A deviation with less
+than MIN_DF degrees of freedom decides nothing. Without a better one, another data set's deviation is used, doubled, and
+the verdict says "probably". Each interval stands alone: nothing is corrected for the number of claims.
+
+Which runs count in a mean is a choice, because some runs have no file. So if a row has such runs, a difference is
+judged twice: without them, and with them. A verdict that the choice changes becomes "cannot tell".
+
+The time of a step is measured, not trained for. Its interval is the range that the repeated measurements allow.
 """
 
 from __future__ import annotations
@@ -28,12 +33,13 @@ from typing import Any, NamedTuple
 
 from mixnn.files import read_yaml
 from mixnn.paper.plan import Summaries, Summary, accuracy, last_record, plan_row, runs_of
-from mixnn.paper.statistics import Interval, Spread, interval, paired_interval, pooled
-from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
+from mixnn.paper.render import markdown_table
+from mixnn.paper.statistics import Interval, PooledStd, interval, paired_interval, pooled
+from mixnn.paper.tables import DATASET_NAMES, PAPER_DATASETS, PROTOCOLS, TABLES, Row, published
 
-MIN_PAIRS = 3  # seeds; with two, an interval of Student's t is too wide to say anything
-MIN_DF = 3  # degrees of freedom of a deviation; one from fewer runs is not trusted
+MIN_DF = 3  # degrees of freedom of a deviation, paired or pooled; one from fewer runs is not trusted
 BORROWED = 2.0  # factor on a deviation from another data set
+STEP_TIME = "ms_per_step"  # a measure that a benchmark has, not a run
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "cannot tell", "not run"
 COLUMNS = ("claim", "data", "difference [95% interval]", "paper", "runs", "verdict")
 
@@ -67,7 +73,7 @@ class Claim:
     @property
     def label(self) -> str:
         """The claim, its measure and where it is made."""
-        measure = PROTOCOLS[self.measure].label if self.is_accuracy else self.measure
+        measure = PROTOCOLS[self.measure].label if self.is_accuracy else self.measure.replace("_per_", " per ")
         return f"{self.says} ({', '.join([measure, *filter(None, [self.where])])})"
 
     @property
@@ -78,17 +84,17 @@ class Claim:
 
 
 class Sample(NamedTuple):
-    """The values of a row's runs by seed."""
+    """The values of a row's runs: those in results/ by seed, and those without a file."""
 
     values: dict[int, float]
+    unstored: tuple[float, ...] = ()
 
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values.values())
+    def all(self) -> list[float]:
+        return [*self.values.values(), *self.unstored]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A claim judged on one data set."""
 
     claim: Claim
@@ -98,20 +104,27 @@ class Verdict:
     interval: Interval | None = None
     basis: str = ""  # number of runs, and where the deviation comes from
     paper: float | None = None  # the same difference in the paper
+    # The interval with runs without a file in the means too, if that changes the verdict.
+    with_unstored: Interval | None = None
 
     def as_dict(self) -> dict[str, Any]:
         found = dataclasses.asdict(self)
-        found["interval"] = self.interval and self.interval._asdict()
+        for name in ("interval", "with_unstored"):
+            value = getattr(self, name)
+            found[name] = value and value._asdict()
         return found
 
 
-def _read() -> tuple[dict[str, list[Claim]], dict[str, dict[str, Any]]]:
+Unstored = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]  # data set -> row -> runs without a file
+
+
+def _read() -> tuple[dict[str, list[Claim]], Unstored]:
     content = read_yaml(Path(__file__).parent / "claims.yaml")
     claims = {whose: [Claim(**values) for values in content[whose]] for whose in ("paper", "ours")}
-    return claims, content["repeats"]
+    return claims, content["unstored"]
 
 
-CLAIMS, REPEATS = _read()
+CLAIMS, UNSTORED = _read()
 
 
 def row_of(name: str) -> Row:
@@ -125,13 +138,14 @@ class Evidence:
     """The finished runs with the paper's settings, and what is known of their noise."""
 
     finished: Summaries
-    repeats: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: REPEATS)
+    unstored: Unstored = field(default_factory=lambda: UNSTORED)
+    steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what `bench` measured, by method
 
     def __post_init__(self) -> None:
         self.seeds = sorted({seed for _, seed in self.finished})
         self.runs = functools.cache(self._runs)
         self.sample = functools.cache(self._sample)
-        self.spread = functools.cache(self._spread)
+        self.noise = functools.cache(self._noise)
         self._fingerprint = functools.cache(_fingerprint)
 
     def _runs(self, name: str, data: str) -> list[Summary]:
@@ -139,30 +153,38 @@ class Evidence:
         return runs_of(row_of(name), data, self.seeds, {}, self.finished)
 
     def _sample(self, name: str, data: str, measure: str) -> Sample:
-        """The values of the finished runs of a row."""
+        """The values of the runs of a row."""
         values = {run["config"]["seed"]: read_measure(run, measure) for run in self.runs(name, data)}
-        return Sample({seed: value for seed, value in values.items() if value is not None})
+        known = {seed: value for seed, value in values.items() if value is not None}
+        return Sample(known, tuple(run[measure] for run in self.unstored_runs(name, data) if measure in run))
 
-    def _spread(self, data: str, measure: str) -> tuple[Spread | None, str]:
+    def unstored_runs(self, name: str, data: str) -> list[Mapping[str, Any]]:
+        """The runs of a row that have no file; several tables may have the same row."""
+        of_data, wanted = self.unstored.get(data, {}), self._fingerprint(name, data)
+        return [run for other, runs in of_data.items() if self._fingerprint(other, data) == wanted for run in runs]
+
+    def _noise(self, data: str, measure: str) -> tuple[PooledStd | None, str]:
         """The deviation between runs on a data set, and where it comes from; None if nothing is known."""
-        own = self._own_spread(data, measure)
-        if own[0] is not None:
-            return own
-        others = [(self._own_spread(other, measure)[0], other) for other in PAPER_DATASETS if other != data]
-        known = [(spread, other) for spread, other in others if spread is not None]
+        own, source = self.measured_noise(data, measure)
+        if own and own.df >= MIN_DF:
+            return own, source
+        others = [(self.measured_noise(other, measure)[0], other) for other in PAPER_DATASETS if other != data]
+        known = [(deviation, other) for deviation, other in others if deviation and deviation.df >= MIN_DF]
         if not known:
             return None, "noise unknown"
-        spread, other = max(known)
-        return Spread(BORROWED * spread.std, spread.df), f"noise of {other}, doubled"
+        deviation, other = max(known)
+        return PooledStd(BORROWED * deviation.std, deviation.df), f"noise of {other}, doubled"
 
-    def _own_spread(self, data: str, measure: str) -> tuple[Spread | None, str]:
-        groups = {}  # of runs with the same settings, which several tables may have
+    def measured_noise(self, data: str, measure: str) -> tuple[PooledStd | None, str]:
+        """The deviation between runs of the same settings on a data set, and of which runs; None if there are none."""
+        groups: dict[str, tuple[str, list[float]]] = {}  # of runs with the same settings, which several tables may have
         for name in (f"{table.name}: {row.name}" for table in TABLES.values() for row in table.rows):
-            groups[self._fingerprint(name, data)] = [*self.sample(name, data, measure).values.values()]
-        if data in self.repeats:
-            groups[self._fingerprint(self.repeats[data]["row"], data)] += self.repeats[data].get(measure, ())
-        spread = pooled(groups.values())
-        return (spread, "noise of all rows with several runs") if spread and spread.df >= MIN_DF else (None, "")
+            groups.setdefault(self._fingerprint(name, data), (name, self.sample(name, data, measure).all()))
+        several = [(name, values) for name, values in groups.values() if len(values) > 1]
+        about = f"{len(several)} rows with several runs"
+        if len(several) == 1:
+            about = f"{len(several[0][1])} runs of {several[0][0].partition(': ')[2]}"
+        return pooled(values for _, values in several), f"noise of {about}"
 
 
 def _fingerprint(name: str, data: str) -> str:
@@ -182,30 +204,41 @@ def read_measure(run: Summary, measure: str) -> float | None:
 # Verdicts
 
 
-def judge_claims(finished: Summaries, claims: Iterable[Claim] | None = None) -> list[Verdict]:
+def judge_claims(
+    finished: Summaries, claims: Iterable[Claim] | None = None, steps: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[ClaimVerdict]:
     """Every claim on every data set of the paper on which anything was run; by default the paper's, then ours.
 
-    If nothing was run, every claim is "not run" on the first data set.
+    If nothing was run, every claim is "not run" on the first data set. `steps` is what `read_steps` found.
     """
-    evidence = Evidence(finished)
+    evidence = Evidence(finished, steps=steps or {})
     present = {summary["config"]["data"] for summary in finished.values()} & set(PAPER_DATASETS) or PAPER_DATASETS[:1]
     verdicts = []
     for claim in claims if claims is not None else [claim for group in CLAIMS.values() for claim in group]:
-        if claim.across:
-            verdicts.append(judge(claim, claim.across[0], evidence))
+        if claim.across or claim.measure == STEP_TIME:  # a step of MNN takes equally long on all data sets of a size
+            verdicts.append(judge(claim, (claim.across or PAPER_DATASETS)[0], evidence))
         else:
             verdicts += [judge(claim, data, evidence) for data in PAPER_DATASETS if data in present]
     return verdicts
 
 
-def judge(claim: Claim, data: str, evidence: Evidence) -> Verdict:
+def read_steps(results: Path) -> dict[str, dict[str, Any]]:
+    """The measured steps of all methods by name; empty if the folder has no such file."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((results / "bench-methods-h200.json").read_text())["methods"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found
+
+
+def judge(claim: Claim, data: str, evidence: Evidence) -> ClaimVerdict:
     """The verdict on a claim. Of several comparisons the worst decides; if some were not run, the claim cannot hold."""
     judged = [_judge_pair(claim, data, pair, evidence) for pair in claim.comparisons()]
     done = [verdict for verdict in judged if verdict.verdict != NOT_RUN]
     if not done:
-        return judged[0]
+        return max(judged, key=lambda verdict: bool(verdict.basis))
 
-    def order(verdict: Verdict) -> tuple[int, float]:
+    def order(verdict: ClaimVerdict) -> tuple[int, float]:
         kind = verdict.verdict.removeprefix("probably ")
         return (FAILS, UNDECIDED, HOLDS).index(kind), verdict.interval.low if verdict.interval else 0.0
 
@@ -219,48 +252,72 @@ def judge(claim: Claim, data: str, evidence: Evidence) -> Verdict:
     )
 
 
-def _judge_pair(claim: Claim, data: str, pair: tuple[str, str], evidence: Evidence) -> Verdict:
+def _judge_pair(claim: Claim, data: str, pair: tuple[str, str], evidence: Evidence) -> ClaimVerdict:
     on = claim.across or (data,)
-    samples = [[evidence.sample(name, d, claim.measure) for name in pair if name] for d in on]
     name = " over ".join(part.partition(": ")[2] for part in pair if part)
-    where = " minus ".join(on)
-    verdict = Verdict(claim, where, NOT_RUN, name, paper=_paper_difference(claim, on, pair))
-    if not all(sample.values for group in samples for sample in group):
-        return verdict
-    leads = [group[0].mean - (group[1].mean if group[1:] else claim.above or 0.0) for group in samples]
-    lead = leads[0] - sum(leads[1:])
-    counts = " + ".join(str(len(sample.values)) for group in samples for sample in group)
-    verdict = dataclasses.replace(verdict, basis=counts, interval=Interval(lead, lead, lead))
-    found, source = _interval(lead, samples, on, claim, evidence)
-    verdict = dataclasses.replace(verdict, basis=f"{counts}, {source}")
-    if found is None:
-        return dataclasses.replace(verdict, verdict=UNDECIDED)
-    probably = "probably " if source.endswith("doubled") else ""
-    decided = _decide(found, claim.equal)
-    return dataclasses.replace(
-        verdict, interval=found, verdict=decided if decided == UNDECIDED else f"{probably}{decided}"
-    )
-
-
-def _interval(
-    lead: float, samples: Sequence[Sequence[Sample]], on: Sequence[str], claim: Claim, evidence: Evidence
-) -> tuple[Interval | None, str]:
-    """The interval of a lead, and what it rests on; None if the noise is unknown."""
+    verdict = ClaimVerdict(claim, " minus ".join(on), NOT_RUN, name, paper=_paper_difference(claim, on, pair))
+    if claim.measure == STEP_TIME:
+        return _judge_steps(verdict, [row_of(row).method for row in pair], evidence)
+    samples = [[evidence.sample(name, d, claim.measure) for name in pair if name] for d in on]
+    missing = [sample for group in samples for sample in group if not sample.values]
+    if missing:
+        lost = [f"{value:.2f}" for sample in missing for value in sample.unstored]
+        about = f"a run on {DATASET_NAMES[data]} had {' and '.join(lost)}, but its file was lost"
+        return dataclasses.replace(verdict, basis=about * all(sample.unstored for sample in missing))
     if len(samples) == 1:
         first, *rest = (sample.values for sample in samples[0])
         common = sorted(set(first).intersection(*rest))
-        if len(common) >= MIN_PAIRS:
+        if len(common) > MIN_DF:
             others = rest[0] if rest else dict.fromkeys(common, claim.above or 0.0)
-            return paired_interval([first[seed] - others[seed] for seed in common]), "paired by seed"
+            found = paired_interval([first[seed] - others[seed] for seed in common])
+            return _decided(verdict, found, f"{_counts(samples)}, paired by seed")
+    stored = [[Sample(sample.values) for sample in group] for group in samples]
+    judged, everything = (_judge_samples(verdict, chosen, on, evidence) for chosen in (stored, samples))
+    if judged.verdict == everything.verdict:
+        return judged
+    return dataclasses.replace(judged, verdict=UNDECIDED, with_unstored=everything.interval)
+
+
+def _judge_steps(verdict: ClaimVerdict, names: Sequence[str], evidence: Evidence) -> ClaimVerdict:
+    """The verdict on the time of a step: the first method's minus the second's, and what their ranges allow."""
+    if not all(name in evidence.steps for name in names):
+        return verdict
+    ours, theirs = (evidence.steps[name] for name in names)
+    low, high = (ours["ms_spread"][i] - theirs["ms_spread"][1 - i] for i in (0, 1))
+    found = Interval(ours["ms_per_step"] - theirs["ms_per_step"], low, high)
+    return _decided(verdict, found, "range of five measurements")
+
+
+def _judge_samples(
+    verdict: ClaimVerdict, samples: Sequence[Sequence[Sample]], on: Sequence[str], evidence: Evidence
+) -> ClaimVerdict:
+    """The verdict with the pooled deviation, from all runs in these samples."""
+    claim = verdict.claim
+    means = [[statistics.fmean(sample.all()) for sample in group] for group in samples]
+    leads = [group[0] - (group[1] if group[1:] else claim.above or 0.0) for group in means]
+    lead = leads[0] - sum(leads[1:])
     variance, dfs, sources = 0.0, [], []
     for data, group in zip(on, samples, strict=True):
-        spread, source = evidence.spread(data, claim.measure)
-        if spread is None:
-            return None, source
-        variance += spread.std**2 * sum(1 / len(sample.values) for sample in group)
-        dfs.append(spread.df)
+        deviation, source = evidence.noise(data, claim.measure)
+        if deviation is None:
+            basis = f"{_counts(samples)}, {source}"
+            return dataclasses.replace(verdict, verdict=UNDECIDED, basis=basis, interval=Interval(lead, lead, lead))
+        variance += deviation.std**2 * sum(1 / len(sample.all()) for sample in group)
+        dfs.append(deviation.df)
         sources.append(source)
-    return interval(lead, variance, Spread(1.0, min(dfs))), max(sources, key=lambda s: s.endswith("doubled"))
+    source = max(sources, key=lambda s: s.endswith("doubled"))
+    return _decided(verdict, interval(lead, variance, PooledStd(1.0, min(dfs))), f"{_counts(samples)}, {source}")
+
+
+def _counts(samples: Sequence[Sequence[Sample]]) -> str:
+    return " + ".join(str(len(sample.all())) for group in samples for sample in group)
+
+
+def _decided(verdict: ClaimVerdict, found: Interval, basis: str) -> ClaimVerdict:
+    """The verdict with its interval; one that rests on a doubled deviation is only probable."""
+    decided = _decide(found, verdict.claim.equal)
+    probably = "probably " if basis.endswith("doubled") and decided != UNDECIDED else ""
+    return dataclasses.replace(verdict, interval=found, basis=basis, verdict=f"{probably}{decided}")
 
 
 def _decide(found: Interval, margin: float) -> str:
@@ -291,45 +348,60 @@ def _paper_difference(claim: Claim, on: Sequence[str], pair: tuple[str, str]) ->
 
 def number_form(claim: Claim) -> Callable[[float], str]:
     """How a difference of the claim's measure is written: points of accuracy with two decimals, others with three."""
+    if claim.measure == STEP_TIME:
+        return "{:+.2f} ms".format
     return ("{:+.2f}" if claim.is_accuracy else "{:+.3f}").format
 
 
-def difference_text(verdict: Verdict) -> str:
+def difference_text(verdict: ClaimVerdict) -> str:
     """The difference with its sign or, if the claim says how it reads, in words: "the loss is 0.055 lower"."""
     assert verdict.interval is not None
     text = number_form(verdict.claim)(verdict.interval.mean)
     return verdict.claim.reads.format(text[1:]) if verdict.claim.reads and text.startswith("+") else text
 
 
-def texts(verdict: Verdict) -> tuple[str, ...]:
+def interval_text(verdict: ClaimVerdict, found: Interval) -> str:
+    """The bounds of an interval, as in "[+0.36, +1.92]"."""
+    number = number_form(verdict.claim)
+    return f"[{number(found.low)}, {number(found.high)}]"
+
+
+def texts(verdict: ClaimVerdict) -> tuple[str, ...]:
     """A verdict as text, in COLUMNS."""
     number = number_form(verdict.claim)
     difference = ""
     if verdict.interval is not None:
-        _, low, high = verdict.interval
-        difference = difference_text(verdict) + (f" [{number(low)}, {number(high)}]" if low < high else "")
+        bounds = interval_text(verdict, verdict.interval)
+        difference = difference_text(verdict) + f" {bounds}" * (verdict.interval.low < verdict.interval.high)
         difference += f": {verdict.decisive}" if len(verdict.claim.comparisons()) > 1 else ""
     paper = "" if verdict.paper is None else number(verdict.paper)
-    return verdict.claim.label, verdict.data, difference, paper, verdict.basis, verdict.verdict
+    basis = verdict.basis
+    if verdict.with_unstored:
+        other = verdict.with_unstored
+        basis += f"; with runs that have no file {number(other.mean)} {interval_text(verdict, other)}"
+    return verdict.claim.label, verdict.data, difference, paper, basis, verdict.verdict
 
 
-def not_run(verdicts: Sequence[Verdict]) -> list[str]:
+def not_run(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     """The claims of which no data set has a run."""
     judged = {verdict.claim.label for verdict in verdicts if verdict.verdict != NOT_RUN}
-    return [label for label in dict.fromkeys(verdict.claim.label for verdict in verdicts) if label not in judged]
+    missing = [verdict for verdict in verdicts if verdict.claim.label not in judged]
+    lost = {verdict.claim.label: verdict.basis for verdict in missing if verdict.basis}
+    labels = dict.fromkeys(verdict.claim.label for verdict in missing)
+    return [f"{label}; {lost[label]}" if label in lost else label for label in labels]
 
 
-def markdown_claims(verdicts: Sequence[Verdict]) -> str:
+def markdown_claims(verdicts: Sequence[ClaimVerdict]) -> str:
     """The verdicts as a Markdown table, without those that were not run."""
-    rows = [COLUMNS, ("---",) * len(COLUMNS)]
+    rows: list[tuple[str, ...]] = []
     last = ""
     for claim, *rest in (texts(verdict) for verdict in verdicts if verdict.verdict != NOT_RUN):
         rows.append((claim if claim != last else "", *rest))
         last = claim
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows)
+    return markdown_table(COLUMNS, rows)
 
 
-def print_claims(verdicts: Sequence[Verdict], form: str) -> None:
+def print_claims(verdicts: Sequence[ClaimVerdict], form: str) -> None:
     """Print verdicts as lines, or in Markdown or JSON."""
     if form == "json":
         print(json.dumps([verdict.as_dict() for verdict in verdicts], indent=1))

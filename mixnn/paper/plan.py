@@ -95,11 +95,11 @@ class PlannedRun:
         data = Path(self.config.data).name
         return f"{data}-{self.config.method}-{self.fingerprint}-seed{self.config.seed}"
 
-    def here(self) -> PlannedRun:
+    def on_this_device(self) -> PlannedRun:
         """This run as the device here would make it."""
         return self.in_precision(used_precision(self.config.precision, pick_device(self.config.device).type == "cuda"))
 
-    def either(self) -> list[PlannedRun]:
+    def in_any_precision(self) -> list[PlannedRun]:
         """The runs that stand for this one: if no precision was asked for, that in bf16 and that in fp32."""
         return [self.in_precision("bf16"), self.in_precision("fp32")] if self.config.precision == "auto" else [self]
 
@@ -161,7 +161,7 @@ def plan(tables: Iterable[Table], data: str, seeds: Iterable[int], settings: Map
     return list(runs.values())
 
 
-def changed_settings(table: Table, data: str, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def settings_off_recipe(table: Table, data: str, settings: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that can change numbers and differ from the recipe: name -> (our value, the recipe's)."""
     changed: dict[str, tuple[Any, Any]] = {}
     for row in table.rows:
@@ -209,7 +209,7 @@ def precision_of(summary: Summary) -> str:
 
 def find(run: PlannedRun, finished: Summaries) -> Summary | None:
     """The finished run that a planned one stands for; None if there is none."""
-    found = [finished[other.key] for other in run.either() if other.key in finished]
+    found = [finished[other.key] for other in run.in_any_precision() if other.key in finished]
     return max(found, key=lambda summary: len(summary["results"]), default=None)
 
 
@@ -218,7 +218,7 @@ def runs_of(
 ) -> list[Summary]:
     """The finished runs of a row, by seed, all in one precision: the one with most runs, and bf16 among equals."""
     first = plan_row(row, data, [0], settings)[0]  # seeds share a fingerprint
-    by_precision = [[(run.fingerprint, seed) for seed in seeds] for run in first.either()]
+    by_precision = [[(run.fingerprint, seed) for seed in seeds] for run in first.in_any_precision()]
     return max(([finished[key] for key in keys if key in finished] for keys in by_precision), key=len)
 
 

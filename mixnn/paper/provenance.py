@@ -22,20 +22,23 @@ from mixnn.runs.code import evaluation_digest, training_digest
 
 COMMITS = "commits.json"
 # Marks in tables, and what they mean.
-UNCOMMITTED, NO_DIGEST = "†", "‡"
+UNCOMMITTED, NO_DIGEST, MIXED = "†", "‡", "§"
 MEANINGS = {
     UNCOMMITTED: "no commit is known for the code that made the number, which is normal for an installed package",
     NO_DIGEST: "the run is older than the records of its training code, so that code may have changed since",
+    MIXED: "the mean is over runs that different versions of the code made",
 }
 
 
 def marks_of(runs: Sequence[Summary], commits: Mapping[str, str]) -> str:
     """The marks of a number that these runs made: the keys of MEANINGS that apply to any of them."""
     made_with = [environment for run in runs for environment in _environments(run)]
-    digests = [run.get("environment", {}).get("training_code") for run in runs]
-    digests += [result.get("code") for run in runs for result in run["results"].values()]
+    digests = [[run.get("environment", {}).get("training_code") for run in runs]]
+    protocols = {protocol for run in runs for protocol in run["results"]}
+    digests += [[run["results"][p].get("code") for run in runs if p in run["results"]] for p in sorted(protocols)]
     found = "" if all(commit_of(environment, commits) for environment in made_with) else UNCOMMITTED
-    return found if all(digests) else found + NO_DIGEST
+    found += "" if all(map(all, digests)) else NO_DIGEST
+    return found + MIXED * any(len({digest for digest in group if digest}) > 1 for group in digests)
 
 
 def _environments(run: Summary) -> list[Mapping[str, Any]]:

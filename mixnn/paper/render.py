@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mixnn.paper.plan import Summaries, Summary, accuracy, best_accuracy, changed_settings, precision_of, runs_of
+from mixnn.paper.plan import Summaries, Summary, accuracy, best_accuracy, precision_of, runs_of, settings_off_recipe
 from mixnn.paper.provenance import MEANINGS, marks_of
 from mixnn.paper.tables import PAPER_DATASETS, PROBE_EPOCHS, PROTOCOLS, TABLES, Row, Table, published
 from mixnn.progress import print_table
@@ -25,7 +25,8 @@ COLUMNS = {
 OTHER_ORDER = "*"  # marks a difference between a run in the fixed order and a number with the leak
 OPEN = 1.0  # points; a row that is farther from the authors' number is called open unless it is explained
 LATEX_ESCAPES = str.maketrans(
-    {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$", "†": r"$\dagger$", "‡": r"$\ddagger$"}
+    {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$"}
+    | {"†": r"$\dagger$", "‡": r"$\ddagger$", "§": r"\S{}"}
 )
 
 
@@ -61,7 +62,7 @@ def fill(
     If more seeds were `asked` for than a row has, its cells say so.
     """
     rows = cells(table, data, seeds, settings, finished, commits, asked)
-    changed = changed_settings(table, data, settings)
+    changed = settings_off_recipe(table, data, settings)
     is_recipe = not changed and probe_epochs == PROBE_EPOCHS
     return FilledTable(table.name, title(table, data, settings, probe_epochs), data, rows, is_recipe)
 
@@ -117,7 +118,7 @@ def _cell(row: Row, protocol: str, data: str, runs: Sequence[Summary], order: st
 def title(table: Table, data: str, settings: Mapping[str, Any], probe_epochs: int) -> str:
     """The table's title, the data set, and how our runs differ from the recipe."""
     changed = {} if probe_epochs == PROBE_EPOCHS else {"epochs of the probe": (probe_epochs, PROBE_EPOCHS)}
-    changed |= changed_settings(table, data, settings)
+    changed |= settings_off_recipe(table, data, settings)
     words = [f"{k}={ours}" + (f" instead of {recipe}" if recipe else "") for k, (ours, recipe) in changed.items()]
     return f"{table.title}, {data}" + (f" (ours with {'; '.join(words)})" if words else "")
 
@@ -164,9 +165,7 @@ def _print_on_terminal(table: FilledTable) -> None:
 
 def _markdown(table: FilledTable) -> str:
     columns, body = _columns_and_body(table.rows)
-    heads = _long_heads(columns)
-    lines = [f"**{table.title}**", "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in body]
+    lines = [f"**{table.title}**", "", markdown_table(_long_heads(columns), body)]
     footnotes = _footnotes(table)
     return "\n".join([*lines, *(["", " ".join(footnotes)] if footnotes else [])])
 
@@ -239,4 +238,15 @@ def _far_rows(compared: Sequence[tuple[Mapping[str, Any], str, Mapping[str, Any]
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], alignment: str = "") -> str:
     """A table in Markdown; the alignment has a letter per column, r for numbers on the right."""
     rule = "|".join("---:" if letter == "r" else "---" for letter in alignment.ljust(len(head), "l"))
-    return "\n".join([f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)])
+    escaped = ([text.replace("|", r"\|") for text in row] for row in rows)
+    return "\n".join([f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in escaped)])
+
+
+def mean_text(values: Sequence[float], form: str = ".2f", with_count: bool = True) -> str:
+    """The mean as text, with deviation and number if there are several values; empty if there are none."""
+    if not values:
+        return ""
+    mean = format(statistics.fmean(values), form)
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form}}" + f" (n={len(values)})" * with_count

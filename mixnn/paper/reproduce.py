@@ -35,13 +35,14 @@ from mixnn.data import configured_dataset
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import PROTOCOLS, evaluate, protocols_of, save_summary
 from mixnn.files import PACKAGE, expand, try_lock
-from mixnn.paper.claims import NOT_RUN, judge_claims, print_claims
+from mixnn.paper.claims import NOT_RUN, judge_claims, print_claims, read_steps
 from mixnn.paper.plan import (
     PlannedRun,
     Summaries,
     Summary,
     find,
     is_trained,
+    key_of,
     last_record,
     load_finished,
     plan,
@@ -103,9 +104,10 @@ def reproduce(
     """Train and evaluate the missing runs of a table, or of "all". `show()` of the result prints the tables.
 
     It returns the cells by table. `rows` selects rows by name. With `run=False`, nothing is trained. `dry_run` only
-    shows the plan. `stale` replaces results of older code. `order="leaky"` searches the support set in the order of the
-    published numbers. `tables` is a file with tables of your own. `settings` are fields of Config. If runs fail,
-    UserError says which. `claims` instead returns the verdicts on the paper's claims, from all finished runs.
+    shows the plan. `stale` replaces results of older code, for all seeds that the table shows, on a device of the same
+    precision. `order="leaky"` searches the support set in the order of the published numbers. `tables` is a file with
+    tables of your own. `settings` are fields of Config. If runs fail, UserError says which. `claims` instead returns
+    the verdicts on the paper's claims, from all finished runs.
 
     >>> mixnn.reproduce().show()  # doctest: +ELLIPSIS
     table ...
@@ -122,9 +124,10 @@ def reproduce(
     """
     reporter, known = reporter_for(verbose), tables_with(tables)
     if claims:
-        if table or settings:
-            raise UserError(f"{setting('claims', True)} takes all finished runs: leave out the table and the settings")
-        judged = judge_claims(load_finished(expand(results), probe_epochs))
+        others = {"data": str(data) != "cifar10", "seeds": seeds is not None, "rows": rows, "order": order != ORDERS[0]}
+        others |= {"stale": stale, "dry_run": dry_run, "protocol": protocol != "all", "tables": str(tables)}
+        check_claims_alone(["the table"] * bool(table) + [name for name in others if others[name]], settings, output)
+        judged = judge_claims(load_finished(expand(results), probe_epochs), steps=read_steps(expand(results)))
         if all(verdict.verdict == NOT_RUN for verdict in judged):
             _warn_without_runs(expand(results), reporter)
         return Reproduction(
@@ -147,20 +150,27 @@ def reproduce(
     folders = expand(results), expand(runs)
     runner = Runner(*folders, protocols, probe_epochs, reporter, stale)
     needed, finished = plan(chosen, data, seeds or [0], settings), runner.load_finished()
-    fingerprints = {other.fingerprint for planned in needed for other in planned.either()}
+    shown_too = [] if seeds else finished_seeds(chosen, data, settings, finished, needed)
+    if stale:
+        needed = [*needed, *shown_too]
+        if run or dry_run:
+            check_stale_here(needed, finished)
+    fingerprints = {other.fingerprint for planned in needed for other in planned.in_any_precision()}
     if (dry_run or not run) and not any(fingerprint in fingerprints for fingerprint, _ in finished):
         is_papers = data in PAPER_DATASETS and not settings and any(t.name in TABLES for t in chosen)
         _warn_without_runs(runner.results, reporter, is_papers)
     if dry_run:
         return Reproduction({}, runner.plan(needed, finished))
-    missing = [planned.here() for planned in needed if runner.missing_protocols(planned, finished)] if run else []
+    missing = (
+        [planned.on_this_device() for planned in needed if runner.missing_protocols(planned, finished)] if run else []
+    )
     failed: dict[str, str] = {}
     elsewhere: list[str] = []
     no_data = _why_no_data(missing[0].config) if missing else ""  # asked once, not run by run
     if missing and not no_data:
         failed, elsewhere = runner.run_all(missing, finished)
         finished = runner.load_finished()
-    if changed := stale_runs(needed, finished):
+    if changed := stale_runs([*needed, *([] if stale else shown_too)], finished):
         names = ", ".join(changed)
         reporter.info(
             f"the code behind these runs has changed since: {names}; {setting('stale', True)} runs them again"
@@ -208,6 +218,33 @@ def _warn_without_runs(results: Path, reporter: Reporter, is_papers: bool = True
 # What the user asks for, checked before anything runs
 
 
+def check_claims_alone(others: Sequence[str], settings: Mapping[str, Any], output: str) -> None:
+    """UserError if verdicts on claims are asked for together with what only tables have."""
+    named = [other if " " in other else setting(other) for other in others] + ["the settings"] * bool(settings)
+    if named:
+        raise UserError(f"{setting('claims', True)} takes all finished runs: leave out {', '.join(named)}")
+    if output == "latex":
+        raise UserError(f"verdicts on claims cannot be printed in LaTeX: use another {setting('output')}")
+
+
+def check_stale_here(needed: Iterable[PlannedRun], finished: Summaries) -> None:
+    """UserError if stale runs cannot be replaced here, because this device trains in the other precision."""
+    other: dict[str, list[str]] = {}
+    for planned in needed:
+        found = find(planned, finished)
+        if found and stale_protocols(found) and planned.on_this_device().key != key_of(found):
+            other.setdefault(precision_of(found), []).append(planned.in_precision(precision_of(found)).name)
+    if other:
+        was, names = next(iter(other.items()))
+        ours = "fp32" if was == "bf16" else "bf16"
+        advice = "use a CUDA device" if was == "bf16" else "set precision to fp32"
+        raise UserError(
+            f"{setting('stale', True)} replaces results by runs in the same precision. The table has "
+            f"{plural(len(names), 'stale run')} in {was}, but this device trains in {ours}: {advice}, or keep runs in "
+            f"{ours} apart, in another folder ({setting('results', 'FOLDER')})"
+        )
+
+
 def check_seeds(seeds: int | Iterable[int]) -> list[int]:
     """The seeds as a list; an int is one seed."""
     found = [seeds] if isinstance(seeds, int) else list(seeds)
@@ -232,6 +269,14 @@ def select_tables(table: str, rows: str | Sequence[str], known: Mapping[str, Tab
             raise UserError(f"{unknown('row', name, names.values())}{several}")
     lower = [name.lower() for name in wanted]
     return _filter_rows(tables, lambda row: not lower or row.name.lower() in lower)
+
+
+def finished_seeds(
+    tables: Sequence[Table], data: str, settings: Mapping[str, Any], finished: Summaries, needed: Sequence[PlannedRun]
+) -> list[PlannedRun]:
+    """The finished runs that these tables show besides the needed ones: those with other seeds."""
+    names, seeds = {run.name for run in needed}, sorted({seed for _, seed in finished})
+    return [run for run in plan(tables, data, seeds, settings) if run.name not in names and find(run, finished)]
 
 
 def drop_rows_without_labels(
@@ -416,13 +461,13 @@ class Runner:
     def plan(self, needed: Sequence[PlannedRun], finished: Summaries) -> Callable[[], None]:
         """What prints each run, what is to be done for it, and about how long that takes."""
         pace, other_device = seconds_per_cost(finished, needed[0].config)
-        missing = [run.here() for run in needed if self.missing_protocols(run, finished)]
+        missing = [run.on_this_device() for run in needed if self.missing_protocols(run, finished)]
         left = {run.name: self.epochs_left(run) for run in missing}
         to_train = [run for run in missing if left[run.name]]
         rows = []
         for planned in needed:
             found = find(planned, finished)
-            here, state = planned.here(), "there"
+            here, state = planned.on_this_device(), "there"
             run = here if here in missing or found is None else planned.in_precision(precision_of(found))
             if run in to_train:
                 state = duration(training_cost(run.config, left[run.name]) * pace) if pace else "to run"

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mixnn.paper.claims import Evidence
 from mixnn.paper.growth import describe
 from mixnn.paper.plan import accuracy, load_finished, runs_of
 from mixnn.paper.provenance import commit_of, read_commits
-from mixnn.paper.render import markdown_table
-from mixnn.paper.tables import DATASET_NAMES, TABLES
+from mixnn.paper.render import markdown_table, mean_text
+from mixnn.paper.statistics import PooledStd, interval
+from mixnn.paper.tables import DATASET_NAMES, PROBE_EPOCHS, PROTOCOLS, TABLES
 from mixnn.training.recipes import RECIPES
 
 LIBRARIES = {
@@ -34,6 +36,16 @@ def read(results: Path, name: str) -> dict[str, Any]:
 def bench_files(results: Path) -> list[Path]:
     """All files of benchmarks of a step."""
     return sorted([*results.glob("bench-*.json"), *results.glob("scaling-*.json")])
+
+
+def probe_seconds(results: Path) -> str:
+    """How long the paper's linear probe took in the newest runs, those whose training code is known, and in recipes."""
+    newest = [run for run in load_finished(results).values() if run["environment"].get("training_code")]
+    seconds = [run["results"]["linear"]["seconds"] for run in newest if "linear" in run["results"]]
+    recipes = [run for path in (results / "recipes").glob("*.json") for run in json.loads(path.read_text())]
+    seconds += [run["probe_s"] for run in recipes if run.get("probe_epochs") == PROBE_EPOCHS and "probe_s" in run]
+    times = f"{min(seconds):.1f} to {max(seconds):.1f} s"
+    return f"**Evaluation:** the linear probe on CIFAR, {PROBE_EPOCHS} epochs, took {times} in the newest runs."
 
 
 def state(results: Path) -> str:
@@ -143,34 +155,41 @@ def recipes(results: Path) -> str:
     finished = load_finished(results)
     (mnn,) = (row for row in TABLES["main"].rows if row.name == "MNN")
     seeds = sorted({seed for _, seed in finished})
-    rows = []
+    evidence, rows = Evidence(finished), []
     for path in sorted((results / "recipes").glob("*-final.json")):
         data = path.name.removesuffix("-final.json")
         runs = runs_of(mnn, data, seeds, {}, finished)
+        papers = {protocol: [accuracy(run, protocol) for run in runs] for protocol in PROTOCOLS}
         if runs:
             seconds = [run["metrics"][-1]["seconds"] for run in runs]
-            accuracies = [[accuracy(run, protocol) for run in runs] for protocol in ("linear", "knn")]
-            rows.append(_recipe_row(data, "the paper's", 200, seconds, *accuracies))
+            rows.append([*_recipe_row(data, "the paper's", 200, seconds, *papers.values()), "", ""])
         made = json.loads(path.read_text())
         for name in RECIPES:
             own = [run for run in made if run["settings"] == {"recipe": name} and "linear" in run]
             if own:
-                columns = ([run[column] for run in own] for column in ("seconds", "linear", "knn"))
-                rows.append(_recipe_row(data, f"`{name}`", RECIPES[name]["epochs"], *columns))
+                columns = [[run[column] for run in own] for column in ("seconds", "linear", "knn")]
+                row = _recipe_row(data, f"`{name}`", RECIPES[name]["epochs"], *columns)
+                compared = zip(PROTOCOLS, columns[1:], strict=True)
+                rows.append([*row, *(_difference(ours, papers[p], *evidence.noise(data, p)) for p, ours in compared)])
     heads = ["data", "settings", "seeds", "epochs", "seconds of training", "linear", "kNN"]
-    return markdown_table(heads, rows, "llrrrrr")
+    return markdown_table([*heads, "linear minus the paper's", "kNN minus the paper's"], rows, "llrrrrrll")
+
+
+def _difference(ours: Sequence[float], theirs: Sequence[float | None], noise: PooledStd | None, source: str) -> str:
+    """The difference of two means with its 95% interval, in which a noise that is only assumed has the mark ?."""
+    known = [value for value in theirs if value is not None]
+    if not known or noise is None:
+        return ""
+    _, low, high = found = interval(
+        statistics.fmean(ours) - statistics.fmean(known), 1 / len(ours) + 1 / len(known), noise
+    )
+    return f"{found.mean:+.2f} [{low:+.2f}, {high:+.2f}]" + " ?" * source.endswith("doubled")
 
 
 def _recipe_row(data: str, settings: str, epochs: int, *columns: Iterable[float | None]) -> list[str]:
     seconds, linear, knn = ([value for value in column if value is not None] for column in columns)
-    means = [f"{statistics.fmean(seconds):.1f}", mean_text(linear), mean_text(knn)]
+    means = [f"{statistics.fmean(seconds):.1f}", *(mean_text(values, with_count=False) for values in (linear, knn))]
     return [DATASET_NAMES[data], settings, str(len(linear)), str(epochs), *means]
-
-
-def mean_text(values: Sequence[float], form: str = ".2f") -> str:
-    """The mean as text, with the deviation if there are several values."""
-    mean = format(statistics.fmean(values), form)
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):{form}}"
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
@@ -182,4 +201,5 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "speed-convolutions": convolutions,
     "speed-growth": growth,
     "speed-recipes": recipes,
+    "speed-probe": probe_seconds,
 }

@@ -10,7 +10,7 @@ import mixnn
 import mixnn.cli
 from mixnn.paper import claims, plan, statistics
 from mixnn.paper.claims import CLAIMS, Claim, Evidence, judge, judge_claims, row_of
-from mixnn.paper.statistics import Spread, interval, paired_interval, pooled, t_cdf, t_quantile
+from mixnn.paper.statistics import PooledStd, half_width, interval, paired_interval, pooled
 from mixnn.paper.tables import PAPER_DATASETS, PROTOCOLS
 from mixnn.progress import Reporter
 from tests.paper.test_reproduce import RESULTS
@@ -18,23 +18,17 @@ from tests.paper.test_reproduce import RESULTS
 EVERY = [claim for group in CLAIMS.values() for claim in group]
 
 
+def quantile(df):
+    """The 0.975-quantile of Student's t."""
+    return half_width(PooledStd(1.0, df), 1.0)
+
+
 # Statistics
 
 
-@pytest.mark.parametrize(
-    "df, want", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (30, 2.0423), (1e6, 1.9600)]
-)
-def test_quantiles_of_students_t_are_those_of_tables(df, want):
-    assert t_quantile(0.975, df) == pytest.approx(want, abs=1e-4)
-    assert t_cdf(t_quantile(0.975, df), df) == pytest.approx(0.975)
-
-
-def test_the_distribution_function_is_the_integral_of_the_density():
-    df, step = 4, 2.5 / 20000
-    t = np.arange(20000) * step + step / 2
-    density = math.gamma(2.5) / (math.sqrt(4 * math.pi) * math.gamma(2)) * (1 + t**2 / df) ** -2.5
-    assert t_cdf(2.5, df) == pytest.approx(0.5 + density.sum() * step, abs=1e-8)
-    assert t_cdf(0, df) == 0.5
+@pytest.mark.parametrize("df, quantile", [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (30, 2.0423)])
+def test_an_interval_has_the_quantile_of_students_t(df, quantile):
+    assert half_width(PooledStd(2.0, df), 0.25) == pytest.approx(2 * 0.5 * quantile, abs=1e-4)
 
 
 def test_a_paired_interval_is_that_of_the_differences():
@@ -44,7 +38,7 @@ def test_a_paired_interval_is_that_of_the_differences():
 
 
 def test_the_pooled_deviation_weighs_groups_by_their_degrees_of_freedom():
-    assert pooled([[1.0, 3.0], [5.0], [0.0, 0.0, 0.0]]) == Spread(math.sqrt(2 / 3), 3)
+    assert pooled([[1.0, 3.0], [5.0], [0.0, 0.0, 0.0]]) == PooledStd(math.sqrt(2 / 3), 3)
     assert pooled([[1.0], []]) is None
 
 
@@ -79,26 +73,71 @@ LEAD = Claim("MNN leads", "linear", better=(MNN,), worse=(MSF,))
 EQUAL = Claim("alike", "linear", better=(MNN,), worse=(MSF,), equal=0.5)
 
 
-def verdict(claim, values, data="cifar10", repeats=None):
-    return judge(claim, data, Evidence(runs(values, data, claim.measure), repeats or {}))
+def verdict(claim, values, data="cifar10", unstored=None):
+    return judge(claim, data, Evidence(runs(values, data, claim.measure), unstored or {}))
+
+
+def without_file(*values, name=MNN, data="cifar10"):
+    """Runs of a row that are not in results/."""
+    return {data: {name: [{"linear": value} for value in values]}}
 
 
 @pytest.mark.parametrize(
     "claim, mnn, msf, want",
     [
-        (LEAD, [91.0, 91.2, 91.1], [90.0, 90.1, 90.2], "holds"),
-        (LEAD, [90.0, 90.1, 90.2], [91.0, 91.2, 91.1], "does not hold"),
-        (LEAD, [91.0, 90.0, 91.1], [90.0, 90.1, 90.2], "cannot tell"),
-        (EQUAL, [91.0, 91.2, 91.1], [91.05, 91.15, 91.1], "holds"),
-        (EQUAL, [91.0, 91.2, 91.1], [90.0, 90.15, 90.1], "does not hold"),
-        (EQUAL, [91.0, 91.2, 91.1], [90.0, 91.15, 92.1], "cannot tell"),
-        (EQUAL, [91.0, 91.2, 91.1], [90.4, 90.65, 90.65], "cannot tell"),  # the interval crosses the margin
+        (LEAD, [91.0, 91.2, 91.1, 91.1], [90.0, 90.1, 90.2, 90.1], "holds"),
+        (LEAD, [90.0, 90.1, 90.2, 90.1], [91.0, 91.2, 91.1, 91.1], "does not hold"),
+        (LEAD, [91.0, 90.0, 91.1, 90.0], [90.0, 90.1, 90.2, 90.1], "cannot tell"),
+        (EQUAL, [91.0, 91.2, 91.1, 91.1], [91.05, 91.15, 91.1, 91.1], "holds"),
+        (EQUAL, [91.0, 91.2, 91.1, 91.1], [90.0, 90.15, 90.1, 90.1], "does not hold"),
+        (EQUAL, [91.0, 91.2, 91.1, 91.1], [90.0, 91.15, 92.1, 91.1], "cannot tell"),
+        (EQUAL, [91.0, 91.2, 91.1, 91.1], [90.4, 90.75, 90.55, 90.6], "cannot tell"),  # it crosses the margin
     ],
 )
-def test_three_seeds_are_paired(claim, mnn, msf, want):
+def test_four_seeds_are_paired(claim, mnn, msf, want):
     found = verdict(claim, {MNN: mnn, MSF: msf})
-    assert (found.verdict, found.basis) == (want, "3 + 3, paired by seed")
+    assert (found.verdict, found.basis) == (want, "4 + 4, paired by seed")
     assert found.interval == paired_interval([a - b for a, b in zip(mnn, msf, strict=True)])
+
+
+def test_a_deviation_decides_only_with_three_degrees_of_freedom_paired_or_pooled():
+    """Three pairs have two; as pooled runs they have four."""
+    mnn, msf = [91.0, 91.2, 91.1], [90.0, 90.2, 90.1]  # paired, the differences do not vary at all
+    assert verdict(LEAD, {MNN: mnn, MSF: msf}).basis == "3 + 3, noise of 2 rows with several runs"
+    assert verdict(LEAD, {MNN: mnn[:2], MSF: msf[:2]}).verdict == "cannot tell"
+
+
+def test_a_verdict_that_depends_on_runs_without_a_file_is_not_settled():
+    values = {MNN: [91.0, 91.1], MSF: [90.9]}
+    noise = {"cifar10": {BYOL: [{"linear": value} for value in (89.4, 89.6, 89.5, 89.4, 89.6, 89.5)]}}
+    near = verdict(EQUAL, values, unstored=noise)
+    assert (near.verdict, near.with_unstored) == ("holds", None)
+    more = noise["cifar10"] | {MNN: [{"linear": value} for value in (91.3, 91.2, 91.3)]}
+    far = verdict(EQUAL, values, unstored={"cifar10": more})
+    assert far.interval.mean == pytest.approx(0.15)
+    assert far.verdict == "cannot tell"
+    assert far.with_unstored.mean == pytest.approx(np.mean([91.0, 91.1, 91.3, 91.2, 91.3]) - 90.9)
+    assert "; with runs that have no file +0.28 [" in claims.texts(far)[4]
+    assert far.as_dict()["with_unstored"]["mean"] == far.with_unstored.mean
+    clear = verdict(LEAD, {MNN: [91.0, 91.1], MSF: [88.9]}, unstored={"cifar10": more})
+    assert (clear.verdict, clear.with_unstored) == ("holds", None)
+
+
+def test_a_lost_run_is_named_and_decides_nothing():
+    found = verdict(LEAD, {MNN: [91.0]}, unstored=without_file(89.0, name=MSF))
+    assert (found.verdict, found.basis) == ("not run", "a run on CIFAR-10 had 89.00, but its file was lost")
+    assert claims.not_run([found]) == [f"{LEAD.label}; {found.basis}"]
+
+
+def test_the_time_of_a_step_is_judged_by_the_range_of_its_measurements():
+    claim = Claim("as fast", "ms_per_step", better=(MNN,), worse=(MSF,), equal=0.3)
+    steps = {"msf": {"ms_per_step": 6.0, "ms_spread": [5.9, 6.1]}}
+    assert judge(claim, "cifar10", Evidence({}, steps=steps)).verdict == "not run"
+    for mine, want in ((6.1, "holds"), (6.2, "cannot tell"), (7.0, "does not hold")):
+        steps["mnn"] = {"ms_per_step": mine, "ms_spread": [mine - 0.05, mine + 0.05]}
+        found = judge(claim, "cifar10", Evidence({}, steps=steps))
+        assert found.verdict == want
+        assert found.interval == pytest.approx((mine - 6, mine - 0.05 - 6.1, mine + 0.05 - 5.9))
 
 
 def test_a_run_that_is_missing_is_no_evidence():
@@ -111,19 +150,19 @@ def test_single_runs_need_a_measure_of_noise():
     alone = verdict(LEAD, values)
     assert (alone.verdict, alone.basis) == ("cannot tell", "1 + 1, noise unknown")
     assert alone.interval.low == alone.interval.high == pytest.approx(1.2)
-    repeated = verdict(LEAD, values, repeats={"cifar10": {"row": MNN, "linear": [91.0, 91.1, 91.2]}})
-    assert (repeated.verdict, repeated.basis) == ("holds", "1 + 1, noise of all rows with several runs")
-    half = t_quantile(0.975, 3) * np.std([91.0, 91.1, 91.2, 91.3], ddof=1) * math.sqrt(2)
+    repeated = verdict(LEAD, values, unstored=without_file(91.0, 91.1, 91.2))
+    assert (repeated.verdict, repeated.basis) == ("holds", "1 + 1, noise of 4 runs of MNN")
+    half = quantile(3) * np.std([91.0, 91.1, 91.2, 91.3], ddof=1) * math.sqrt(2)
     assert repeated.interval.high - repeated.interval.mean == pytest.approx(half)
-    noisy = verdict(LEAD, values, repeats={"cifar10": {"row": MNN, "linear": [91.0, 92.1, 90.2]}})
+    noisy = verdict(LEAD, values, unstored=without_file(91.0, 92.1, 90.2))
     assert noisy.verdict == "cannot tell"
 
 
 def test_seeds_of_other_rows_and_repeats_tell_the_noise_together():
     values = {MNN: [91.3], MSF: [90.1], BYOL: [89.5, 89.7]}
-    found = verdict(LEAD, values, repeats={"cifar10": {"row": MNN, "linear": [91.0, 91.1]}})
+    found = verdict(LEAD, values, unstored=without_file(91.0, 91.1))
     variance = (2 * np.var([91.3, 91.0, 91.1], ddof=1) + np.var(values[BYOL], ddof=1)) / 3
-    half = t_quantile(0.975, 3) * math.sqrt(2 * variance)
+    half = quantile(3) * math.sqrt(2 * variance)
     assert found.interval.high - found.interval.mean == pytest.approx(half)
 
 
@@ -135,25 +174,26 @@ def test_the_deviation_of_a_few_runs_decides_nothing():
 
 
 def test_noise_of_another_data_set_is_doubled_and_only_makes_probable():
-    repeats = {"cifar10": {"row": MNN, "linear": [91.0, 91.1, 91.2, 91.0]}}
-    found = verdict(LEAD, {MNN: [67.6], MSF: [58.6]}, "cifar100", repeats)
+    values = [91.0, 91.1, 91.2, 91.0]
+    unstored = without_file(*values)
+    found = verdict(LEAD, {MNN: [67.6], MSF: [58.6]}, "cifar100", unstored)
     assert (found.verdict, found.basis) == ("probably holds", "1 + 1, noise of cifar10, doubled")
-    half = 2 * t_quantile(0.975, 3) * np.std(repeats["cifar10"]["linear"], ddof=1) * math.sqrt(2)
+    half = 2 * quantile(3) * np.std(values, ddof=1) * math.sqrt(2)
     assert found.interval.high - 9 == pytest.approx(half)
-    assert verdict(LEAD, {MNN: [67.6], MSF: [67.4]}, "cifar100", repeats).verdict == "cannot tell"
-    assert verdict(LEAD, {MNN: [58.6], MSF: [67.4]}, "cifar100", repeats).verdict == "probably does not hold"
+    assert verdict(LEAD, {MNN: [67.6], MSF: [67.4]}, "cifar100", unstored).verdict == "cannot tell"
+    assert verdict(LEAD, {MNN: [58.6], MSF: [67.4]}, "cifar100", unstored).verdict == "probably does not hold"
 
 
 def test_the_worst_of_several_comparisons_decides():
     claim = Claim("first", "linear", better=(MNN,), worse=(MSF, BYOL))
-    good, close, better = [90.0, 90.1, 90.2], [91.0, 91.5, 90.9], [92.0, 92.3, 92.1]
-    mnn = [91.0, 91.2, 91.1]
+    good, close, better = [90.0, 90.1, 90.2, 90.1], [91.0, 91.5, 90.9, 91.1], [92.0, 92.3, 92.1, 92.1]
+    mnn = [91.0, 91.2, 91.1, 91.1]
     assert verdict(claim, {MNN: mnn, MSF: good, BYOL: good}).verdict == "holds"
     undecided = verdict(claim, {MNN: mnn, MSF: good, BYOL: close})
     assert (undecided.verdict, undecided.decisive) == ("cannot tell", "MNN over BYOL")
     assert verdict(claim, {MNN: mnn, MSF: close, BYOL: better}).verdict == "does not hold"
     partly = verdict(claim, {MNN: mnn, MSF: good})
-    assert (partly.verdict, partly.basis) == ("cannot tell", "3 + 3, paired by seed; only 1 of 2 comparisons was run")
+    assert (partly.verdict, partly.basis) == ("cannot tell", "4 + 4, paired by seed; only 1 of 2 comparisons was run")
     assert verdict(claim, {MNN: mnn, MSF: better}).verdict == "does not hold", "one is enough"
 
 
@@ -161,29 +201,29 @@ def test_a_chain_compares_neighbors_and_a_column_of_the_log_can_be_compared():
     chain = ("neighbors: MNN K=1", "neighbors: MNN K=5", "neighbors: MNN K=10")
     claim = Claim("less pure", "purity", chain=chain)
     assert claim.comparisons() == [chain[:2], chain[1:]]
-    falling = {name: [p, p + 0.01, p - 0.01] for name, p in zip(chain, (0.9, 0.8, 0.7), strict=True)}
+    falling = {name: [p, p + 0.01, p - 0.01, p] for name, p in zip(chain, (0.9, 0.8, 0.7), strict=True)}
     assert verdict(claim, falling).verdict == "holds"
-    assert verdict(claim, falling | {chain[2]: [0.85, 0.86, 0.84]}).verdict == "does not hold"
+    assert verdict(claim, falling | {chain[2]: [0.85, 0.86, 0.84, 0.85]}).verdict == "does not hold"
 
 
 def test_a_number_can_be_exceeded_and_two_columns_be_subtracted():
     claim = Claim("high", "cas_entropy", better=("weights: CAS",), above=1.4485)
-    assert verdict(claim, {"weights: CAS": [1.60, 1.61, 1.605]}).verdict == "holds"
-    assert verdict(claim, {"weights: CAS": [1.30, 1.31, 1.305]}).verdict == "does not hold"
+    assert verdict(claim, {"weights: CAS": [1.60, 1.61, 1.605, 1.60]}).verdict == "holds"
+    assert verdict(claim, {"weights: CAS": [1.30, 1.31, 1.305, 1.30]}).verdict == "does not hold"
     run = {"config": {}, "results": {}, "metrics": [{"epoch": 1, "a": 0.5, "b": 0.2}]}
     assert claims.read_measure(run, "a - b") == pytest.approx(0.3)
     assert claims.read_measure(run, "a - c") is None
 
 
 def test_a_lead_can_be_larger_on_one_data_set_than_on_another(monkeypatch):
-    monkeypatch.setattr("mixnn.paper.claims.REPEATS", {})
+    monkeypatch.setattr("mixnn.paper.claims.UNSTORED", {})
     claim = Claim("more classes", "linear", better=(MNN,), worse=(MSF,), across=("cifar100", "cifar10"))
     finished = runs({MNN: [91.0, 91.1, 91.2], MSF: [90.0, 90.1, 90.2]})
     finished |= runs({MNN: [67.0, 67.1, 67.2], MSF: [60.0, 60.1, 60.2]}, "cifar100")
     (found,) = judge_claims(finished, [claim])
     assert (found.verdict, found.data) == ("holds", "cifar100 minus cifar10")
     assert found.interval.mean == pytest.approx(6.0)
-    half = t_quantile(0.975, 4) * 0.1 * math.sqrt(4 / 3)
+    half = quantile(4) * 0.1 * math.sqrt(4 / 3)
     assert found.interval.high - 6 == pytest.approx(half)
     assert found.paper == pytest.approx(7.62 - 1.53)
 
@@ -207,7 +247,10 @@ def test_every_claim_names_rows_that_exist_and_can_be_judged_if_all_was_run(clai
                 results = {claim.measure: {PROTOCOLS[claim.measure].headline: value}} if claim.is_accuracy else {}
                 log = [{"epoch": 200, "step": 1, **columns}]
                 finished[run.key] = {"config": vars(run.config), "results": results, "metrics": log}
-    (found,) = [v for v in judge_claims(finished, [claim]) if v.data.startswith((claim.across or ("cifar10",))[0])]
+    steps = {name: {"ms_per_step": 6.0, "ms_spread": [5.9, 6.1]} for name in ("mnn", "msf")}
+    (found,) = [
+        v for v in judge_claims(finished, [claim], steps) if v.data.startswith((claim.across or ("cifar10",))[0])
+    ]
     assert found.verdict != "not run"
     assert not set(claim.across) - set(PAPER_DATASETS)
 
@@ -261,6 +304,19 @@ def test_claims_take_no_table_and_no_settings():
     for words in ({"table": "main"}, {"epochs": 20}):
         with pytest.raises(mixnn.UserError, match="takes all finished runs"):
             mixnn.reproduce(**words, claims=True, results=RESULTS, verbose=Reporter(quiet=True))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(("order", "leaky"), ("data", "cifar100"), ("seeds", 0), ("rows", "MNN"), ("stale", True), ("dry_run", True)),
+        *(("protocol", "knn"), ("tables", RESULTS / "miniature" / "tables.yaml"), ("output", "latex")),
+    ],
+)
+def test_claims_refuse_what_they_would_ignore(name, value):
+    with pytest.raises(mixnn.UserError, match=name) as caught:
+        mixnn.reproduce(claims=True, results=RESULTS, verbose=Reporter(quiet=True), **{name: value})
+    assert "leave out" in str(caught.value) or "LaTeX" in str(caught.value)
 
 
 def test_the_confidence_is_the_one_that_the_page_states():

@@ -159,8 +159,8 @@ def test_purity_curves_are_the_logged_ones(finished: FinishedRuns, name: str, sh
 
 
 def test_no_two_methods_look_alike_in_gray():
-    looks = {(str(line.look.dash), line.look.marker, line.look.filled) for line in curves.METHODS}
-    assert len(looks) == len(curves.METHODS) == 12
+    styles = {(str(line.style.dash), line.style.marker, line.style.filled) for line in curves.METHODS}
+    assert len(styles) == len(curves.METHODS) == 12
 
 
 def test_methods_shows_the_rows_of_the_main_table_that_are_there(finished: FinishedRuns, tmp_path: Path):

@@ -17,7 +17,7 @@ from mixnn.paper import claims, pages, speed
 from mixnn.paper.claims import Evidence, judge_claims
 from mixnn.paper.plan import accuracy, load_finished, plan_row, runs_of
 from mixnn.paper.provenance import commit_of, read_commits
-from mixnn.paper.statistics import CONFIDENCE, t_quantile
+from mixnn.paper.statistics import half_width, pooled
 from mixnn.paper.tables import PAPER_DATASETS, TABLES, published
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_the_pages_have_every_block_and_no_page_has_one_twice():
 
 
 def test_writing_a_page_twice_changes_nothing(finished):
-    sources = pages.Sources(Evidence(finished), judge_claims(finished), RESULTS)
+    sources = pages.sources_of(finished, RESULTS)
     page = "a\n<!-- begin coverage -->\nold\n<!-- end coverage -->\nb <!-- begin noise -->\n<!-- end noise -->\n"
     once = pages.with_blocks(page, sources)
     assert "old" not in once
@@ -75,7 +75,8 @@ def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
     results.mkdir()
     for path in [*RESULTS.glob("cifar10-*-seed0.json"), *RESULTS.glob("*-h200.json")]:
         shutil.copy(path, results)
-    shutil.copytree(RESULTS / "recipes", results / "recipes")
+    for folder in ("recipes", "epochs20", "miniature", "folders"):
+        shutil.copytree(RESULTS / folder, results / folder)
     (row,) = (row for row in TABLES["main"].rows if row.name == "MNN")
     first, second = plan_row(row, "cifar10", [0, 5], {})
     made = json.loads((RESULTS / f"{first.name}.json").read_text())
@@ -87,7 +88,7 @@ def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
     page = (tmp_path / pages.PAGES[0]).read_text()
     text = f"{linear + 0.1:.2f} ± 0.14 (n=2)"
     assert f"| CIFAR-10 | WSE, mixture: MNN | {text} |" in page
-    assert "2 + 1, noise of all rows with several runs" in page
+    assert "2 + 1, noise of 6 runs of MNN" in page
     assert text in (results / "tables.md").read_text()
     assert "n = 2 (seeds 0, 5)" in (results / "cifar10-methods.txt").read_text()
     assert (results / "commits.json").exists()
@@ -100,7 +101,7 @@ def test_a_new_result_reaches_the_page_by_one_command(tmp_path):
 
 
 def block(name, finished):
-    return pages.BLOCKS[name](pages.Sources(Evidence(finished), judge_claims(finished), RESULTS))
+    return pages.BLOCKS[name](pages.sources_of(finished, RESULTS))
 
 
 def words_of(page):
@@ -115,9 +116,8 @@ def committed(table, name, data="cifar10"):
 
 def known_to(protocol):
     """Half of the 95% interval of the difference of two runs on CIFAR-10, by the repeated runs of seed 0."""
-    values = [*claims.REPEATS["cifar10"][protocol], accuracy(committed("main", "MNN"), protocol)]
-    quantile = t_quantile(0.5 + CONFIDENCE / 2, len(values) - 1)
-    return quantile * 2**0.5 * statistics.stdev(values)
+    values = [run[protocol] for run in claims.UNSTORED["cifar10"]["main: MNN"]]
+    return half_width(pooled([[*values, accuracy(committed("main", "MNN"), protocol)]]), 2)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,8 @@ def test_the_summary_counts_every_claim_of_the_paper_once_per_data_set(finished)
     _, *counts = zip(*rows, strict=True)
     paper = claims.CLAIMS["paper"]
     for column, data in zip(counts, pages.data_sets(finished), strict=True):
-        assert sum(map(int, column)) == sum(not claim.across or claim.across[0] == data for claim in paper)
+        only_on = [(c.across or PAPER_DATASETS)[0] if c.across or c.measure == claims.STEP_TIME else "" for c in paper]
+        assert sum(map(int, column)) == sum(only in ("", data) for only in only_on)
     assert {claim.across[0] for claim in paper if claim.across} <= set(PAPER_DATASETS)
 
 
@@ -269,7 +270,7 @@ def test_verdicts_that_differ_by_protocol_are_both_named(few_runs):
     verdicts[i] = dataclasses.replace(verdicts[i], verdict="holds")
     text = pages.BLOCKS["found-leak"](pages.Sources(Evidence(few_runs), verdicts, RESULTS))
     known = f"because the difference is known only to ±{known_to('knn'):.2f} kNN."
-    assert text.endswith(f"Verdicts: linear: holds; kNN: cannot tell, {known}")
+    assert f"Verdicts: linear: holds; kNN: cannot tell, {known}\n\nMarks" in text
 
 
 def test_a_finding_is_silent_about_a_data_set_without_its_runs(few_runs):
@@ -304,15 +305,14 @@ def test_what_the_findings_say_without_numbers_is_true(few_runs, finished):
 
 
 def test_weights_and_lengths_on_the_page_are_those_of_the_runs():
-    page = " ".join((ROOT / "docs" / "reproduction.md").read_text().split())
+    page = words_of("reproduction")
+    note = words_of("reweighting")
     run = committed("main", "MNN")
     end, options = run["metrics"][-1], run["config"]["options"]
     share, scale = share_and_scale(options, end["norm_ratio"], end["cos_neighbors"])
-    assert f"neighbors are {end['norm_ratio']:.3f} times as long as z, and their cosine to z is" in page
-    assert f"is {end['cos_neighbors']:.3f}. These values give weights of {(1 - share) * scale:.2f} on z" in page
-    assert f"and {share * scale:.2f} on the neighbors together. So neighbors have a share of {share:.2f}" in page
-    note = words_of("reweighting")
-    assert f"run on CIFAR-10 they are {(1 - share) * scale:.2f} and {share * scale:.2f}/K." in note
+    assert f"neighbors are {end['norm_ratio']:.3f} times as long as z, and their cosine to z is" in note
+    assert f"is {end['cos_neighbors']:.3f}. So neighbors have a share of {share:.2f} instead of 0.25" in note
+    assert f"CIFAR-10 they are {(1 - share) * scale:.2f} and {share * scale:.2f}/K." in note
     mixed, wse = (share_and_scale(committed("weights", n)["config"]["options"])[0] for n in ("MSE, mixture", "WSE"))
     assert f"more of the weight ({1 - mixed:.0%}) than WSE without mixture ({1 - wse:.0%})" in page
     assert f"similar shares ({mixed:.0%} and {wse:.0%})".replace("%", "", 1) in page
@@ -349,18 +349,15 @@ def test_the_spread_falls_when_the_page_says():
         assert spread[80] < 0.6
 
 
-def test_the_miniature_on_the_page_is_that_of_the_committed_runs():
-    from mixnn.paper.tables import tables_with
-
-    page, folder = (ROOT / pages.PAGES[0]).read_text(), RESULTS / "miniature"
-    small = {"limit": 10000, "image_size": 8, "backbone": "resnet8", "batch_size": 64, "lr": 0.24, "epochs": 120}
-    runs = load_finished(folder)
-    for row in tables_with(folder / "tables.yaml")["attention"].rows:
-        (planned,) = plan_row(row, "cifar10", [0], small)
-        run = runs[planned.in_precision("fp32").key]
-        end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
-        numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
-        assert f"| {row.name} | {numbers} | {run['results']['knn']['weighted']:.1f} |" in page
+def test_the_miniature_on_the_page_is_that_of_the_committed_runs(finished):
+    run = json.loads((RESULTS / "miniature" / "cifar10-mnn-ba695052-seed0.json").read_text())
+    end, (most, epoch) = run["metrics"][-1], max((line["spread"], line["epoch"]) for line in run["metrics"])
+    numbers = f"{most:.2f} ({epoch}) | {end['spread']:.2f} | {end['d_positive']:.2f} | {end['rank']:.1f}"
+    text = block("miniature", finished)
+    assert f"| {numbers} | {run['results']['knn']['weighted']:.1f} |" in text
+    assert text.endswith("‡ all.")
+    settings = re.findall(r"--setting (\w+)=(\S+)", (ROOT / "docs" / "reproduction.md").read_text())
+    assert {(name, str(value)) for name, value in pages.MINIATURE.items()} <= set(settings)
 
 
 def test_the_number_that_is_followed_is_that_of_the_run():
@@ -368,11 +365,88 @@ def test_the_number_that_is_followed_is_that_of_the_run():
     assert f"MNN's {linear:.2f}% linear accuracy on CIFAR-100" in words_of("numbers")
 
 
-def test_marked_results_are_counted_and_named_if_they_are_few(first_seed):
-    commit, digest = block("marked", first_seed).splitlines()
-    assert commit.endswith("(Supervised on CIFAR-10).")
-    old = [run for run in first_seed.values() if "training_code" not in run["environment"]]
-    assert digest.endswith(f"{len(old)} of {len(first_seed)} results.")
+def test_marked_results_of_all_folders_are_counted_and_named_if_they_are_few(first_seed, finished):
+    lines = block("marked", first_seed).splitlines()
+    rows = {cells[0]: cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines)}
+    old = [run for run in finished.values() if "training_code" not in run["environment"]]
+    assert rows["`results/`"] == [str(len(finished)), "1 (supervised on CIFAR-10)", str(len(old))]
+    assert set(rows) >= {f"`results/{name}`" for name in ("", "epochs20", "miniature", "recipes", "folders")}
+    assert rows["`results/epochs20`"] == ["13", "13", "13"]
+    assert "In the tables of 200 epochs: MNN on CIFAR-10." in block("marked", finished)
+    assert "In the tables" not in block("marked", first_seed), "one seed is no mean"
+
+
+def test_the_marks_of_a_table_are_named_below_it(finished, first_seed):
+    assert block("all-methods", finished).endswith("† Supervised; ‡ all but MNN; § MNN.")
+    assert block("all-methods", first_seed).endswith("† Supervised; ‡ all but MNN.")
+    assert block("chosen-methods", finished).count(" ‡ |") == 8
+    assert "(numbers.md#marks-in-the-tables)" in block("twenty-epochs", finished)
+    for name in ("weights", "attention", "leak", "leads", "claims", "own-claims", "claims-in-short", "found-mixing"):
+        assert "\n\nMarks ([meaning]" in block(name, finished), name
+
+
+def test_a_row_that_is_far_from_the_authors_number_is_open_on_every_page(finished, first_seed):
+    difference = accuracy(committed("main", "MSF", "cifar100"), "linear") - 59.84
+    text = block("open-rows", finished)
+    assert text.startswith(f"- **Open:** MSF on CIFAR-100 is {difference:+.2f} points linear from the authors' number")
+    assert text.endswith(f"within the assumed noise of two single runs (±{2 * pooled_known_to('linear'):.2f}).")
+    for page in ("findings", "results", "reproduction"):
+        assert text in (ROOT / "docs" / f"{page}.md").read_text()
+    cifar10 = {key: run for key, run in first_seed.items() if run["config"]["data"] == "cifar10"}
+    assert block("open-rows", cifar10) == "No row is open."
+
+
+def pooled_known_to(protocol):
+    """The same as `known_to`, with all seven runs of MNN."""
+    values = [run[protocol] for run in claims.UNSTORED["cifar10"]["main: MNN"]]
+    seeds = [RESULTS / f"cifar10-mnn-b8e2e2d3-seed{seed}.json" for seed in (0, 1, 2)]
+    return half_width(pooled([[*values, *(accuracy(json.loads(path.read_text()), protocol) for path in seeds)]]), 2)
+
+
+def test_mixing_is_settled_by_no_comparison(finished):
+    """The verdict for kNN on CIFAR-10 depends on which runs of MNN count."""
+    says = "Weights (1.5, 0.5/K) without a mixture are as good as MNN"
+    found = {(v.data, v.claim.measure): v for v in judge_claims(finished) if v.claim.says == says}
+    assert {verdict.verdict for verdict in found.values()} == {"cannot tell"}
+    flips = found["cifar10", "knn"]
+    assert max(map(abs, flips.interval[1:])) < 0.5 < max(map(abs, flips.with_unstored[1:]))
+    assert (
+        "kNN depends on which runs count: -0.03 [-0.49, +0.43] with those in results/, +0.09 [-0.34, +0.52] with"
+        in (block("found-mixing", finished))
+    )
+    assert "none of four comparisons is settled" in words_of("reweighting")
+    assert "The noise between runs is too large to be sure of half a point." in " ".join(
+        (ROOT / "README.md").read_text().split()
+    )
+
+
+def test_a_run_whose_file_was_lost_is_named(finished):
+    line = "- Neighbors help, with MNN's views and scale (linear); a run on CIFAR-100 had 67.10, but its file was lost"
+    assert line in block("own-claims", finished).splitlines()
+
+
+def test_the_noise_of_cifar100_that_was_measured_is_stated(finished):
+    pairs = {"linear": [(67.68, 68.44), (60.71, 60.40)], "knn": [(62.19, 62.02), (53.02, 53.47)]}
+    linear, knn = (pooled(pairs[protocol]).std for protocol in ("linear", "knn"))
+    assert f"a measured deviation of {linear:.2f} linear and {knn:.2f} kNN (assumed: 0.55 and 0.33)" in (
+        block("noise", finished)
+    )
+
+
+def test_what_the_first_screen_says_about_folders_is_measured():
+    rows = json.loads((RESULTS / "folders" / "h200.json").read_text())["rows"]
+
+    def gain(folder):
+        own = [run["features"] for run in rows if run["folder"] == folder and run["budget"] == "600 steps"]
+        means = (statistics.fmean(run[which]["labels_5"]["value"] for run in own) for which in ("trained", "start"))
+        trained, start = means
+        return trained - start
+
+    words = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{gain('leaves'):.0f} points on leaves, {gain('y_nepali'):.0f} on Nepali letters" in words
+    assert "On pets, and on cats and dogs, it adds less than one." in words
+    assert 0 < gain("pets") < 1
+    assert 0 < gain("w_catsdogs") < 1
 
 
 # The note
@@ -485,8 +559,60 @@ def test_the_table_of_recipes_has_the_means_of_all_seeds():
 
 
 def test_repeated_runs_come_before_the_other_seeds(finished):
-    rows = [line.strip("| ").split(" | ") for line in block("repeated-runs", finished).splitlines()[2:]]
-    assert [row[0] for row in rows][3:] == ["seed 0, run 4", "seed 0, run 5", "seed 1", "seed 2", "standard deviation"]
-    *linear, deviation = (float(row[1]) for row in rows)
+    table, means, others = block("repeated-runs", finished).split("\n\n", 2)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows][3:] == ["seed 0, no file", "seed 0", "seed 1", "seed 2", "standard deviation"]
+    assert "whole step compiled, bf16 features" in rows[1][1]
+    *linear, deviation = (float(row[2]) for row in rows)
     assert linear == [91.55, 90.93, 91.57, 91.28, 91.50, 91.39, 90.93]
     assert deviation == pytest.approx(statistics.stdev(linear), abs=0.005)
+    assert f"the runs without a file {statistics.fmean(linear[:4]):.2f} / 89.57" in means
+    assert "- BYOL (s/w), times 2 on CIFAR-100: 67.10 / 60.67 without a file; it was not repeated." in others
+
+
+def test_runs_without_a_file_are_in_the_log():
+    log = " ".join((ROOT / "notes" / "log.md").read_text().split())
+    for rows in claims.UNSTORED.values():
+        for run in (run for runs in rows.values() for run in runs):
+            pattern = rf"{run['linear']:.2f}(?: \([\d.]+\) \|| /) {run['knn']}"
+            assert re.search(pattern, log), run
+
+
+def test_the_recipes_are_compared_with_an_interval():
+    rows = [line.strip("| ").split(" | ") for line in speed.recipes(RESULTS).splitlines()]
+    fast = {row[0]: row[7:] for row in rows if row[1:2] == ["`fast`"]}
+    deviation = pooled([[run["knn"] for run in claims.UNSTORED["cifar10"]["main: MNN"]] + [89.90, 89.83, 89.61]])
+    half = half_width(deviation, 2 / 3)
+    assert fast["CIFAR-10"][1] == f"-0.28 [{-0.28 - half:+.2f}, {-0.28 + half:+.2f}]", "cannot tell"
+    assert fast["CIFAR-10"][0].startswith("+0.74 [+0.")
+    assert all(text.endswith(" ?") for text in fast["CIFAR-100"]), "assumed noise"
+
+
+def test_the_probes_times_are_those_of_the_newest_runs():
+    assert "took 12.4 to 14.7 s in the newest runs" in speed.probe_seconds(RESULTS)
+
+
+def test_the_counts_of_verdicts_are_those_of_the_table(finished):
+    first, second = block("in-short", finished).splitlines()
+    counts = dict(re.findall(r"^\| ([a-z ]+) \| (\d+) ", block("summary", finished), re.MULTILINE))
+    total = sum(map(int, counts.values()))
+    assert first == (
+        f"On CIFAR-10, of {total} claims of the paper {counts['holds']} hold, none was refuted, "
+        f"{counts['cannot tell']} are undecided, and {counts['not run']} were not run."
+    )
+    assert "probably hold, none was refuted" in second
+
+
+def test_what_mnns_parts_add_has_the_words_of_the_page(finished):
+    rows = [line.strip("| ").split(" | ") for line in block("parts-of-mnn", finished).splitlines()[2:]]
+    found = {(data, what): (linear.partition("], ")[2], knn.partition("], ")[2]) for data, what, linear, knn in rows}
+    assert found["CIFAR-100", "the mixture, to WSE"] == ("cannot tell", "probably holds")
+    assert found["CIFAR-100", "WSE, to the mixture"] == ("probably holds", "probably holds")
+    assert {v for what in ("the mixture, to WSE", "WSE, to the mixture") for v in found["CIFAR-10", what]} == {
+        "cannot tell"
+    }
+    assert {v for what in ("the mixture, to MSF", "WSE, to MSF") for v in found["CIFAR-10", what]} == {"holds"}
+    mse, wse = (committed("weights", name, "cifar100") for name in ("MSE, mixture", "WSE"))
+    deficits = [accuracy(wse, protocol) - accuracy(mse, protocol) for protocol in ("linear", "knn")]
+    assert 0 < deficits[0] < 2 * pooled_known_to("linear"), "within the noise"
+    assert deficits[1] > 2 * pooled_known_to("knn"), "by more than the assumed noise"

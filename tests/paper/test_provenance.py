@@ -147,7 +147,7 @@ def test_the_plan_with_stale_has_what_todays_code_did_not_make(tmp_path, capsys)
     made = summary("mnn", {}, 0, 91.0, 89.0)
 
     def to_do(**environment: str) -> str:
-        write(tmp_path, "mnn", made, **environment)
+        write(tmp_path, "mnn", made, cuda=None, **environment)
         words = {"rows": "MNN", "results": tmp_path, "runs": tmp_path / "runs", "dry_run": True, "verbose": QUIET}
         mixnn.reproduce("main", **words, stale=True).show()
         stale = capsys.readouterr().out
@@ -199,6 +199,49 @@ def test_stale_runs_are_made_again_once(tmp_path, monkeypatch):
     mixnn.reproduce("mine", **again)
     assert made == ["start_pretrain", "evaluate"]
     assert json.loads(path.read_text())["environment"]["training_code"] == code.training_digest("byol")
+
+
+def test_stale_runs_are_not_replaced_on_a_device_of_the_other_precision(tmp_path):
+    """A run in fp32 would not take the place of one in bf16, and the table would go on showing the old one."""
+    write(tmp_path, "mnn", summary("mnn", {}, 0, 91.0, 89.0), training_code="0lder")
+    words = {"rows": "MNN", "results": tmp_path, "runs": tmp_path / "runs", "verbose": QUIET, "device": "cpu"}
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(mixnn.UserError, match="1 stale run in bf16, but this device trains in fp32: use a CUDA"):
+            mixnn.reproduce("main", **words, **more, stale=True)
+    assert mixnn.reproduce("main", **words, run=False, stale=True)["main"][0]["linear"]["ours"] == 91.0
+    write(tmp_path, "mnn", summary("mnn", {}, 0, 91.0, 89.0))
+    mixnn.reproduce("main", **words, stale=True)  # nothing is stale, nothing is run
+
+
+def test_stale_covers_all_seeds_that_the_table_shows(tmp_path, capsys):
+    for seed in (0, 1, 5):
+        write(tmp_path, f"mnn{seed}", summary("mnn", {}, seed, 91.0, 89.0), cuda=None, training_code="0lder")
+    write(tmp_path, "msf", summary("msf", {}, 0, 90.0, 88.0), cuda=None, training_code="0lder")
+    words = {"rows": ["MNN", "MSF"], "results": tmp_path, "runs": tmp_path / "runs", "verbose": QUIET}
+    mixnn.reproduce("main", **words, dry_run=True, stale=True).show()
+    shown = capsys.readouterr().out
+    assert "4 of 4 runs to do" in shown
+    assert all(f"-seed{seed} " in shown for seed in (0, 1, 5))
+    mixnn.reproduce("main", **words, dry_run=True, stale=True, seeds=0).show()
+    assert "2 of 2 runs to do" in capsys.readouterr().out, "the seeds that were asked for"
+    assert mixnn.cli.main(["reproduce", "main", "--no-run", "--row", "MNN", "--results", str(tmp_path)]) == 0
+    assert "-seed5; --stale runs them again" in capsys.readouterr().err
+
+
+def test_a_mean_over_runs_of_different_code_is_marked(tmp_path, capsys):
+    write(tmp_path, "mnn0", summary("mnn", {}, 0, 91.0, 89.0))
+    write(tmp_path, "mnn1", summary("mnn", {}, 1, 92.0, 89.0))
+    assert cells(tmp_path)["MNN"]["marks"] == ""
+    write(tmp_path, "mnn1", summary("mnn", {}, 1, 92.0, 89.0), training_code="0lder")
+    assert cells(tmp_path)["MNN"]["marks"] == "§"
+    assert mixnn.cli.main(["reproduce", "main", "--no-run", "--results", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "91.50 ± 0.71 (n=2) §" in out
+    assert f"§ {provenance.MEANINGS['§']}." in out
+    one_evaluated_later = summary("mnn", {}, 1, 92.0, 89.0)
+    one_evaluated_later["results"]["knn"]["code"] = "0lder"
+    write(tmp_path, "mnn1", one_evaluated_later)
+    assert cells(tmp_path)["MNN"]["marks"] == "§"
 
 
 # Like with like
@@ -283,7 +326,7 @@ def test_a_run_in_bf16_on_cuda_and_one_in_fp32_on_a_cpu_are_different_runs():
     assert planning.key_of(on_cuda) == ("b8e2e2d3", 0), "the committed run's name"
     assert planning.key_of(on_cuda) != planning.key_of(on_cpu) == planning.key_of(asked)
     (run,) = planning.plan_row(row_of("main", "MNN"), "cifar10", [0], {"device": "cpu"})
-    assert run.here().key == planning.key_of(on_cpu)
+    assert run.on_this_device().key == planning.key_of(on_cpu)
 
 
 def test_a_row_shows_runs_of_one_precision_only(tmp_path, capsys):
@@ -336,4 +379,4 @@ def test_bf16_is_refused_without_cuda():
 
 
 def test_marks_can_be_printed_in_latex():
-    assert "†‡".translate(render.LATEX_ESCAPES) == r"$\dagger$$\ddagger$"
+    assert "†‡§".translate(render.LATEX_ESCAPES) == r"$\dagger$$\ddagger$\S{}"

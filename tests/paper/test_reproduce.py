@@ -730,7 +730,7 @@ def test_the_plan_counts_what_is_left_of_a_run(tmp_path, monkeypatch, capsys):
     assert re.search(r"mnn-\w+-seed0 .* s, from epoch 2 on", capsys.readouterr().out)
     runner = reproduction.Runner(again["results"], again["runs"], ("knn",), 100, QUIET)
     settings = {k: v for k, v in again.items() if k in SMALL}
-    one, other = (run.here() for run in planning.plan([TABLES["mine"]], "digits", [0], settings))
+    one, other = (run.on_this_device() for run in planning.plan([TABLES["mine"]], "digits", [0], settings))
     assert (runner.epochs_left(one), runner.epochs_left(other)) == (0, 1.75)
     mixnn.reproduce("mine", **again)
     assert runner.epochs_left(other) == 0
@@ -794,7 +794,7 @@ def test_a_run_that_another_process_has_locked_is_left_to_it(tmp_path, monkeypat
     monkeypatch.setitem(TABLES, "mine", Table("mine", "two rows", (Row("theirs", "byol"), Row("ours", "simclr"))))
     where = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     again = {"data": "digits", **where, "protocol": "knn", "verbose": QUIET, **SMALL}
-    theirs, ours = (run.here() for run in planning.plan([TABLES["mine"]], "digits", [0], SMALL))
+    theirs, ours = (run.on_this_device() for run in planning.plan([TABLES["mine"]], "digits", [0], SMALL))
     with try_lock(tmp_path / "runs" / ".locks" / theirs.name) as mine:
         assert mine
         mixnn.reproduce("mine", **again)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mixnn.methods.mixture import share_and_scale
-from mixnn.paper.plan import Summary, changed_settings, plan_row
+from mixnn.paper.plan import Summary, plan_row, settings_off_recipe
 from mixnn.paper.plan import accuracy as headline_accuracy
 from mixnn.paper.plots.drawing import (
     BLACK,
@@ -25,7 +25,7 @@ from mixnn.paper.plots.drawing import (
     Drawing,
     FinishedRuns,
     Line,
-    Look,
+    LineStyle,
     accuracy_label,
     by_label,
     caption,
@@ -46,7 +46,7 @@ class Family:
     @property
     def lines(self) -> list[Line]:
         labels = {"lambda": "MNN, lambda "}
-        return [Line(t, name, Look(BLACK, marker=self.marker), labels.get(t, "") + name) for t, name in self.rows]
+        return [Line(t, name, LineStyle(BLACK, marker=self.marker), labels.get(t, "") + name) for t, name in self.rows]
 
 
 # Regression methods with one strong and one weak view, so that only the share and the scale differ.
@@ -75,7 +75,7 @@ FAMILIES = (
 )
 # The runs that span the range of shares; without them there is little to see.
 REQUIRED = tuple(
-    Line(*row, Look(BLACK)) for row in (FAMILIES[0].rows[0], ("neighbors", "MNN K=5"), ("neighbors", "MSF K=5"))
+    Line(*row, LineStyle(BLACK)) for row in (FAMILIES[0].rows[0], ("neighbors", "MNN K=5"), ("neighbors", "MSF K=5"))
 )
 
 
@@ -133,8 +133,8 @@ def _paper_points(finished: FinishedRuns) -> list[Point]:
         value = published(line.row, "paper", "linear", finished.data)
         if value is not None:
             rho, scale, topk = _share_scale_and_topk(line, finished)
-            points.append(Point(rho, scale, line.look.marker, value, foreign=rho * (1 - 1 / (2 * topk))))
-    byol = published(Line("main", "BYOL", Look(BLACK)).row, "fixed", "linear", finished.data)
+            points.append(Point(rho, scale, line.style.marker, value, foreign=rho * (1 - 1 / (2 * topk))))
+    byol = published(Line("main", "BYOL", LineStyle(BLACK)).row, "fixed", "linear", finished.data)
     return points if byol is None else [*points, Point(0.0, 1.0, FAMILIES[0].marker, byol)]
 
 
@@ -142,7 +142,7 @@ def _our_point(line: Line, runs: Sequence[Summary], finished: FinishedRuns) -> P
     values = [value for run in runs if (value := headline_accuracy(run, "linear")) is not None]
     std = statistics.stdev(values) if len(values) > 1 else 0.0
     rho, scale, _ = _share_scale_and_topk(line, finished)
-    return Point(rho, scale, line.look.marker, statistics.fmean(values), std)
+    return Point(rho, scale, line.style.marker, statistics.fmean(values), std)
 
 
 def _linear_runs(finished: FinishedRuns) -> dict[Line, list[Summary]]:
@@ -184,8 +184,8 @@ def _draw_point(ax: Axes, x: float, point: Point) -> None:
 
 
 def _share_legend(figure: Figure) -> None:
-    def handle(marker: str, look: dict[str, Any], label: str) -> Line2D:
-        return Line2D([], [], linestyle="none", marker=marker, label=label, **look)
+    def handle(marker: str, style: dict[str, Any], label: str) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, label=label, **style)
 
     kinds = [
         handle(f.marker, {"color": BLACK, "markerfacecolor": "white", "markersize": 4.6}, f.title) for f in FAMILIES
@@ -218,7 +218,7 @@ def main(finished: FinishedRuns) -> Drawing:
         ax.spines["left"].set_visible(False)
     axes[0].set_yticks(range(len(rows)), [row["name"] for row in rows])
     shown = {line.get_label() for ax in axes for line in ax.get_lines()}
-    changed = changed_settings(table, finished.data, finished.settings)
+    changed = settings_off_recipe(table, finished.data, finished.settings)
     names = {source: source for source in SOURCES if source in shown}
     names["ours"] = ", ".join(["ours", *(f"{name}={ours}" for name, (ours, _) in changed.items())])
     handles = [Line2D([], [], linestyle="none", label=name, **SOURCES[source]) for source, name in names.items()]

@@ -30,7 +30,7 @@ from mixnn.paper.plots.drawing import (
     Drawing,
     FinishedRuns,
     Line,
-    Look,
+    LineStyle,
     RunsByLine,
     accuracy_label,
     by_label,
@@ -46,7 +46,12 @@ from mixnn.paper.plots.drawing import (
 )
 from mixnn.paper.tables import PAPER_DATASETS
 
-FIRST, SECOND, THIRD, FOURTH = Look(BLUE), Look(RED, DASHED, "s"), Look(GREEN, DASHDOT, "^"), Look(PURPLE, DOTTED, "D")
+FIRST, SECOND, THIRD, FOURTH = (
+    LineStyle(BLUE),
+    LineStyle(RED, DASHED, "s"),
+    LineStyle(GREEN, DASHDOT, "^"),
+    LineStyle(PURPLE, DOTTED, "D"),
+)
 TOP = 1.03  # upper limit of axes for shares, so that markers at 1 are not cut off
 
 
@@ -72,26 +77,26 @@ class Purity:
 def _augmentation_lines(method: str, dash: object, filled: bool) -> tuple[Line, ...]:
     looks = {"w/w": (ORANGE, "^"), "s/w": (BLUE, "o"), "s/s": (RED, "s")}
     return tuple(
-        Line("augmentation", f"{method} ({views})", Look(color, dash, marker, filled), f"{method} {views}")
+        Line("augmentation", f"{method} ({views})", LineStyle(color, dash, marker, filled), f"{method} {views}")
         for views, (color, marker) in looks.items()
     )
 
 
 METHODS = tuple(
-    Line("main", name, look)
-    for name, look in {
-        "MNN": Look(BLUE),
-        "MSF": Look(SKY, DASHED, "s"),
-        "CMSF": Look(SKY, DOTTED, "^", filled=False),
-        "BYOL": Look(GREEN, DASHED, "D"),
-        "UnMix": Look(GREEN, DOTTED, "v", filled=False),
-        "SimCLR": Look(RED, DASHED, "s", filled=False),
-        "NNCLR": Look(RED, DOTTED, "^"),
-        "SNCLR": Look(RED, DASHDOT, "o"),
-        "MoCo v2": Look(ORANGE, DASHED, "D", filled=False),
-        "SCE": Look(ORANGE, DOTTED, "v"),
-        "ReSSL": Look(ORANGE, DASHDOT, "o", filled=False),
-        "Supervised": Look(BLACK, SOLID, "x"),
+    Line("main", name, style)
+    for name, style in {
+        "MNN": LineStyle(BLUE),
+        "MSF": LineStyle(SKY, DASHED, "s"),
+        "CMSF": LineStyle(SKY, DOTTED, "^", filled=False),
+        "BYOL": LineStyle(GREEN, DASHED, "D"),
+        "UnMix": LineStyle(GREEN, DOTTED, "v", filled=False),
+        "SimCLR": LineStyle(RED, DASHED, "s", filled=False),
+        "NNCLR": LineStyle(RED, DOTTED, "^"),
+        "SNCLR": LineStyle(RED, DASHDOT, "o"),
+        "MoCo v2": LineStyle(ORANGE, DASHED, "D", filled=False),
+        "SCE": LineStyle(ORANGE, DOTTED, "v"),
+        "ReSSL": LineStyle(ORANGE, DASHDOT, "o", filled=False),
+        "Supervised": LineStyle(BLACK, SOLID, "x"),
     }.items()
 )
 
@@ -105,13 +110,15 @@ PURITY = {
     ),
     "purity-neighbors": Purity(
         "by the number of neighbors K",
-        tuple(Line("neighbors", f"MNN K={k}", look, f"K = {k}") for k, look in ((1, SECOND), (5, FIRST), (10, THIRD))),
+        tuple(
+            Line("neighbors", f"MNN K={k}", style, f"K = {k}") for k, style in ((1, SECOND), (5, FIRST), (10, THIRD))
+        ),
     ),
     "purity-support": Purity(
         "by the size Q of the support set",
         tuple(
-            Line("support", str(size), look, f"Q = {size}")
-            for size, look in ((2048, SECOND), (4096, FIRST), (8192, THIRD), (16384, FOURTH))
+            Line("support", str(size), style, f"Q = {size}")
+            for size, style in ((2048, SECOND), (4096, FIRST), (8192, THIRD), (16384, FOURTH))
         ),
     ),
     "purity-selection": Purity(
@@ -148,9 +155,9 @@ CAS = Line("weights", "CAS", SECOND)
 OTHER_WEIGHTS = (Line("weights", "WSE", FIRST), Line("weights", "MSE (MSF)", THIRD))
 OPTIONAL_WEIGHTS = (
     Line("weights", "WSE, mixture (MNN)", FOURTH),
-    Line("weights", "CAS, mixture", Look(ORANGE, DASHED, "s", filled=False)),
-    Line("controls", "CAS, gradient through it", Look(BLACK, DOTTED, "x")),
-    Line("controls", "CAS, mixture, gradient through it", Look(BLACK, DASHDOT, "P", filled=False)),
+    Line("weights", "CAS, mixture", LineStyle(ORANGE, DASHED, "s", filled=False)),
+    Line("controls", "CAS, gradient through it", LineStyle(BLACK, DOTTED, "x")),
+    Line("controls", "CAS, mixture, gradient through it", LineStyle(BLACK, DASHDOT, "P", filled=False)),
 )
 
 
@@ -166,10 +173,13 @@ def attention(finished: FinishedRuns) -> Drawing:
         draw_column(ax, runs, column)
         ax.set(xlabel="epoch", ylabel=column, ylim=(0, TOP))
     draw_reference(orders, 1 - 1 / topk, "random orders")
-    for i, (column, look, label) in enumerate(
-        (("cas_entropy", CAS.look, "temperature 1"), ("cas_entropy_0.1", Look(SKY, DOTTED, "v"), "temperature 0.1"))
+    for i, (column, style, label) in enumerate(
+        (
+            ("cas_entropy", CAS.style, "temperature 1"),
+            ("cas_entropy_0.1", LineStyle(SKY, DOTTED, "v"), "temperature 0.1"),
+        )
     ):
-        draw_over_epochs(entropies, Curve.logged(runs[CAS], column), look, label, i)
+        draw_over_epochs(entropies, Curve.logged(runs[CAS], column), style, label, i)
     draw_reference(entropies, math.log(topk), f"ln {topk}")
     draw_reference(entropies, least_entropy(topk), "least possible at temperature 1", above=False)
     entropies.set(xlabel="epoch", ylabel="entropy of CAS (nats)", ylim=(0, 1.15 * math.log(topk)))
@@ -236,12 +246,20 @@ def ranks(finished: FinishedRuns) -> Drawing:
     shown = sorted({1, (topk + 1) // 2, topk})
     for column, dash, star in (("purity", SOLID, ""), ("purity_cas", DASHED, "*")):
         for i, (k, color, marker) in enumerate(zip(shown, (BLUE, GREEN, RED), "o^s", strict=False)):
-            look = Look(color, dash, marker, filled=not star)
-            draw_over_epochs(levels, Curve.logged(runs[CAS], f"{column}_{k}"), look, f"k = {k}{star}", i)
+            style = LineStyle(color, dash, marker, filled=not star)
+            draw_over_epochs(levels, Curve.logged(runs[CAS], f"{column}_{k}"), style, f"k = {k}{star}", i)
     levels.set(xlabel="epoch", ylabel="purity of rank k", ylim=(0, TOP))
     levels.legend(loc="lower right")
     all_ranks = range(1, topk + 1)
-    cycle = (FIRST, Look(SKY, DOTTED, "v"), THIRD, FOURTH, SECOND, Look(ORANGE, DASHED, "P"), Look(BLACK, SOLID, "x"))
+    cycle = (
+        FIRST,
+        LineStyle(SKY, DOTTED, "v"),
+        THIRD,
+        FOURTH,
+        SECOND,
+        LineStyle(ORANGE, DASHED, "P"),
+        LineStyle(BLACK, SOLID, "x"),
+    )
     for k in all_ranks:
         gain = Curve.logged(runs[CAS], f"purity_cas_{k}", minus=f"purity_{k}")
         points = Curve(gain.epochs, 100 * gain.mean, None if gain.std is None else 100 * gain.std)
@@ -249,10 +267,10 @@ def ranks(finished: FinishedRuns) -> Drawing:
     draw_reference(gains, 0, "")
     gains.set(xlabel="epoch", ylabel="gain by re-ordering (points)")
     label_ends(gains)
-    for column, look, label in (("purity", FIRST, "by nearness to z"), ("purity_cas", SECOND, "by attention")):
+    for column, style, label in (("purity", FIRST, "by nearness to z"), ("purity_cas", SECOND, "by attention")):
         curves = [Curve.logged(runs[CAS], f"{column}_{k}") for k in all_ranks]
         std = None if curves[0].std is None else np.array([c.std[-1] for c in curves if c.std is not None])
-        draw_curve(last, Curve(np.array(all_ranks), np.array([c.mean[-1] for c in curves]), std), look, label)
+        draw_curve(last, Curve(np.array(all_ranks), np.array([c.mean[-1] for c in curves]), std), style, label)
     last.set(xlabel="rank k", ylabel="purity of rank k, last epoch", xticks=list(all_ranks))
     last.legend(loc="best")
     text = (
@@ -299,7 +317,7 @@ def accuracy(finished: FinishedRuns) -> Drawing:
     axes[0].set(xlabel="epoch", ylabel=accuracy_label("knn"))
     if both:
         for i, (line, curve) in enumerate(probes.items()):
-            draw_over_epochs(axes[1], curve, line.look, line.label, i)
+            draw_over_epochs(axes[1], curve, line.style, line.label, i)
         axes[1].set(xlabel="epoch of the linear probe", ylabel=accuracy_label("linear"))
     shared_legend(figure, axes[0], columns=3 if both else 1)
     text = "Accuracy with and without mixture: kNN on the backbone's features during training"

@@ -72,8 +72,8 @@ class Drawing(NamedTuple):
 # Runs
 
 
-class Look(NamedTuple):
-    """Look of a curve; open markers tell a second curve of the same color apart."""
+class LineStyle(NamedTuple):
+    """Color, dash and marker of a curve; open markers tell a second curve of the same color apart."""
 
     color: str
     dash: Any = SOLID
@@ -83,11 +83,11 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """A line in a figure: the row of a table whose runs it shows, its look and its label."""
+    """A line in a figure: the row of a table whose runs it shows, its style and its label."""
 
     table: str
     name: str
-    look: Look
+    style: LineStyle
     custom_label: str = ""
 
     @property
@@ -229,7 +229,7 @@ def apply_layout(figure: Figure) -> None:
     engine.execute(figure)
 
 
-def draw_curve(ax: Axes, curve: Curve, look: Look, label: str, index: int = 0) -> None:
+def draw_curve(ax: Axes, curve: Curve, style: LineStyle, label: str, index: int = 0) -> None:
     """A curve with a few markers and a band of one standard deviation.
 
     `index` is the curve's number in its panel: markers of different curves are shifted against each other.
@@ -239,27 +239,27 @@ def draw_curve(ax: Axes, curve: Curve, look: Look, label: str, index: int = 0) -
     ax.plot(
         x,
         y,
-        color=look.color,
-        linestyle=look.dash,
-        marker=look.marker,
-        markerfacecolor=look.color if look.filled else "white",
+        color=style.color,
+        linestyle=style.dash,
+        marker=style.marker,
+        markerfacecolor=style.color if style.filled else "white",
         markevery=(index * every // 5 % every, every),
         label=label,
     )
     if std is not None:
-        ax.fill_between(x, y - std, y + std, color=look.color, alpha=0.18, linewidth=0)
+        ax.fill_between(x, y - std, y + std, color=style.color, alpha=0.18, linewidth=0)
 
 
-def draw_over_epochs(ax: Axes, curve: Curve, look: Look, label: str, index: int = 0) -> None:
+def draw_over_epochs(ax: Axes, curve: Curve, style: LineStyle, label: str, index: int = 0) -> None:
     """A curve over epochs, on an axis that has integer ticks."""
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1))
-    draw_curve(ax, curve, look, label, index)
+    draw_curve(ax, curve, style, label, index)
 
 
 def draw_column(ax: Axes, runs: RunsByLine, column: str) -> None:
     """A column of the log over epochs, one curve per line."""
     for index, (line, found) in enumerate(runs.items()):
-        draw_over_epochs(ax, Curve.logged(found, column), line.look, line.label, index)
+        draw_over_epochs(ax, Curve.logged(found, column), line.style, line.label, index)
 
 
 def draw_reference(ax: Axes, y: float, text: str, above: bool = True) -> None:
@@ -267,8 +267,8 @@ def draw_reference(ax: Axes, y: float, text: str, above: bool = True) -> None:
     ax.axhline(y, color=GRAY, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0)
     place: dict[str, Any] = {"xytext": (0, 1.5 if above else -2), "textcoords": "offset points"}
     align: dict[str, Any] = {"ha": "right", "va": "bottom" if above else "top"}
-    look: dict[str, Any] = {"fontsize": 6.5, "color": GRAY, "path_effects": [HALO]}
-    ax.annotate(text, (1, y), xycoords=ax.get_yaxis_transform(), **place, **align, **look)
+    style: dict[str, Any] = {"fontsize": 6.5, "color": GRAY, "path_effects": [HALO]}
+    ax.annotate(text, (1, y), xycoords=ax.get_yaxis_transform(), **place, **align, **style)
 
 
 def spread_labels(wanted: Sequence[float], gap: float) -> list[float]:
