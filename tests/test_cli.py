@@ -209,7 +209,7 @@ def test_the_flags_are_the_parameters_of_the_function(verb: str):
     internal = {"verbose"} & parameters
     in_memory = {"labels"} if verb == "diagnose" else set()  # of images that only Python can pass
     typed = {p.name for p in command(verb).parameters}
-    has_json = verb in ("evaluate", "classify", "diagnose", "verify", "demo")
+    has_json = verb in ("evaluate", "classify", "diagnose", "verify", "demo", "bench")
     extra = {"import": True, "quiet": "verbose" in internal, "json": has_json}
     settings = set(fields_of(Config)) if verb == "pretrain" else set()
     parameters -= {"settings"} if verb == "pretrain" else set()
