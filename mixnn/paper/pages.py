@@ -325,7 +325,7 @@ def _name_of(config: Mapping[str, Any]) -> str:
 def _rows_of(path: Path) -> list[dict[str, Any]]:
     content = json.loads(path.read_text())
     rows: list[dict[str, Any]] = content["rows"] if isinstance(content, dict) else content
-    return rows
+    return [row for row in rows if "error" not in row]
 
 
 def _marks_of_row(run: Mapping[str, Any], commits: Mapping[str, str]) -> str:
