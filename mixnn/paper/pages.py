@@ -50,6 +50,7 @@ from mixnn.paper.render import OPEN, as_markdown, fill, markdown_table, mean_tex
 from mixnn.paper.statistics import half_width
 from mixnn.paper.tables import DATASET_NAMES, PAPER_DATASETS, PROTOCOLS, TABLES, Row, published, tables_with
 from mixnn.progress import Reporter, plural
+from mixnn.training.recipes import RECIPES
 
 _DOCS = ("reproduction", "findings", "reweighting", "numbers", "results", "performance")
 PAGES = *(Path("docs") / f"{name}.md" for name in _DOCS), Path("README.md")
@@ -719,6 +720,18 @@ def miniature(sources: Sources) -> str:
     return markdown_table(heads, rows) + marks_note(shown, sources.results)
 
 
+def recipes(sources: Sources) -> str:
+    """The recipes next to the paper's settings, with the marks of their runs."""
+    shown: dict[str, Sequence[Summary]] = {}
+    for path in sorted((sources.results / "recipes").glob("*-final.json")):
+        data = path.name.removesuffix("-final.json")
+        shown[f"the paper's on {DATASET_NAMES[data]}"] = sources.evidence.runs(MNN, data)
+        for name in RECIPES:
+            own = [run for run in _rows_of(path) if run["settings"] == {"recipe": name}]
+            shown[f"`{name}` on {DATASET_NAMES[data]}"] = [{**run, "results": {}} for run in own]
+    return speed.recipes(sources.results) + marks_note(shown, sources.results)
+
+
 def _of_speed(block: Callable[[Path], str]) -> Block:
     return lambda sources: block(sources.results)
 
@@ -754,6 +767,7 @@ BLOCKS: dict[str, Block] = {
     "chosen-methods": chosen_methods,
     "repeated-runs": repeated_runs,
     "twenty-epochs": twenty_epochs,
+    "speed-recipes": recipes,
     "miniature": miniature,
     "figures": drawn_figures,
     "claims": _verdict_table("paper", list_missing=False),  # claims-in-short lists them

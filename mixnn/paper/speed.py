@@ -200,6 +200,5 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "speed-methods": methods,
     "speed-convolutions": convolutions,
     "speed-growth": growth,
-    "speed-recipes": recipes,
     "speed-probe": probe_seconds,
 }
