@@ -2,8 +2,8 @@
 
 Every command is a function here: `mixnn.pretrain("cifar10")`, `mixnn.evaluate("runs/x")`. Its parts are modules for
 training loops of your own: mixnn.methods, mixnn.functional, mixnn.augment, mixnn.nn, mixnn.data and mixnn.evaluation.
-The registries, to which code of yours can add, are METHODS, BACKBONES, DATASETS, VIEWS, PROTOCOLS and OPTIMIZERS. Names
-are looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
+Code of yours can add to the registries: METHODS, BACKBONES, DATASETS, VIEWS, PROTOCOLS, OPTIMIZERS, SCHEDULES, LOGGERS.
+Names are looked up when first used, so that importing the package (and `mixnn --help`) does not wait for torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from mixnn.runs import Run as Run
     from mixnn.runs.encoder import load as load
     from mixnn.training.diagnose import diagnose as diagnose
+    from mixnn.training.loggers import LOGGERS as LOGGERS
     from mixnn.training.optimizers import OPTIMIZERS as OPTIMIZERS
     from mixnn.training.pretrain import pretrain as pretrain
+    from mixnn.training.schedule import SCHEDULES as SCHEDULES
 
 _OTHERS = {
     "Config": "mixnn.config:Config",
@@ -50,9 +52,11 @@ _OTHERS = {
     "load": "mixnn.runs.encoder:load",
     "BACKBONES": "mixnn.nn.backbone:BACKBONES",
     "DATASETS": "mixnn.data:DATASETS",
+    "LOGGERS": "mixnn.training.loggers:LOGGERS",
     "METHODS": "mixnn.methods:METHODS",
     "OPTIMIZERS": "mixnn.training.optimizers:OPTIMIZERS",
     "PROTOCOLS": "mixnn.evaluation.evaluate:PROTOCOLS",
+    "SCHEDULES": "mixnn.training.schedule:SCHEDULES",
     "VIEWS": "mixnn.augment:VIEWS",
 }
 _MODULES = ("augment", "data", "evaluation", "functional", "methods", "nn")  # data and methods are commands too

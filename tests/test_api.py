@@ -40,6 +40,8 @@ REGISTRIES = {
     "VIEWS": ("kinds of views", "strong", 'mixnn.VIEWS["strong"](size=32)'),
     "PROTOCOLS": ("evaluation protocols", "knn", 'mixnn.PROTOCOLS["knn"].numbers'),
     "OPTIMIZERS": ("optimizers", "lars", 'mixnn.OPTIMIZERS["lars"]'),
+    "SCHEDULES": ("learning-rate schedules", "linear", 'mixnn.SCHEDULES["linear"]'),
+    "LOGGERS": ("loggers", "tensorboard", 'mixnn.LOGGERS["tensorboard"]'),
 }
 OBJECTS = ["Run", "Config", "View", "UserError", "MixnnWarning"]
 PARTS = {

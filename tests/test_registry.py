@@ -91,7 +91,19 @@ def spread(subject):
 @mixnn.OPTIMIZERS.register("slow")
 def slow(groups, config):
     return torch.optim.RMSprop(groups, lr=0.0, momentum=config.sgd_momentum, foreach=False)
+
+
+@mixnn.SCHEDULES.register("steps")
+def steps(progress):
+    return 1.0 if progress < 0.5 else 0.25
+
+
+@mixnn.LOGGERS.register("diary")
+def diary(run, record):
+    with open(run.path / "diary.txt", "a") as file:
+        print(record["epoch"], record["loss"] == run.metrics()[-1]["loss"], file=file)
 '''
+REGISTRIES = ("METHODS", "BACKBONES", "DATASETS", "VIEWS", "PROTOCOLS", "OPTIMIZERS", "SCHEDULES", "LOGGERS")
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +126,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_imported", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_code", raising=False)
-    for each in (mixnn.BACKBONES, mixnn.METHODS, mixnn.DATASETS, mixnn.VIEWS, mixnn.PROTOCOLS, mixnn.OPTIMIZERS):
+    for each in (getattr(mixnn, name) for name in REGISTRIES):
         monkeypatch.setattr(each, "_entries", {k: v for k, v in each._entries.items() if k in each._own})
         monkeypatch.setattr(each, "_origins", {})
 
@@ -264,11 +276,12 @@ def test_a_network_whose_step_cannot_be_captured_is_refused_with_another_mode(tm
 
 def test_a_file_adds_a_thing_of_every_kind_and_all_are_used(my_code: Path, capsys, monkeypatch):
     words = f"pretrain stripes --method double --backbone mine --optimizer slow --view 1=mild {FLAGS} --out run"
-    words += " --set hidden=8 --set support_size=32 --import my_code.py"
+    words += " --lr-shape steps --loggers diary --set hidden=8 --set support_size=32 --import my_code.py"
     code, out, err = ask(capsys, words)
     assert code == 0, err
     assert out.startswith("my_code runs")
     run = Run.open("run")
+    assert Path("run/diary.txt").read_text() == "1 True\n"
     assert run.config.imports == [str(my_code)]
     assert run.config.augmentation == {"1": {"kind": "mild"}}
     code, out, err = ask(capsys, "evaluate run --protocol spread")
@@ -280,6 +293,7 @@ def test_a_file_adds_a_thing_of_every_kind_and_all_are_used(my_code: Path, capsy
     assert "unknown protocol 'spread'" in err
     code, out, err = ask(capsys, "pretrain --resume run --epochs 2 --import my_code.py")
     assert code == 0, err
+    assert Path("run/diary.txt").read_text() == "1 True\n2 True\n"
 
 
 @pytest.mark.parametrize("words", ["embed run", "evaluate run --protocol knn", "export run", "diagnose run"])
@@ -543,7 +557,7 @@ def test_options_that_would_be_lost_are_refused():
             uses(Net(), support_size=8)
 
 
-@pytest.mark.parametrize("name", ["METHODS", "BACKBONES", "DATASETS", "VIEWS", "PROTOCOLS", "OPTIMIZERS"])
+@pytest.mark.parametrize("name", REGISTRIES)
 def test_a_decorator_without_a_name_is_refused(name):
     with pytest.raises(mixnn.UserError, match=rf'^@mixnn\.{name}\.register needs a name .*\.register\("my-name"\)$'):
 

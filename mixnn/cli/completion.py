@@ -17,13 +17,17 @@ from mixnn.evaluation.evaluate import PROTOCOLS
 from mixnn.methods import METHODS
 from mixnn.nn.backbone import BACKBONES
 from mixnn.paper.tables import TABLES
+from mixnn.training.loggers import LOGGERS
 from mixnn.training.optimizers import OPTIMIZERS
+from mixnn.training.schedule import SCHEDULES
 
 VALUES: dict[str, Iterable[str]] = {  # parameter -> names it takes; others take a file or any text
     "backbone": BACKBONES,
     "data": DATASETS,
     "device": ("auto", "cpu", "cuda"),
     "init_from": ("imagenet", "none"),
+    "loggers": LOGGERS,
+    "lr_shape": SCHEDULES,
     "method": METHODS,
     "optimizer": OPTIMIZERS,
     "protocol": ("all", *PROTOCOLS),

@@ -35,8 +35,10 @@ from mixnn.progress import plural
 from mixnn.runs import Run
 from mixnn.runs.weights import NO_START, STARTS
 from mixnn.training.folder_settings import OPTIONS, Choice, choose, from_start
+from mixnn.training.loggers import LOGGERS, logger_names
 from mixnn.training.optimizers import OPTIMIZERS
 from mixnn.training.recipes import AUTO, recipe_choices, refuse_recipe
+from mixnn.training.schedule import SCHEDULES
 
 
 def open_data(data: Any, settings: Mapping[str, Any], labels: Any = "") -> Dataset:
@@ -85,6 +87,7 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     check_backbone(config.backbone)
     read_normalization(config.normalization)
     OPTIMIZERS.find(config.optimizer)
+    SCHEDULES.find(config.lr_shape)
     return config
 
 
@@ -111,6 +114,7 @@ def imports_of(config: Config) -> list[str]:
     """Files and modules of the user that hold what this configuration names."""
     kinds = [config.augmentation.get(name, {}).get("kind", "") for name in config.augmentation]
     found = [methods.METHODS.origin(config.method), OPTIMIZERS.origin(config.optimizer), DATASETS.origin(config.data)]
+    found += [SCHEDULES.origin(config.lr_shape), *map(LOGGERS.origin, logger_names(config.loggers))]
     found += [backbone_origin(config.backbone), *map(VIEWS.origin, kinds), *config.imports]
     return sorted({origin for origin in found if origin})
 

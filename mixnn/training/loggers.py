@@ -1,26 +1,22 @@
-"""Optional loggers: TensorBoard and Weights & Biases, in addition to metrics.jsonl.
+"""Optional loggers, in addition to metrics.jsonl: TensorBoard, Weights & Biases, and those of your own.
 
-A logger takes one record per epoch. A resumed run continues its own curves.
+A logger takes one record per epoch. A resumed run continues its own curves. One of your own gets the decorator
+`LOGGERS.register(NAME)`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
+from collections.abc import Callable, Iterable
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
-from mixnn.config import UserError, unknown
+from mixnn.config import UserError
+from mixnn.registry import Registry
 from mixnn.runs import Run
-
-
-class Logger(Protocol):
-    """What the trainer calls."""
-
-    def log(self, record: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -71,21 +67,63 @@ class WandB:
         self.run.finish()
 
 
-LOGGERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB}
+class FunctionLogger:
+    """Calls a function of the user after each epoch, with the run and the record."""
+
+    def __init__(self, function: Callable[[Run, dict[str, Any]], object], run: Run, step: int) -> None:  # noqa: ARG002
+        self.function, self.run = function, run
+
+    def log(self, record: dict[str, Any]) -> None:
+        self.function(self.run, dict(record))
+
+
+def _make_logger(name: str, thing: Any) -> Callable[[Run, int], Any]:  # noqa: ARG001
+    """What is called with a run and its step to begin logging: a class, or one that wraps a function."""
+    return thing if isinstance(thing, type) else functools.partial(FunctionLogger, thing)
+
+
+def _check_logger(name: str, logger: Any) -> None:
+    wrapped = logger.args[0] if isinstance(logger, functools.partial) else getattr(logger, "log", None)
+    if not callable(wrapped):
+        raise UserError(
+            f"the logger {name} must be a function of a run and a record, or a class with the method log(record)"
+        )
+
+
+LOGGERS: Registry[Any] = Registry(
+    "logger", "loggers", {"tensorboard": TensorBoard, "wandb": WandB}, _make_logger, _check_logger
+)
+"""Registry: name -> class that is made of a run and its step and has log(record), perhaps also check() and close().
+
+A function of a run and a record can be registered as well.
+"""
+
+
+def logger_names(names: str) -> list[str]:
+    """The names in a comma-separated list."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def check_loggers(names: str) -> list[str]:
     """The loggers of a comma-separated list; an error before training if one is unknown or cannot be used."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
+    found = logger_names(names)
     for name in found:
-        if name not in LOGGERS:
-            raise unknown("logger", name, LOGGERS)
-        LOGGERS[name].check()
+        check = getattr(LOGGERS.find(name), "check", None)
+        if check:
+            check()
     return found
 
 
-def start_loggers(names: str, run: Run, step: int) -> list[Logger]:
+def start_loggers(names: str, run: Run, step: int) -> list[Any]:
+    """Begin logging; a resumed run has done some steps already."""
     return [LOGGERS[name](run, step) for name in check_loggers(names)]
+
+
+def close_loggers(loggers: Iterable[Any]) -> None:
+    """End logging, also after an error."""
+    for logger in loggers:
+        if close := getattr(logger, "close", None):
+            close()
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:

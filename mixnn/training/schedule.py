@@ -1,4 +1,8 @@
-"""The learning rate, as a function of the step or, in a run with a time budget, of the time that is left."""
+"""The learning rate, as a function of the step or, in a run with a time budget, of the time that is left.
+
+After the warm-up it follows a schedule: a function from progress (0 to 1) to a factor on the learning rate. One of your
+own gets the decorator `SCHEDULES.register(NAME)`, and `--lr-shape NAME` uses it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from mixnn import dist
+from mixnn.config import UserError
+from mixnn.registry import Registry
 
 MIN_STEPS = 20  # a time budget that leaves fewer steps than this trains nothing
 WARMUP_SHARE, MAX_WARMUP_EPOCHS = 0.1, 5  # of a run of any length; 5 epochs are the paper's
@@ -22,19 +28,34 @@ MAX_ENDING_SHARE = 0.02  # of the time, kept for leaving Python
 MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left out
 
 
-def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, shape: str = "cosine") -> float:
-    """Linear from 0 to base at the last warm-up step, then half a cosine from base toward 0 (authors' code).
+def _check_schedule(name: str, schedule: Any) -> None:
+    """UserError for a schedule that cannot give learning rates: found now, not when the warm-up ends."""
+    for progress in (0.0, 0.5, 1.0):
+        factor = schedule(progress) if callable(schedule) else None
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise UserError(
+                f"the schedule {name} must be a function from progress (0 to 1) to a factor of 0 or more; "
+                f"at {progress:g} it gives {factor!r}"
+            )
 
-    With shape="linear" it falls in a straight line.
-    """
+
+SCHEDULES: Registry[Callable[[float], float]] = Registry(
+    "schedule",
+    "schedules",
+    {
+        "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+        "linear": lambda progress: 1 - progress,
+    },
+    check=_check_schedule,
+)
+"""Registry: name -> function from progress after the warm-up (0 to 1) to a factor on the learning rate."""
+
+
+def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, shape: str = "cosine") -> float:
+    """Linear from 0 to base at the last warm-up step, then base times a schedule (authors' code: half a cosine)."""
     if step < warmup_steps:
         return base * step / max(1, warmup_steps - 1)
-    return base * decay_factor((step - warmup_steps) / max(1, total_steps - warmup_steps), shape)
-
-
-def decay_factor(progress: float, shape: str = "cosine") -> float:
-    """Factor that falls from 1 to 0 as progress goes from 0 to 1: half a cosine, or a straight line."""
-    return 1 - progress if shape == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return base * SCHEDULES.find(shape)((step - warmup_steps) / max(1, total_steps - warmup_steps))
 
 
 def crop_side(stages: Sequence[tuple[int, float]], progress: float) -> int:
@@ -75,7 +96,7 @@ class TimePlan:
     spent: float = 0.0  # seconds that earlier processes of the run used
     progress: float = 0.0
     warmup: float = 0.0  # share of the progress in which the learning rate rises
-    shape: str = "cosine"  # how it falls afterwards
+    shape: str = "cosine"  # the schedule that it follows afterwards
     over: bool = False
     extended: bool = False  # the budget is not the one that `progress` was made for
     steps_left: int = 0
@@ -179,10 +200,10 @@ class TimePlan:
         self.over = self.steps_left == 0
 
     def learning_rate(self, base: float) -> float:
-        """Linear from 0 to base in the warm-up, then falling from base to 0."""
+        """Linear from 0 to base in the warm-up, then base times the schedule."""
         if self.progress < self.warmup:
             return base * self.progress / self.warmup
-        return base * decay_factor((self.progress - self.warmup) / max(1e-9, 1 - self.warmup), self.shape)
+        return base * SCHEDULES.find(self.shape)((self.progress - self.warmup) / max(1e-9, 1 - self.warmup))
 
     def state(self) -> dict[str, Any]:
         """The plan as a checkpoint stores it."""

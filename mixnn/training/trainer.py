@@ -41,7 +41,7 @@ from mixnn.training.judgement import (
     max_useful_steps,
     trained_share,
 )
-from mixnn.training.loggers import start_loggers
+from mixnn.training.loggers import close_loggers, start_loggers
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -424,8 +424,7 @@ class Trainer:
         try:
             yield
         finally:
-            for logger in self.loggers:
-                logger.close()
+            close_loggers(self.loggers)
 
     def _one_step(self) -> None:
         position = self.done % self.steps_per_epoch

@@ -98,3 +98,53 @@ def test_wandb_without_a_login_is_refused_before_anything_is_made(tmp_path, monk
     monkeypatch.setenv("WANDB_PROJECT", "forbidden")
     with pytest.raises(mixnn.UserError, match="Weights & Biases could not start: no such project"):
         mixnn.pretrain("digits", out=tmp_path / "run", epochs=1, loggers="wandb", **TINY)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(mixnn.LOGGERS, "_entries", dict(mixnn.LOGGERS._entries))
+    monkeypatch.setattr(mixnn.LOGGERS, "_origins", {})
+    return mixnn.LOGGERS.register
+
+
+def test_a_function_gets_the_record_of_each_epoch_and_cannot_change_it(tmp_path, registered):
+    seen = []
+
+    @registered("mine")
+    def mine(run, record):
+        seen.append((run.path, dict(record)))
+        record.clear()
+
+    run = mixnn.pretrain("digits", out=tmp_path / "run", epochs=2, loggers="mine", **TINY)
+    assert seen == [(run.path, record) for record in run.metrics()]
+
+
+def test_a_class_begins_with_the_steps_done_so_far_and_is_closed_also_after_an_error(tmp_path, registered):
+    said = []
+
+    @registered("mine")
+    class Mine:
+        def __init__(self, _, step):
+            said.append(("start", step))
+
+        def log(self, record):
+            said.append(("log", record["step"]))
+            if record["epoch"] == 2:
+                raise RuntimeError("the disk of the logger is full")
+
+        def close(self):
+            said.append("close")
+
+    with pytest.raises(RuntimeError, match="the disk of the logger is full"):
+        mixnn.pretrain("digits", out=tmp_path / "run", epochs=3, loggers="mine", **TINY)
+    assert said == [("start", 0), ("log", 2), ("log", 4), "close"]
+    said.clear()
+    run = mixnn.pretrain(resume=tmp_path / "run", verbose=Reporter(quiet=True))
+    assert said == [("start", 4), ("log", 6), "close"]
+    assert [record["step"] for record in run.metrics()] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("wrong", [5, type("Mute", (), {})])
+def test_what_cannot_log_is_refused_when_it_is_registered(wrong, registered):
+    with pytest.raises(mixnn.UserError, match="the logger odd must be a function of a run and a record, or a class"):
+        registered("odd")(wrong)

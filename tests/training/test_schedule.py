@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+import mixnn
 from mixnn.training.schedule import TimePlan, crop_side, learning_rate
 
 STEPS, WARMUP, BASE = 200 * 195, 5 * 195, 0.06  # the paper's CIFAR run
@@ -60,3 +61,24 @@ def test_a_linear_rate_falls_in_a_straight_line_after_the_same_warm_up():
 def test_each_side_of_the_crops_is_used_up_to_its_share_of_the_run():
     stages = [(16, 0.25), (24, 0.5), (32, 1.0)]
     assert [crop_side(stages, i / 8) for i in range(9)] == [16, 16, 24, 24, 32, 32, 32, 32, 32]
+
+
+def test_a_schedule_of_the_users_multiplies_the_rate_after_the_warm_up(monkeypatch):
+    monkeypatch.setattr(mixnn.SCHEDULES, "_entries", dict(mixnn.SCHEDULES._entries))
+    mixnn.SCHEDULES.register("late")(lambda progress: 1.0 if progress < 0.5 else 0.1)
+    assert [learning_rate(step, 2.0, 2, 6, "late") for step in range(6)] == pytest.approx([0, 2, 2, 2, 0.2, 0.2])
+    plan = TimePlan(10.0, 0.0, lambda: 0.0, progress=0.7, warmup=0.2, shape="late")
+    assert plan.learning_rate(2.0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("wrong", [0.5, lambda _: None, lambda _: math.nan, lambda progress: 0.5 - progress])
+def test_what_gives_no_learning_rate_is_refused_when_it_is_registered(wrong):
+    with pytest.raises(mixnn.UserError, match="the schedule odd must be a function from progress"):
+        mixnn.SCHEDULES.register("odd")(wrong)
+    assert "odd" not in mixnn.SCHEDULES
+
+
+def test_an_unknown_schedule_is_refused_before_training(tmp_path):
+    with pytest.raises(mixnn.UserError, match="unknown schedule 'cosin', did you mean 'cosine'"):
+        mixnn.pretrain("digits", out=tmp_path / "run", lr_shape="cosin")
+    assert not (tmp_path / "run").exists()
