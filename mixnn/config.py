@@ -558,7 +558,7 @@ class Config(Checked):
         5, "epochs of linear warm-up, before the rate falls", "paper, table of parameters", low=0
     )
     lr_shape: str = option(
-        "cosine", "how the learning rate falls after the warm-up: cosine, linear, or a schedule of your own", "paper, 4.1"
+        "cosine", "how the learning rate falls after the warm-up: cosine, linear, or your own schedule", "paper, 4.1"
     )
     sgd_momentum: float = option(0.9, "momentum of SGD (not the teacher's)", "paper, 4.1", low=0, high=1)
     weight_decay: float = option(
@@ -647,7 +647,7 @@ class Config(Checked):
     limit: int = option(0, "use only this many training and test images; 0: all", low=0)
     knn_every: int = option(10, "epochs between kNN evaluations during training; 0: none", low=0)
     checkpoint_every: int = option(10, "epochs between checkpoints", low=1)
-    loggers: str = option("", "besides metrics.jsonl, log to tensorboard, wandb or a logger of your own; several: tensorboard,wandb")
+    loggers: str = option("", "besides metrics.jsonl, log to tensorboard, wandb or your own loggers, as in wandb,mine")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     mode: str = option(
         "auto",
