@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixnn import methods
 from mixnn.config import RUN, DataDir, Device, MovedTo, Param, setting, verb
+from mixnn.device import seeded_generators
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
@@ -115,8 +116,9 @@ def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, fl
     order = candidates[torch.randperm(len(candidates), generator=generator, device=candidates.device)]
     chosen = [part for part in order.split(size) if len(part) == size][:batches]
     step.reset()
-    for index in chosen:
-        step.observe(index, generator)
+    for i, index in enumerate(chosen):
+        with seeded_generators(trainer.order.device, trainer.config.seed, i):  # for dropout in a user's network
+            step.observe(index, generator)
     means = trainer.reliable_means()
     if holds_all and "own_image" in means:
         reporter.warn("the support set holds nearly all images: own_image counts those too")

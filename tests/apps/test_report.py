@@ -20,7 +20,7 @@ import mixnn
 from mixnn import diagnostics
 from mixnn.apps import embeddings as store
 from mixnn.apps.embed import load_or_encode
-from mixnn.apps.report import gallery
+from mixnn.apps.report import gallery, settings
 from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.report import report
 from mixnn.apps.report.run_data import read
@@ -381,6 +381,18 @@ def test_the_overview_says_how_the_learning_rate_falls(place, tmp_path):
     assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, cosine decay")
     Run.open(tmp_path / "linear").update_config(lr_shape="linear")
     assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, linear decay")
+
+
+def test_a_run_that_was_not_trained_lists_no_settings_of_training(place, tmp_path):
+    run = mixnn.pretrain("digits", epochs=0, backbone="resnet8", out=tmp_path / "run", limit=64, verbose=QUIET)
+    shown = values(report(run, images=0, verbose=QUIET))["runs"][0]
+    assert [shown["overview"][name] for name in ("method", "training", "progress")] == ["none", "none", "-"]
+    assert shown["overview"]["network"] == "resnet8, images of 8 x 8 pixels"
+    listed = {row["name"] for row in shown["settings"]} | {row["name"] for row in shown["changed"]}
+    assert {"backbone", "limit", "data"} <= listed
+    assert not {"lr", "optimizer", "method", "topk", "views", "batch_size"} & listed
+    trained = {row["name"] for row in settings.differences([read(run.path), read(place / "mnn")])}
+    assert {"lr", "epochs"} <= trained, "beside a trained run, its settings are still shown"
 
 
 def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_path):

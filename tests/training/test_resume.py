@@ -572,6 +572,8 @@ def test_what_networks_and_losses_draw_is_repeated_and_leaves_the_callers_number
     checkpoint.list_checkpoints(tmp_path / "broken" / "checkpoints")[0].unlink()
     assert last(tmp_path / "broken")[1]["step"] == 8
     mixnn.pretrain(resume=tmp_path / "broken", verbose=Reporter(quiet=True))
+    measured = [mixnn.diagnose(tmp_path / "whole", batches=2, verbose=Reporter(quiet=True)) for _ in range(2)]
+    assert measured[0] == measured[1], "diagnose repeats them too"
     assert torch.equal(torch.cat(drawn), expected)
     assert_same_run(tmp_path / "broken", tmp_path / "whole")
     found = mixnn.verify(tmp_path / "whole")

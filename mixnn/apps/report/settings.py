@@ -14,6 +14,9 @@ from mixnn.progress import duration, plural
 
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "lars": "LARS"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
+# The settings that count in a run of zero epochs, which only holds an encoder and its vectors
+UNTRAINED = ("data", "data_dir", "labels", "holdout", "on_error", "limit", "seed", "epochs", "device", "precision")
+UNTRAINED += ("backbone", "init_from", "normalization", "image_size", "encode_size")
 
 
 def as_text(value: Any) -> str:
@@ -28,7 +31,9 @@ def as_text(value: Any) -> str:
 
 
 def all_settings(config: Config) -> dict[str, Any]:
-    """Config's fields, the method's options and what was changed in views, in one dict."""
+    """Config's fields, the method's options and what was changed in views, as far as they count in this run."""
+    if not config.epochs:
+        return {name: getattr(config, name) for name in UNTRAINED}
     changes = {f"{view}.{k}": v for view, of_view in config.augmentation.items() for k, v in of_view.items()}
     return {name: getattr(config, name) for name in FIELDS} | config.options | changes
 
@@ -129,17 +134,21 @@ def overview(data: RunData) -> dict[str, str]:
         progress += f", {duration(last['seconds'])} of training"
     if speed := last.get("step", 0) * config.batch_size / (last.get("seconds") or 1):
         progress += f", {speed:,.0f} images/s"
-    return {
-        "data": _data(config),
-        "method": f"{config.method}: {methods.about_of(method).idea} ({methods.about_of(method).paper})"
-        if method
-        else config.method,
-        "network": f"{config.backbone}, crops of {config.image_size} x {config.image_size} pixels",
+    size, name = config.image_size, config.method
+    about = {
+        "method": f"{name}: {methods.about_of(method).idea} ({methods.about_of(method).paper})" if method else name,
+        "network": f"{config.backbone}, crops of {size} x {size} pixels",
         "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
         f"{OPTIMIZERS.get(config.optimizer, config.optimizer)} with learning rate {config.base_lr:g}{lr_rule}, "
         f"{plural(config.warmup_epochs, 'epoch')} of warm-up, {config.lr_shape} decay",
-        "seed": str(config.seed),
         "progress": progress,
+    }
+    if not config.epochs:
+        about |= {"method": "none", "training": "none", "progress": "-"}
+        about["network"] = f"{config.backbone}, images of {config.encoding_size} x {config.encoding_size} pixels"
+    return about | {
+        "data": _data(config),
+        "seed": str(config.seed),
         "machine": machine(data.environment),
         "code": code_version(data.environment),
         "command": data.command,
