@@ -56,7 +56,7 @@ def create_untrained_run(folder: Path, reporter: Reporter) -> Run:
     """The run of a folder's images with the ImageNet encoder, made on first use: runs/FOLDER-imagenet."""
     data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
     for path in sorted(Path("runs").glob(f"{glob.escape(stem)}*")):
-        if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), data):
+        if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), folder):
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
     images = open_images(folder)
@@ -101,7 +101,9 @@ def untrained_config(data: str, images: Images) -> Config:
     return replace(Config(), data=data, epochs=0, knn_every=0, bn_groups=1, batch_size=batch, **defaults)
 
 
-def _is_start_of(run: Run, data: str) -> bool:
+def _is_start_of(run: Run, folder: Path) -> bool:
+    """Whether a run holds the encoder as it comes for this folder, which a link may lead to."""
     config = run.config
     is_complete = bool(list_checkpoints(run.path / "checkpoints"))  # the process that made it was not stopped
-    return is_complete and config.data == data and config.epochs == 0 and config.init_from in STARTS
+    is_untrained = config.epochs == 0 and config.init_from in STARTS
+    return is_complete and is_untrained and Path(config.data).resolve() == folder.resolve()

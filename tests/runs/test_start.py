@@ -57,7 +57,8 @@ def test_a_folder_becomes_a_run_once_and_is_used_again(place, capsys):
         "runs/photos-imagenet: 6 images at 32 pixels, with the imagenet encoder as it comes" in capsys.readouterr().err
     )
     files = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
-    for again in ("photos", Path("photos/"), place / "photos", "./photos"):
+    Path("link").symlink_to("photos")
+    for again in ("photos", Path("photos/"), place / "photos", "./photos", "link"):
         assert open_run(again, Reporter()).path == first.path
     assert "runs/photos-imagenet: the imagenet encoder, not trained on these images" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == files

@@ -15,8 +15,10 @@ from mixnn.progress import duration, plural
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "lars": "LARS"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
 # The settings that count in a run of zero epochs, which only holds an encoder and its vectors
-UNTRAINED = ("data", "data_dir", "labels", "holdout", "on_error", "limit", "seed", "epochs", "device", "precision")
-UNTRAINED += ("backbone", "init_from", "normalization", "image_size", "encode_size")
+UNTRAINED = (
+    *("data", "data_dir", "labels", "holdout", "on_error", "limit", "seed", "epochs", "device", "precision"),
+    *("backbone", "init_from", "normalization", "image_size", "encode_size"),
+)
 
 
 def as_text(value: Any) -> str:
