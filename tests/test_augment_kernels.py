@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixnn import augment as aug
-from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, runs_kernels
 
 if CUDA or INTERPRETED:
     from mixnn import augment_kernels as kernels
@@ -18,7 +18,7 @@ CASES = {  # view, height and width of the images
     "weak": (aug.weak(32), (32, 32)),
     "smaller, of odd sizes": (aug.View(20, area=(0.05, 1.0), flip=0.0, gray=0.5), (40, 25)),
     "larger": (aug.View(41, area=(0.01, 0.2), ratio=(0.2, 5.0), flip=1.0), (9, 31)),
-    "much smaller, of large images": (aug.View(8, area=(0.5, 1.0)), (100, 64)),
+    "much smaller, of large images": (aug.View(8, area=(0.5, 1.0)), (60, 40)),
     "the center, for no crop fits": (aug.View(16, area=(1.0, 1.0), ratio=(1.0, 1.0)), (24, 15)),
     "one pixel": (aug.View(1, jitter=1.0, blur=1.0), (5, 7)),
     "wide blur, across the edges": (aug.View(12, flip=0.0, blur=1.0, sigma=(0.01, 9.0)), (12, 12)),
@@ -48,11 +48,6 @@ def close(ours, want):
     """Within 1e-5, and in channels_last. A wrong crop, order or flip of one image is off by 0.01 or more."""
     assert ours.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(ours, want, rtol=0, atol=1e-5)
-
-
-@starts_interpreter
-def test_kernels_equal_plain_torch_in_the_interpreter():
-    check_in_interpreter(__file__, len(CASES) + 2)
 
 
 @runs_kernels

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mixnn import functional as F
-from tests.interpreter import CUDA, DEVICE, INTERPRETED, check_in_interpreter, runs_kernels, starts_interpreter
+from tests.interpreter import CUDA, DEVICE, INTERPRETED, runs_kernels
 
 if CUDA or INTERPRETED:
     from mixnn import functional_kernels as kernels
@@ -14,7 +14,6 @@ MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 LAMS = ("one number", "one draw", "a draw per row")
 SIZES = [(6, 5, 128), (3, 1, 20), (1, 12, 7)]  # batch, neighbors, length
 SEARCHES = [(5, 2580, 20, 5), (70, 1024, 128, 2), (3, 600, 7, 1)]  # batch, support rows, length, neighbors
-NUM_TESTS = len(SHAPES) + len(MIXERS) * len(LAMS) + 2 * len(SIZES) + len(SEARCHES) + 4
 
 
 def draw(*shape, seed=0):
@@ -25,11 +24,6 @@ def draw(*shape, seed=0):
 
 def close(ours, want):
     torch.testing.assert_close(ours, want.to(ours), rtol=2e-6, atol=2e-6)
-
-
-@starts_interpreter
-def test_kernels_equal_plain_torch_in_the_interpreter():
-    check_in_interpreter(__file__, NUM_TESTS)
 
 
 @runs_kernels
