@@ -55,6 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {  # name -> (where its function is, what it
 MULTI_PROCESS_COMMANDS = ("pretrain", "evaluate", "embed")  # commands that can run on several processes
 HEADINGS = {"search": "for your images:", "evaluate": "for research:", "methods": "lists and checks:"}  # above these
 OPTIONS = ("--help", "--version")
+WAIT_FOR_FIRST = 3.0  # seconds that the message of the first process is ahead of those of the others
 EXAMPLES = """examples:
   mixnn demo                            a first impression; needs no images
   mixnn search ./photos cat.jpg         the ten images most like this one
@@ -196,7 +197,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
         leave_run(error)
         if not is_main_process():
-            time.sleep(3)  # the first process' message is enough, if it has one: then this one is stopped by now
+            time.sleep(WAIT_FOR_FIRST)  # its message is enough, if it has one: then this process is stopped by now
         print("\n".join(map(escape_controls, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
