@@ -93,13 +93,12 @@ def read(name: str) -> dict:
 
 
 def test_all_pages_have_the_same_rule_for_the_noise():
-    reproduction = (ROOT / "docs/reproduction.md").read_text()
     for metric, about in (("linear", 1.0), ("kNN", 0.6)):
-        (in_use,) = re.findall(rf"^\| CIFAR-10 \| {metric} \| [\d.]+ \| ([\d.]+) \|", reproduction, re.MULTILINE)
+        (in_use,) = re.findall(rf"^\| CIFAR-10 \| {metric} \| [\d.]+ \| ([\d.]+) \|", RESULTS, re.MULTILINE)
         assert float(in_use) == pytest.approx(about, abs=0.05)
     for page in ("README.md", "docs/results.md", "docs/findings.md"):
         words = " ".join((ROOT / page).read_text().split()).replace("*", "").lower()
-        assert "about a point linear or 0.6 points knn" in words
+        assert "about 1.0 point in linear accuracy or 0.6 in knn" in words
 
 
 def test_the_first_screens_have_the_numbers_of_mnn():
@@ -121,22 +120,23 @@ def test_the_first_screens_have_the_numbers_of_mnn():
 
 
 def test_how_fast_it_is_on_the_first_screens():
-    """Under five minutes for 200 epochs, 5 to 7 times as fast as others, and the recipe fast."""
+    """Under five minutes for 200 epochs, how many times as fast as others, and the recipe fast."""
     for text in (README, (ROOT / "docs" / "index.md").read_text()):
         assert "under five minutes on one H200" in " ".join(text.split())
     seconds = [read(f"cifar10-mnn-b8e2e2d3-seed{seed}.json")["metrics"][-1]["seconds"] for seed in (0, 1, 2)]
     assert 240 < max(seconds) < 300
     libraries = read("bench-peers-h200.json")["libraries"]
     base = libraries["mixnn-byol"]["loading"]["ms_per_step"]
-    ratios = [libraries[name]["loading"]["ms_per_step"] / base for name in ("lightly", "solo-learn", "plain")]
-    assert f"BYOL is {min(ratios):.0f} to {max(ratios):.0f} times" in (ROOT / "docs" / "index.md").read_text()
+    ratios = [libraries[name]["loading"]["ms_per_step"] / base for name in ("lightly", "solo-learn")]
+    index = " ".join((ROOT / "docs" / "index.md").read_text().split())
+    assert f"BYOL is {min(ratios):.1f} to {max(ratios):.1f} times as fast as in lightly and solo-learn" in index
     fast = [row for row in read("recipes/cifar10-final.json") if row["settings"] == {"recipe": "fast"}]
     means = [statistics.mean(row[name] for row in fast) for name in ("linear", "knn", "seconds")]
     assert "{:.1f}% linear and {:.1f}% kNN in {:.0f} s".format(*means) in " ".join(README.split())
 
 
 def test_the_readme_stays_short():
-    assert len(README.splitlines()) <= 125
+    assert len(README.splitlines()) <= 130
 
 
 @pytest.mark.parametrize("data, expected", [("cifar10", {"fast": 3, "best": 1}), ("cifar100", {"fast": 1})])

@@ -72,6 +72,7 @@ LABELS = (1, 5, 20)  # per class
 DRAWS = 10
 C = 10.0  # of the logistic regression; chosen as described above
 KINDS = ("raw", "untrained", "start", "trained")
+NAMES = {"start": "ImageNet"}  # of kinds in the table, if they have another
 SHOWN = ("nn", "labels_5")  # metrics in the table
 KEY = ("folder", "seed", "budget", "device")  # identifies a row of the results
 PRINTED_LINES = 60  # of a run's output, the last ones are kept
@@ -307,7 +308,7 @@ def mean_metric(rows: Sequence[dict[str, Any]], kind: str, metric: str) -> tuple
 
 
 def holds(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether the trained encoder reaches raw pixels and the start, within one standard error, in both metrics."""
+    """Whether the trained encoder is as good as raw pixels and the start, up to a standard error, in both metrics."""
     for metric in SHOWN:
         value, se = mean_metric(rows, "trained", metric)
         if value + se < max(mean_metric(rows, kind, metric)[0] for kind in ("raw", "start")):
@@ -333,30 +334,39 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def used_for(folder: str) -> str:
+    """What a folder was used for, besides measuring: nothing, most settings, or a single rule (docs/folders.md)."""
+    if "_" not in folder:
+        return "settings"
+    return "test" if folder.startswith("w_") and folder != "w_solarcells" else "one rule"
+
+
 def _format_group(rows: Sequence[dict[str, Any]], title: str) -> str:
-    head = ["folder", "seeds", *(f"{metric} {kind}" for metric in ("NN", "5 labels") for kind in KINDS)]
-    head += ["reaches the best", "adds to the start", "kept", "time / budget"]
+    timed = any(row["budget_seconds"] for row in rows)
+    kinds = [NAMES.get(kind, kind) for kind in KINDS]
+    head = ["folder", "used for", "seeds", *(f"{metric} {kind}" for metric in ("NN", "5 labels") for kind in kinds)]
+    head += ["improves", *["time / budget"] * timed]
     lines = [title, "", f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
     folders = sorted({row["folder"] for row in rows})
     groups = {folder: [row for row in rows if row["folder"] == folder] for folder in folders}
     for folder, group in groups.items():
-        cells = [folder, str(len(group))]
+        cells = [folder, used_for(folder), str(len(group))]
         for metric in SHOWN:
             values = [mean_metric(group, kind, metric)[0] for kind in KINDS]
             cells += ["" if math.isnan(value) else f"{value:.1f}" for value in values]
             cells[-1] += f" ± {mean_metric(group, 'trained', metric)[1]:.1f}"
-        cells += ["yes" if holds(group) else "**no**", "yes" if adds(group) else "no"]
-        cells.append(", ".join(sorted({row["kept"] for row in group})))
-        cells.append(
-            ", ".join(f"{row['seconds'] / row['budget_seconds']:.2f}" for row in group if row["budget_seconds"])
-        )
+        cells.append("yes" if adds(group) else "no")
+        spent = [f"{row['seconds'] / row['budget_seconds']:.2f}" for row in group if row["budget_seconds"]]
+        cells += [", ".join(spent)] * timed
         lines.append(f"| {' | '.join(cells)} |")
-    count, total = sum(map(holds, groups.values())), len(groups)
+    total, trained = len(groups), sum(row["kept"] == "trained" for row in rows)
+    better, as_good = (sum(map(verdict, groups.values())) for verdict in (adds, holds))
     lines += [
         "",
-        f"Trained reaches the best of raw pixels and start, within one standard error, on {count} of {total}.",
+        f"- Training improves on the ImageNet encoder on {better} of {total} folders.",
+        f"- The trained encoder is as good as raw pixels and the ImageNet encoder on {as_good} of {total}.",
+        f"- {'All' if trained == len(rows) else f'{trained} of'} {len(rows)} runs ended with the trained weights.",
     ]
-    lines.append(f"Training adds to the start on {sum(map(adds, groups.values()))} of {total}.")
     return "\n".join(lines)
 
 

@@ -443,10 +443,11 @@ def test_what_the_first_screen_says_about_folders_is_measured():
         return trained - start
 
     words = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{gain('leaves'):.0f} points on leaves, {gain('y_nepali'):.0f} on Nepali letters" in words
-    assert "On pets, and on cats and dogs, it adds less than one." in words
-    assert 0 < gain("pets") < 1
+    assert (
+        f"{gain('w_smiles'):.0f} on smiles and {gain('w_coins'):.0f} on coins, less than one on cats and dogs" in words
+    )
     assert 0 < gain("w_catsdogs") < 1
+    assert f"and {gain('w_trafficlights'):.1f} on traffic lights, which is within the noise" in words
 
 
 # The note
