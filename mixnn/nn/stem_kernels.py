@@ -151,7 +151,7 @@ def stem_forward_kernel(
     """y of a tile of an image's pixels."""
     image, first, channel = tl.program_id(0), tl.program_id(1) * PIXELS, tl.arange(0, CHANNELS)
     w, patches = _weights(weight, channel, w_strides), _patches(padded, image, first, HEIGHT, WIDTH, PIXELS)
-    x = _product(tl.trans(patches), tl.trans(w)).to(tl.bfloat16).to(tl.float32)  # as it would be in memory
+    x = _product(tl.trans(patches), tl.trans(w))  # not rounded to bf16: its statistics and gradients are not either
     group = image // per_view * groups + image % groups
     mean, var = load_pair(stats, channel, group, num_groups, CHANNELS)
     _, scale, shift = affine(mean, var, norm_weight, norm_bias, eps, channel)

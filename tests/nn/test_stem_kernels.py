@@ -62,3 +62,17 @@ def test_convolution_batch_norm_and_relu_and_their_gradients_equal_plain_torch(s
     torch.testing.assert_close(d_weight.cpu().double(), exact[0].grad, rtol=2**-7, atol=1e-5 * scale)
     for ours, parameter in zip(d_parameters, (exact[2], exact[1]), strict=True):
         torch.testing.assert_close(ours.cpu().double(), parameter.grad, rtol=1e-4, atol=1e-3)
+
+
+@runs_kernels
+def test_only_the_output_is_rounded():
+    """Random numbers, whose convolution is not exact in bf16: y is the nearest bf16 number or one next to it."""
+    images, height, width, channels, views, groups = FULL
+    rng = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(images, 3, height, width, generator=rng), torch.randn(channels, 3, 3, 3, generator=rng)
+    x, weight = (t.bfloat16().to(DEVICE) for t in (x, weight))
+    norm = torch.rand(channels, generator=rng).to(DEVICE) + 0.5, torch.randn(channels, generator=rng).to(DEVICE)
+    convolved = F.conv2d(x.cpu().double(), weight.cpu().double(), padding=1)
+    want, _ = plain_forward(convolved, None, *(t.cpu().double() for t in norm), views, groups, EPS, True)
+    y, *_ = kernels.forward(x, weight, *norm, views, groups, EPS)
+    torch.testing.assert_close(y.cpu().double(), want, rtol=2**-7, atol=1e-5)
