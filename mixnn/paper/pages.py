@@ -60,6 +60,7 @@ MNN = "main: MNN"
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
 LEAKY = "controls: MNN, leaky queue"
 FLOWING = "controls: CAS, mixture, gradient through it"
+BYOL_LIKE_MNN = "controls: BYOL (s/w), times 2"  # MNN without neighbors
 # The paper's figures and ours: where it is in the paper, what it shows, our figures by name.
 FIGURES = (
     ("1", "an image and its neighbors", ("examples",)),
@@ -666,6 +667,29 @@ def _why_undecided(verdicts: Sequence[ClaimVerdict]) -> str:
     return f", because {'; '.join(reasons)}" if reasons else ""
 
 
+def views_and_neighbors(sources: Sources) -> str:
+    """BYOL with its own views and with MNN's, and MNN, on data sets on which BYOL with MNN's views was run."""
+    names = {
+        "BYOL, two strong views": "main: BYOL",
+        "BYOL, MNN's views": "controls: BYOL (s/w)",
+        "BYOL, MNN's views and scale of the loss": BYOL_LIKE_MNN,
+        "MNN": MNN,
+    }
+    evidence, rows, shown = sources.evidence, [], []
+    for data in data_sets(evidence.finished):
+        if not evidence.runs("controls: BYOL (s/w)", data):
+            continue
+        shown.append(data)
+        for label, name in names.items():
+            cells = [DATASET_NAMES[data], label]
+            for protocol in PROTOCOLS:
+                authors = published(row_of(name), "fixed", protocol, data)
+                cells += ["" if authors is None else f"{authors:.2f}", number(evidence, name, data, protocol)]
+            rows.append(cells)
+    heads = [text for p in PROTOCOLS.values() for text in (f"{p.label}: authors' newest", "ours")]
+    return markdown_table(["data", "", *heads], rows) + _note_on(_plain_names(names.values()), sources, shown)
+
+
 def drawn_figures(sources: Sources) -> str:
     """The paper's figures and ours, with links to those that are in results/."""
     rows = []
@@ -763,6 +787,12 @@ BLOCKS: dict[str, Block] = {
         *(("main: MNN", LINEAR), ("main: MNN", KNN), (LEAKY, LINEAR), (LEAKY, KNN)),
         *(("main: MNN", FIRST_PURITY), (LEAKY, FIRST_PURITY)),
     ),
+    "found-neighbors": _finding(
+        "Neighbors help, with MNN's views and scale",
+        "MNN has {} linear and {} kNN; BYOL with its views and scale of the loss has {} and {}.",
+        *((MNN, LINEAR), (MNN, KNN), (BYOL_LIKE_MNN, LINEAR), (BYOL_LIKE_MNN, KNN)),
+    ),
+    "views": views_and_neighbors,
     "all-methods": all_methods,
     "chosen-methods": chosen_methods,
     "repeated-runs": repeated_runs,

@@ -44,7 +44,7 @@ def probe_seconds(results: Path) -> str:
     seconds = [run["results"]["linear"]["seconds"] for run in newest if "linear" in run["results"]]
     recipes = [run for path in (results / "recipes").glob("*.json") for run in json.loads(path.read_text())]
     seconds += [run["probe_s"] for run in recipes if run.get("probe_epochs") == PROBE_EPOCHS and "probe_s" in run]
-    times = f"{min(seconds):.1f} to {max(seconds):.1f} s"
+    times = f"{min(seconds):.1f} to {max(seconds):.1f} s (median {statistics.median(seconds):.1f})"
     return f"**Evaluation:** the linear probe on CIFAR, {PROBE_EPOCHS} epochs, took {times} in the newest runs."
 
 
