@@ -128,7 +128,7 @@ def _load(point: importlib.metadata.EntryPoint, kind: str) -> Any:
         return point.load()
     except Exception as error:
         package = point.dist.name if point.dist else point.module
-        raise UserError(f"the package {package} offers the {kind} {point.name}, and {_failure(error)}") from error
+        raise UserError(f"the package {package} offers the {kind} {point.name}, and {failure(error)}") from error
 
 
 # Code of the user
@@ -157,7 +157,7 @@ def import_code(code: str | Path) -> ModuleType:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"cannot import {code}: {_failure(error)}") from error
+            raise UserError(f"cannot import {code}: {failure(error)}") from error
         finally:
             _importing.reset(token)
         _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
@@ -189,7 +189,7 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _failure(error: Exception) -> str:
+def failure(error: Exception) -> str:
     """Describe what went wrong in code of others, and in which line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     frames = [frame for frame in frames if frame.filename != __file__]

@@ -51,7 +51,7 @@ def test_the_page_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyP
             Path("my_package/my_module.py").write_text("")
         code = main((command + FEWER * (" pretrain " in command)).split()[1:])
         assert code == 0, (command, capsys.readouterr().err)
-    assert len(COMMANDS) == 18
+    assert len(COMMANDS) == 20
     assert 0 <= mixnn.Run.open("runs/stripes").results()["centers"]["accuracy"] <= 100
     monkeypatch.delitem(sys.modules, "my_package", raising=False)
 
@@ -84,7 +84,7 @@ def test_the_page_names_registries_files_and_tables_that_exist():
     for name in re.findall(r"`mixnn\.([A-Z]+)`", TEXT):
         assert getattr(mixnn, name).group in TEXT
     places = re.findall(r"`(\w+)` in\s+`(mixnn/[\w/]+\.py)`", TEXT)
-    assert len(places) == 11
+    assert len(places) == 13
     for name, path in places:
         assert re.search(rf"^(class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (name, path)
 

@@ -13,8 +13,8 @@ the data set that have several runs: seeds, and runs without a file ("unstored" 
 than MIN_DF degrees of freedom decides nothing. Without a better one, another data set's deviation is used, doubled, and
 the verdict says "probably". Each interval stands alone: nothing is corrected for the number of claims.
 
-Which runs count in a mean is a choice, because some runs have no file. So if a row has such runs, a difference is
-judged twice: without them, and with them. A verdict that the choice changes becomes "cannot tell".
+Which runs count in a mean is a choice, because some runs have no file. So if a row has such runs, a difference that is
+not paired is judged twice: without them, and with them. A verdict that the choice changes becomes "cannot tell".
 
 The time of a step is measured, not trained for. Its interval is the range that the repeated measurements allow.
 """
@@ -58,6 +58,7 @@ class Claim:
     above: float | None = None
     reads: str = ""
     equal: float = 0.0
+    at_most: float = 0.0
     across: tuple[str, ...] = ()
 
     def comparisons(self) -> list[tuple[str, str]]:
@@ -226,9 +227,9 @@ def read_steps(results: Path) -> dict[str, dict[str, Any]]:
     """The measured steps of all methods by name; empty if the folder has no such file."""
     try:
         found: dict[str, dict[str, Any]] = json.loads((results / "bench-methods-h200.json").read_text())["methods"]
-    except (OSError, ValueError, KeyError):
+        return {name: step for name, step in found.items() if {"ms_per_step", "ms_spread"} <= step.keys()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return found
 
 
 def judge(claim: Claim, data: str, evidence: Evidence) -> ClaimVerdict:
@@ -270,7 +271,7 @@ def _judge_pair(claim: Claim, data: str, pair: tuple[str, str], evidence: Eviden
         if len(common) > MIN_DF:
             others = rest[0] if rest else dict.fromkeys(common, claim.above or 0.0)
             found = paired_interval([first[seed] - others[seed] for seed in common])
-            return _decided(verdict, found, f"{_counts(samples)}, paired by seed")
+            return _decided(verdict, found, f"{len(common)} {'pairs' if rest else 'runs'} of the same seeds")
     stored = [[Sample(sample.values) for sample in group] for group in samples]
     judged, everything = (_judge_samples(verdict, chosen, on, evidence) for chosen in (stored, samples))
     if judged.verdict == everything.verdict:
@@ -284,8 +285,13 @@ def _judge_steps(verdict: ClaimVerdict, names: Sequence[str], evidence: Evidence
         return verdict
     ours, theirs = (evidence.steps[name] for name in names)
     low, high = (ours["ms_spread"][i] - theirs["ms_spread"][1 - i] for i in (0, 1))
-    found = Interval(ours["ms_per_step"] - theirs["ms_per_step"], low, high)
-    return _decided(verdict, found, "range of five measurements")
+    limit = verdict.claim.at_most * theirs["ms_per_step"]
+    return dataclasses.replace(
+        verdict,
+        verdict=HOLDS if high <= limit else FAILS if low > limit else UNDECIDED,
+        interval=Interval(ours["ms_per_step"] - theirs["ms_per_step"], low, high),
+        basis="range of five measurements",
+    )
 
 
 def _judge_samples(

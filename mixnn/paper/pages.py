@@ -653,9 +653,10 @@ def _why_undecided(verdicts: Sequence[ClaimVerdict]) -> str:
     known = [
         f"±{(v.interval.high - v.interval.low) / 2:.2f} {PROTOCOLS[v.claim.measure].label}"
         for v in undecided
-        if v.interval and not v.with_unstored
+        if v.interval and v.interval.low < v.interval.high and not v.with_unstored
     ]
     reasons = [f"the difference is known only to {' and '.join(known)}"] if known else []
+    reasons += ["the noise is unknown"] * any(v.interval and v.interval.low == v.interval.high for v in undecided)
     for verdict in undecided:
         if verdict.interval and verdict.with_unstored:
             without, others = (

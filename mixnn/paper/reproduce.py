@@ -237,7 +237,7 @@ def check_stale_here(needed: Iterable[PlannedRun], finished: Summaries) -> None:
     if other:
         was, names = next(iter(other.items()))
         ours = "fp32" if was == "bf16" else "bf16"
-        advice = "use a CUDA device" if was == "bf16" else "set precision to fp32"
+        advice = "use a CUDA device" if was == "bf16" else f"use {setting('setting', 'precision=fp32')}"
         raise UserError(
             f"{setting('stale', True)} replaces results by runs in the same precision. The table has "
             f"{plural(len(names), 'stale run')} in {was}, but this device trains in {ours}: {advice}, or keep runs in "

@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from scipy.stats import t as student_t
-
 CONFIDENCE = 0.95
 
 
@@ -51,4 +49,6 @@ def interval(mean: float, inverse_counts: float, spread: PooledStd) -> Interval:
 
 def half_width(spread: PooledStd, inverse_counts: float) -> float:
     """Half of the interval of a difference of means, by Student's t; `inverse_counts` is the sum of 1/n over them."""
-    return float(student_t.ppf(0.5 + CONFIDENCE / 2, spread.df)) * spread.std * math.sqrt(inverse_counts)
+    from scipy.special import stdtrit  # here, because it takes a tenth of a second
+
+    return float(stdtrit(spread.df, 0.5 + CONFIDENCE / 2)) * spread.std * math.sqrt(inverse_counts)

@@ -64,7 +64,7 @@ def create_untrained_run(folder: Path, reporter: Reporter) -> Run:
     config = untrained_config(data, images)
     backbone = initial_backbone(config)  # this and the next before the folder is made: a failure leaves none
     layout = _layout(images, backbone, config)
-    run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.start_run({data!r})", overwrite=True)
+    run = Run.create(Run.reserve_numbered(Path("runs") / stem), config, f"mixnn.embed({data!r})", overwrite=True)
     mean, std = NORMALIZATIONS[config.normalization]
     state: dict[str, Any] = {"step": 0, "seconds": 0.0, "names": [], "count": 0, "device": "cpu"}
     state |= {"data": {"images": len(images), "mean": mean, "std": std}, "batch": config.batch_size}

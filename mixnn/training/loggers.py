@@ -7,15 +7,14 @@ A logger takes one record per epoch. A resumed run continues its own curves. One
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 from mixnn.config import UserError
-from mixnn.registry import Registry
+from mixnn.registry import Registry, failure
 from mixnn.runs import Run
 
 
@@ -70,28 +69,39 @@ class WandB:
 class FunctionLogger:
     """Calls a function of the user after each epoch, with the run and the record."""
 
-    def __init__(self, function: Callable[[Run, dict[str, Any]], object], run: Run, step: int) -> None:  # noqa: ARG002
+    def __init__(self, function: Callable[[Run, dict[str, Any]], object], run: Run) -> None:
         self.function, self.run = function, run
 
     def log(self, record: dict[str, Any]) -> None:
-        self.function(self.run, dict(record))
-
-
-def _make_logger(name: str, thing: Any) -> Callable[[Run, int], Any]:  # noqa: ARG001
-    """What is called with a run and its step to begin logging: a class, or one that wraps a function."""
-    return thing if isinstance(thing, type) else functools.partial(FunctionLogger, thing)
+        self.function(self.run, record)
 
 
 def _check_logger(name: str, logger: Any) -> None:
-    wrapped = logger.args[0] if isinstance(logger, functools.partial) else getattr(logger, "log", None)
-    if not callable(wrapped):
+    """UserError for what cannot log: found when it is registered, not after the first epoch."""
+    is_class = isinstance(logger, type)
+    called = getattr(logger, "log", None) if is_class else logger
+    if not callable(called):
         raise UserError(
             f"the logger {name} must be a function of a run and a record, or a class with the method log(record)"
         )
+    if not _takes_two(called):  # a method takes itself and the record
+        raise UserError(f"the logger {name} must have the form {'log(self, record)' if is_class else 'f(run, record)'}")
+    if is_class and not _takes_two(logger):
+        raise UserError(f"the logger {name} is made of a run and a step: write __init__(self, run, step)")
+
+
+def _takes_two(called: Callable[..., object]) -> bool:
+    try:
+        signature(called).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions do not say what they take
+        pass
+    return True
 
 
 LOGGERS: Registry[Any] = Registry(
-    "logger", "loggers", {"tensorboard": TensorBoard, "wandb": WandB}, _make_logger, _check_logger
+    "logger", "loggers", {"tensorboard": TensorBoard, "wandb": WandB}, check=_check_logger
 )
 """Registry: name -> class that is made of a run and its step and has log(record), perhaps also check() and close().
 
@@ -114,16 +124,43 @@ def check_loggers(names: str) -> list[str]:
     return found
 
 
-def start_loggers(names: str, run: Run, step: int) -> list[Any]:
-    """Begin logging; a resumed run has done some steps already."""
-    return [LOGGERS[name](run, step) for name in check_loggers(names)]
+class RunLoggers:
+    """The loggers of a run, by name. A resumed run has done some steps already.
 
+    One that fails is left out with a warning, because metrics.jsonl has all records anyway.
+    """
 
-def close_loggers(loggers: Iterable[Any]) -> None:
-    """End logging, also after an error."""
-    for logger in loggers:
-        if close := getattr(logger, "close", None):
-            close()
+    def __init__(self, names: str, run: Run, step: int, warn: Callable[[str], None]) -> None:
+        self.active: dict[str, Any] = {}
+        self.warn = warn
+        try:
+            for name in check_loggers(names):
+                logger = LOGGERS[name]
+                self.active[name] = logger(run, step) if isinstance(logger, type) else FunctionLogger(logger, run)
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, record: dict[str, Any]) -> None:
+        for name, logger in list(self.active.items()):
+            try:
+                logger.log(dict(record))
+            except Exception as error:
+                self.warn(f"training goes on without the logger {name}, which failed: {failure(error)}")
+                self._close(name)
+
+    def close(self) -> None:
+        """End logging, also after an error."""
+        for name in list(self.active):
+            self._close(name)
+
+    def _close(self, name: str) -> None:
+        close = getattr(self.active.pop(name), "close", None)
+        try:
+            if close:
+                close()
+        except Exception as error:
+            self.warn(f"the logger {name} could not be closed: {failure(error)}")
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, float]:

@@ -44,7 +44,7 @@ from mixnn.training.configure import check_device, choices, new_folder, open_dat
 from mixnn.training.folder_settings import Choice, lines
 from mixnn.training.judgement import Judge, judge_start, views_for
 from mixnn.training.loggers import check_loggers
-from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, WARMUP_SHARE, TimePlan, short_warmup
+from mixnn.training.schedule import MAX_WARMUP_EPOCHS, MIN_STEPS, SCHEDULES, WARMUP_SHARE, TimePlan, short_warmup
 from mixnn.training.trainer import Trainer
 from mixnn.training.views import view_changes
 
@@ -437,6 +437,7 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     run.check_data()
     check_device(run.config)
     check_loggers(run.config.loggers)
+    SCHEDULES.find(run.config.lr_shape)
     methods.resolve_options(run.config.method, {}, run.config.options)  # they may have been edited
     tensors, state = run.load_training(reporter.warn)
     check_unchanged(run, old, state)

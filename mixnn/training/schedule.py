@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NamedTuple
 
 from mixnn import dist
@@ -30,11 +31,13 @@ MAX_EVALUATION_SHARE = 0.1  # of the time; evaluations that take more are left o
 
 def _check_schedule(name: str, schedule: Any) -> None:
     """UserError for a schedule that cannot give learning rates: found now, not when the warm-up ends."""
-    for progress in (0.0, 0.5, 1.0):
-        factor = schedule(progress) if callable(schedule) else None
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+    if not callable(schedule):
+        raise UserError(f"the schedule {name} must be a function, not {schedule!r}")
+    for progress in (i / 100 for i in range(101)):
+        factor = schedule(progress)
+        if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:
             raise UserError(
-                f"the schedule {name} must be a function from progress (0 to 1) to a factor of 0 or more; "
+                f"the schedule {name} must turn progress (0 to 1) into a number of 0 or more; "
                 f"at {progress:g} it gives {factor!r}"
             )
 
@@ -55,7 +58,7 @@ def learning_rate(step: int, base: float, warmup_steps: int, total_steps: int, s
     """Linear from 0 to base at the last warm-up step, then base times a schedule (authors' code: half a cosine)."""
     if step < warmup_steps:
         return base * step / max(1, warmup_steps - 1)
-    return base * SCHEDULES.find(shape)((step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return base * float(SCHEDULES.find(shape)((step - warmup_steps) / max(1, total_steps - warmup_steps)))
 
 
 def crop_side(stages: Sequence[tuple[int, float]], progress: float) -> int:
@@ -203,7 +206,7 @@ class TimePlan:
         """Linear from 0 to base in the warm-up, then base times the schedule."""
         if self.progress < self.warmup:
             return base * self.progress / self.warmup
-        return base * SCHEDULES.find(self.shape)((self.progress - self.warmup) / max(1e-9, 1 - self.warmup))
+        return base * float(SCHEDULES.find(self.shape)((self.progress - self.warmup) / max(1e-9, 1 - self.warmup)))
 
     def state(self) -> dict[str, Any]:
         """The plan as a checkpoint stores it."""

@@ -41,7 +41,7 @@ from mixnn.training.judgement import (
     max_useful_steps,
     trained_share,
 )
-from mixnn.training.loggers import close_loggers, start_loggers
+from mixnn.training.loggers import RunLoggers
 from mixnn.training.optimizers import OptimizerState, can_be_captured, make_optimizer
 from mixnn.training.schedule import (
     MAX_EVALUATION_SHARE,
@@ -420,11 +420,11 @@ class Trainer:
 
     @contextmanager
     def _logging(self, run: Run) -> Iterator[None]:
-        self.loggers = start_loggers(self.config.loggers, run, self.done) if is_main_process() else []
+        self.loggers = RunLoggers(self.config.loggers * is_main_process(), run, self.done, self.reporter.warn)
         try:
             yield
         finally:
-            close_loggers(self.loggers)
+            self.loggers.close()
 
     def _one_step(self) -> None:
         position = self.done % self.steps_per_epoch
@@ -494,8 +494,8 @@ class Trainer:
                 self.record |= self._knn_or_skip()
         self.record |= {"images_per_s": round(images_per_s), "seconds": round(self.seconds, 3)}
         run.log(self.record)
-        for logger in self.loggers:
-            logger.log(self.record)
+        with self._timing("loggers"):
+            self.loggers.log(self.record)
         self.spreads += [(self.record["epoch"], self.record["spread"])] if "spread" in self.record else []
         if not self.warned_of_collapse and (reason := shrinkage(self.spreads)):
             self.warned_of_collapse = True

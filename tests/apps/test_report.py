@@ -378,9 +378,23 @@ def test_epochs_that_are_added_later_are_the_users_own(place, tmp_path):
 
 def test_the_overview_says_how_the_learning_rate_falls(place, tmp_path):
     shutil.copytree(place / "mnn", tmp_path / "linear")
-    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, cosine decay")
+    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, learning-rate schedule cosine")
     Run.open(tmp_path / "linear").update_config(lr_shape="linear")
-    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, linear decay")
+    assert overview(read(tmp_path / "linear"))["training"].endswith("of warm-up, learning-rate schedule linear")
+
+
+def test_a_time_budget_that_ends_within_the_first_epoch_is_training(place, tmp_path):
+    shutil.copytree(place / "mnn", tmp_path / "short")
+    run = Run.open(tmp_path / "short").update_config(time_budget="5s", epochs=0)
+    first, *_ = run.metrics()
+    run.truncate_log(0)
+    run.log({name: value for name, value in first.items() if name != "epoch"} | {"epoch": 0.4})
+    about = overview(read(run.path))
+    assert about["method"].startswith("mnn: ")
+    assert about["training"].startswith("5s, batch size 64")
+    assert about["progress"].startswith("0.4 epochs, as many as fit into 5s")
+    other = next(row for row in settings.differences([read(place / "mnn"), read(run.path)]) if row["name"] == "epochs")
+    assert other["values"] == ["2", "0"]
 
 
 def test_a_run_that_was_not_trained_lists_no_settings_of_training(place, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import mixnn
 from mixnn.progress import Reporter
-from mixnn.training.loggers import start_loggers
+from mixnn.training.loggers import RunLoggers
 
 TINY = {
     "backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "checkpoint_every": 1,
@@ -73,7 +73,7 @@ def test_wandb_gets_the_configuration_and_each_epoch(tmp_path, monkeypatch):
     assert fake.records == [(r["step"], without_step(r)) for r in run.metrics()]
     assert fake.finished == 1
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    start_loggers("wandb", run, step=4)
+    RunLoggers("wandb", run, 4, warn=print)
     assert (fake.started[1]["project"], fake.started[1]["resume"], fake.started[1]["id"]) == ("mine", "allow", "my-run")
 
 
@@ -119,7 +119,9 @@ def test_a_function_gets_the_record_of_each_epoch_and_cannot_change_it(tmp_path,
     assert seen == [(run.path, record) for record in run.metrics()]
 
 
-def test_a_class_begins_with_the_steps_done_so_far_and_is_closed_also_after_an_error(tmp_path, registered):
+@pytest.fixture
+def diary(registered):
+    """What loggers are told: a class "mine", and "full", whose disk is full in the second epoch."""
     said = []
 
     @registered("mine")
@@ -128,20 +130,71 @@ def test_a_class_begins_with_the_steps_done_so_far_and_is_closed_also_after_an_e
             said.append(("start", step))
 
         def log(self, record):
-            said.append(("log", record["step"]))
-            if record["epoch"] == 2:
-                raise RuntimeError("the disk of the logger is full")
+            said.append(("log", record.pop("step")))
 
         def close(self):
             said.append("close")
 
-    with pytest.raises(RuntimeError, match="the disk of the logger is full"):
-        mixnn.pretrain("digits", out=tmp_path / "run", epochs=3, loggers="mine", **TINY)
-    assert said == [("start", 0), ("log", 2), ("log", 4), "close"]
-    said.clear()
-    run = mixnn.pretrain(resume=tmp_path / "run", verbose=Reporter(quiet=True))
-    assert said == [("start", 4), ("log", 6), "close"]
-    assert [record["step"] for record in run.metrics()] == [2, 4, 6]
+    @registered("full")
+    def full(_, record):
+        if record["epoch"] == 2:
+            raise OSError("the disk of the logger is full")
+        said.append("not full")
+
+    return said
+
+
+def test_a_class_begins_with_the_steps_done_so_far_and_is_closed(tmp_path, diary):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", epochs=2, loggers="mine", **TINY)
+    assert diary == [("start", 0), ("log", 2), ("log", 4), "close"]
+    diary.clear()
+    run = mixnn.pretrain(resume=run, epochs=3, verbose=Reporter(quiet=True))
+    assert diary == [("start", 4), ("log", 6), "close"]
+    assert [record["step"] for record in run.metrics()] == [2, 4, 6], "a logger gets a copy"
+
+
+def test_training_goes_on_without_a_logger_that_fails(tmp_path, diary, capsys):
+    run = mixnn.pretrain("digits", out=tmp_path / "run", epochs=3, loggers="full,mine", **TINY)
+    assert diary == [("start", 0), "not full", ("log", 2), ("log", 4), ("log", 6), "close"]
+    assert [record["epoch"] for record in run.metrics()] == [1, 2, 3]
+    warning = "training goes on without the logger full, which failed: OSError: the disk of the logger is full"
+    assert f"{warning} ({__file__}, line" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_loggers_are_closed_if_one_cannot_start_and_if_one_cannot_be_closed(tmp_path, diary, registered):
+    @registered("bad")
+    class Bad:
+        def __init__(self, run, _):
+            self.log = print
+            if run.config.epochs == 1:
+                raise OSError("no server")
+
+        def log(self, record):
+            pass
+
+        def close(self):
+            raise OSError("no server any more")
+
+    with pytest.raises(OSError, match=r"no server$"):
+        mixnn.pretrain("digits", out=tmp_path / "one", epochs=1, loggers="mine,bad", **TINY)
+    assert diary == [("start", 0), "close"]
+    diary.clear()
+    run = mixnn.pretrain("digits", out=tmp_path / "two", epochs=2, loggers="bad,mine", **TINY)
+    assert diary[-1] == "close"
+    assert len(run.metrics()) == 2
+
+
+def test_a_function_that_was_put_into_the_registry_is_a_logger_too(tmp_path, registered):  # noqa: ARG001
+    seen = []
+    mixnn.LOGGERS["plain"] = lambda _, record: seen.append(record["epoch"])
+    mixnn.pretrain("digits", out=tmp_path / "run", epochs=2, loggers="plain", **TINY)
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [lambda _: None, type("Short", (), {"log": lambda *_: None})])
+def test_what_takes_other_arguments_is_refused_when_it_is_registered(wrong, registered):
+    with pytest.raises(mixnn.UserError, match=r"the form f\(run, record\)|write __init__\(self, run, step\)"):
+        registered("odd")(wrong)
 
 
 @pytest.mark.parametrize("wrong", [5, type("Mute", (), {})])

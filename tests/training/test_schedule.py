@@ -71,9 +71,17 @@ def test_a_schedule_of_the_users_multiplies_the_rate_after_the_warm_up(monkeypat
     assert plan.learning_rate(2.0) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("wrong", [0.5, lambda _: None, lambda _: math.nan, lambda progress: 0.5 - progress])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(0.5, lambda _: None, lambda _: math.nan, lambda progress: 0.5 - progress),
+        lambda progress: -1.0 if 0.6 < progress < 0.9 else 1.0,
+    ],
+)
 def test_what_gives_no_learning_rate_is_refused_when_it_is_registered(wrong):
-    with pytest.raises(mixnn.UserError, match="the schedule odd must be a function from progress"):
+    with pytest.raises(
+        mixnn.UserError, match=r"the schedule odd must (turn progress \(0 to 1\) into a number|be a function)"
+    ):
         mixnn.SCHEDULES.register("odd")(wrong)
     assert "odd" not in mixnn.SCHEDULES
 
@@ -82,3 +90,15 @@ def test_an_unknown_schedule_is_refused_before_training(tmp_path):
     with pytest.raises(mixnn.UserError, match="unknown schedule 'cosin', did you mean 'cosine'"):
         mixnn.pretrain("digits", out=tmp_path / "run", lr_shape="cosin")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_needs_its_schedule_before_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(mixnn.SCHEDULES, "_entries", dict(mixnn.SCHEDULES._entries))
+    monkeypatch.setattr(mixnn.SCHEDULES, "_origins", {})
+    mixnn.SCHEDULES.register("late")(lambda _: 1.0)
+    given = {"backbone": "resnet8", "limit": 64, "batch_size": 32, "bn_groups": 1, "knn_every": 0, "verbose": False}
+    run = mixnn.pretrain("digits", epochs=1, warmup_epochs=0, lr_shape="late", out=tmp_path / "run", **given)
+    del mixnn.SCHEDULES["late"]
+    with pytest.raises(mixnn.UserError, match="unknown schedule 'late'"):
+        mixnn.pretrain(resume=run, epochs=3, verbose=False)
+    assert len(run.metrics()) == 1

@@ -123,7 +123,7 @@ def _run_values(data: RunData, letter: str, embedding: dict[str, Any] | None) ->
         "data": data.config.data,
         "overview": settings.overview(data),
         "changed": settings.changed_rows(data),
-        "settings": settings.all_rows(data.config),
+        "settings": settings.all_rows(data),
         "environment": {name: settings.as_text(value) for name, value in data.environment.items() if name != "given"},
         "evaluatedWith": {name: settings.as_text(value) for name, value in evaluated_with.items()},
         "headlines": results.headlines(accuracies),

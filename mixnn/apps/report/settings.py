@@ -14,7 +14,7 @@ from mixnn.progress import duration, plural
 
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "lars": "LARS"}
 FIELDS = {f.name: f for f in dataclasses.fields(Config) if f.metadata}
-# The settings that count in a run of zero epochs, which only holds an encoder and its vectors
+# The settings that count in a run that was not trained, which only holds an encoder and its vectors
 UNTRAINED = (
     *("data", "data_dir", "labels", "holdout", "on_error", "limit", "seed", "epochs", "device", "precision"),
     *("backbone", "init_from", "normalization", "image_size", "encode_size"),
@@ -32,9 +32,15 @@ def as_text(value: Any) -> str:
     return "none" if value is None or value == "" else str(value)
 
 
-def all_settings(config: Config) -> dict[str, Any]:
+def is_untrained(data: RunData) -> bool:
+    """Whether a run is an encoder as it came. A short time budget can also end within the first epoch."""
+    return not data.config.epochs and not data.metrics
+
+
+def all_settings(data: RunData) -> dict[str, Any]:
     """Config's fields, the method's options and what was changed in views, as far as they count in this run."""
-    if not config.epochs:
+    config = data.config
+    if is_untrained(data):
         return {name: getattr(config, name) for name in UNTRAINED}
     changes = {f"{view}.{k}": v for view, of_view in config.augmentation.items() for k, v in of_view.items()}
     return {name: getattr(config, name) for name in FIELDS} | config.options | changes
@@ -85,7 +91,7 @@ def changed_rows(data: RunData) -> list[dict[str, str]]:
             "setBy": _set_by(name, data),
             "meaning": help_and_source(config, name)[0],
         }
-        for name, value in all_settings(config).items()
+        for name, value in all_settings(data).items()
         if name in default and value != default[name]
     ]
 
@@ -102,18 +108,18 @@ def _set_by(name: str, data: RunData) -> str:
     return "mixnn, for these images" if recipe == "auto" else f"the recipe {recipe}"
 
 
-def all_rows(config: Config) -> list[dict[str, str]]:
+def all_rows(data: RunData) -> list[dict[str, str]]:
     """Table rows of all settings."""
     rows = []
-    for name, value in all_settings(config).items():
-        meaning, source = help_and_source(config, name)
+    for name, value in all_settings(data).items():
+        meaning, source = help_and_source(data.config, name)
         rows.append({"name": name, "value": as_text(value), "meaning": meaning, "source": source})
     return rows
 
 
 def differences(runs: Sequence[RunData]) -> list[dict[str, Any]]:
     """Table rows of the settings that differ between runs; null where a method has no such option."""
-    settings = [all_settings(data.config) for data in runs]
+    settings = [all_settings(data) for data in runs]
     rows = []
     for name in dict.fromkeys(name for of_run in settings for name in of_run):
         values = [as_text(of_run[name]) if name in of_run else None for of_run in settings]
@@ -142,10 +148,10 @@ def overview(data: RunData) -> dict[str, str]:
         "network": f"{config.backbone}, crops of {size} x {size} pixels",
         "training": f"{config.time_budget or planned}, batch size {config.batch_size}, "
         f"{OPTIMIZERS.get(config.optimizer, config.optimizer)} with learning rate {config.base_lr:g}{lr_rule}, "
-        f"{plural(config.warmup_epochs, 'epoch')} of warm-up, {config.lr_shape} decay",
+        f"{plural(config.warmup_epochs, 'epoch')} of warm-up, learning-rate schedule {config.lr_shape}",
         "progress": progress,
     }
-    if not config.epochs:
+    if is_untrained(data):
         about |= {"method": "none", "training": "none", "progress": "-"}
         about["network"] = f"{config.backbone}, images of {config.encoding_size} x {config.encoding_size} pixels"
     return about | {
