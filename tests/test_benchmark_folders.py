@@ -260,7 +260,7 @@ def test_the_page_on_folders_counts_where_training_helps(benchmark):
     def start(rows, metric):
         return benchmark.mean_metric(rows, "start", metric)[0]
 
-    assert f"With two, it would be {sum(map(clearly, by_folder.values()))} of {len(by_folder)}" in page
+    assert f"With two standard errors, it would be {sum(map(clearly, by_folder.values()))} of {len(by_folder)}" in page
     tests = [rows for name, rows in by_folder.items() if name.startswith("w_") and name != "w_solarcells"]
     nn, labels = (
         statistics.mean(benchmark.mean_metric(rows, "trained", m)[0] - start(rows, m) for rows in tests)

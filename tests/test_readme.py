@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 import mixnn
+from mixnn.apps.demo import K, false_neighbors
 from mixnn.cli import VERBS, parse
+from mixnn.data import load
+from mixnn.functional import unit
 from mixnn.paper.claims import Evidence
 from mixnn.paper.plan import load_finished
 from mixnn.paper.tables import TABLES, published
@@ -110,13 +113,20 @@ def test_the_first_screens_have_the_numbers_of_mnn():
     }
     assert len(evidence.sample("main: MNN", "cifar10", "linear").values) == 3  # "means of three seeds"
     for data, form in (
-        ("cifar10", "CIFAR-10:** {:.1f}% linear, {:.1f}% kNN (paper: {:.1f}, {:.1f})"),
+        ("cifar10", "CIFAR-10:** {:.1f}% with a linear classifier and {:.1f}% by kNN (paper: {:.1f}, {:.1f})"),
         ("cifar100", "CIFAR-100: {:.1f} and {:.1f} (paper: {:.1f} and {:.1f})"),
     ):
         paper = [published(row, "paper", metric, data) for metric in METRICS]
         assert form.format(*ours[data], *paper) in words
     index = " ".join((ROOT / "docs" / "index.md").read_text().split())
     assert "MNN has {:.1f}% linear and {:.1f}% kNN accuracy".format(*ours["cifar10"]) in index
+
+
+def test_the_picture_is_compared_with_raw_pixels():
+    train, test = (load("digits", split) for split in ("train", "test"))
+    pixels = (unit(images.images[:].flatten(1).float()) for images in (train, test))
+    wrong = 100 * false_neighbors(*pixels, train, test, K)[1].float().mean().item()
+    assert f"{wrong:.1f}% with raw pixels" in " ".join(README.split())
 
 
 def test_how_fast_it_is_on_the_first_screens():
