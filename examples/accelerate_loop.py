@@ -11,13 +11,13 @@ from accelerate import Accelerator
 from own_loop import TwoViews, network
 from torch.utils.data import DataLoader
 
-import mixnn
+from mixnn.methods import MNN
 
 
 def train(accelerator):
     torch.manual_seed(accelerator.process_index)
     group = torch.distributed.group.WORLD if accelerator.num_processes > 1 else None
-    method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=group)
+    method = MNN(network(), topk=5, support_size=1024, process_group=group)
     optimizer = torch.optim.AdamW(method.trained_parameters(), lr=1e-3)
     loader = DataLoader(TwoViews(), batch_size=32, shuffle=True, drop_last=True)
     prepared, optimizer, loader = accelerator.prepare(method, optimizer, loader)
@@ -37,5 +37,5 @@ def train(accelerator):
 if __name__ == "__main__":
     accelerator = Accelerator(gradient_accumulation_steps=2)
     encoder = train(accelerator)
-    accelerator.free_memory()  # nothing may hold the process group when it ends: else gloo may abort at exit
+    accelerator.free_memory()  # so that nothing holds the process group when it ends
     accelerator.end_training()

@@ -12,12 +12,12 @@ from own_loop import TwoViews, network
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import mixnn
+from mixnn.methods import MNN
 
 
 def train():
     torch.manual_seed(dist.get_rank())  # for different views; DistributedDataParallel makes the weights equal
-    method = mixnn.methods.MNN(network(), topk=5, support_size=1024, process_group=dist.group.WORLD)
+    method = MNN(network(), topk=5, support_size=1024, process_group=dist.group.WORLD)
     parallel = DistributedDataParallel(method)
     optimizer = torch.optim.AdamW(method.trained_parameters(), lr=1e-3)
     data = TwoViews()
@@ -36,5 +36,5 @@ def train():
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    train()  # a function, so that nothing holds the process group when it ends: else gloo may abort at exit
+    train()  # a function, so that nothing holds the process group when it ends
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ import torch
 from own_loop import TwoViews, network
 from torch.utils.data import DataLoader
 
-import mixnn
+from mixnn.methods import MNN
 
 
 class SelfSupervised(lightning.LightningModule):
@@ -26,7 +26,7 @@ class SelfSupervised(lightning.LightningModule):
         if self.method is None:
             torch.manual_seed(self.global_rank)  # for different views; Lightning makes the weights equal
             group = torch.distributed.group.WORLD if self.trainer.world_size > 1 else None
-            self.method = mixnn.methods.MNN(self.network(), process_group=group, **self.options)
+            self.method = MNN(self.network(), process_group=group, **self.options)
 
     def training_step(self, batch, _):
         loss = self.method(*batch)

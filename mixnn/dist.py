@@ -43,6 +43,12 @@ from mixnn.processes import join_limit, peer_limit, read_rendezvous, world_size
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
+if torch_dist.is_available() and not torch_dist.is_initialized():
+    # torch imports this module when a model is first parallelized. Its functions then hold the process group as the
+    # default of an argument, so that the group outlives `destroy_process_group` and its threads may abort the process
+    # at exit ("terminate called without an active exception"). Imported earlier, they hold none. Seen with torch 2.13.
+    import torch.distributed.nn
+
 POLL = 0.05  # seconds between two checks of which processes have joined
 HEARTBEAT_INTERVAL = 1.0  # seconds
 HEARTBEAT_TIMEOUT = 4.0  # seconds; a silent process is dead if a message to it has failed as well

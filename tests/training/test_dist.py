@@ -779,3 +779,17 @@ def test_alone_nothing_is_dealt_or_gathered():
     assert dist.gather_batch(x, dist.run_group()) is x
     assert dist.all_max(3) == 3
     assert dist.broadcast("a") == "a"
+
+
+def test_functions_of_torch_do_not_hold_the_process_group():
+    """Those of torch.distributed.nn would keep it until exit, and its threads may then abort the process."""
+    code = f"""
+import torch, mixnn.dist
+torch.distributed.init_process_group("gloo", init_method="tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+functions = [f for f in vars(torch.distributed.nn.functional).values() if hasattr(f, "__defaults__")]
+defaults = [value for f in functions for value in f.__defaults__ or ()]
+torch.distributed.destroy_process_group()
+assert defaults and not any(isinstance(value, torch.distributed.ProcessGroup) for value in defaults)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
