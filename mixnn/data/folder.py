@@ -27,6 +27,10 @@ EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff",
 UNSUPPORTED = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"}
 TEST_FOLDERS = ("test", "val")  # the first of these that exists next to train/ holds the test images
 DIGITS = re.compile("[0-9]+")
+SIGNATURES = re.compile(  # first bytes of an image file -> the ending that its name should have
+    rb"(?P<jpg>\xff\xd8\xff)|(?P<png>\x89PNG)|(?P<gif>GIF8)|(?P<webp>RIFF....WEBP)|(?P<tif>II\*\0|MM\0\*)", re.DOTALL
+)
+MAX_OPENED = 20  # files with one unknown ending that are opened to see whether they are images
 STATS_SAMPLE = 2048  # images used for mean and std, spread evenly over the training images
 
 
@@ -97,6 +101,7 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
     visited: set[tuple[int, int]] = set()
+    others: Counter[str] = Counter()  # files that are no images, by their ending
 
     def fail(error: OSError) -> None:
         skipped.append((printable(_relative(Path(error.filename), folder)), error.strerror or "cannot be read"))
@@ -117,8 +122,26 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
                 names.append(prefix + file)
             elif extension in UNSUPPORTED:
                 skipped.append((printable(prefix + file), f"{extension} is not supported: convert it to JPEG or PNG"))
+            elif not file.startswith(".") and others[extension] < MAX_OPENED:
+                if kind := _kind_of_image(os.path.join(place, file)):
+                    reason = f"an image whose name does not say so: rename it to end in .{kind}"
+                    skipped.append((printable(prefix + file), reason))
+                else:
+                    others[extension] += 1
     skipped += [(printable(name), "its name is not valid Unicode") for name in names if printable(name) != name]
     return sorted((name for name in names if printable(name) == name), key=natural_key), skipped
+
+
+def _kind_of_image(path: str) -> str:
+    """The usual ending of an image, by its first bytes; empty for any other file."""
+    try:
+        if not os.path.isfile(path):  # a pipe would block
+            return ""
+        with open(path, "rb") as file:
+            found = SIGNATURES.match(file.read(12))
+    except OSError:
+        return ""
+    return found.lastgroup or "" if found else ""
 
 
 def natural_key(name: str) -> tuple[str, str]:
