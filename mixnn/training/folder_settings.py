@@ -102,7 +102,11 @@ def _from_weights(chooser: Chooser, start: str, num: int, _: int, cuda: bool) ->
     if epochs:
         value("warmup_epochs", short_warmup(epochs), "a tenth of the epochs, at most 5")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
-    value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
+    value(
+        "support_size",
+        max(_support(num), batch),
+        "embeddings to find neighbors in: up to half the images, but at least 16 and a batch",
+    )
     lr = LR * math.sqrt(min(1, STEPS_ON_CPU / max(1, epochs * num / batch)))  # measured with 600 and 5,000 steps
     lr = float(f"{lr:.2g}")
     recipe = {"optimizer": "adamw", "lr": lr, "weight_decay": 1e-4, "batch_norm": "frozen", "bn_groups": 1}
@@ -133,7 +137,11 @@ def _from_nothing(chooser: Chooser, _: str, num: int, side: int, cuda: bool) -> 
     if size < 16:
         value("crop_area", 0.6, "a small part of such a tiny image shows too little")
     value("mirror", "yes", f"photographs may be mirrored; for text, digits or maps use {setting('mirror', 'no')}")
-    value("support_size", max(_support(num), batch), "embeddings to find neighbors in; at most half the images")
+    value(
+        "support_size",
+        max(_support(num), batch),
+        "embeddings to find neighbors in: up to half the images, but at least 16 and a batch",
+    )
     if not cuda:
         value("hidden", 256, "smaller heads, which only training uses, for a CPU")
 

@@ -29,7 +29,7 @@ from mixnn.evaluation.neighbors import nearest
 from mixnn.progress import plural
 from mixnn.training.folder_settings import CROP_AREA, Choice
 
-SAMPLE = 256  # images; a fixed number, because a view is harder to find among more images
+SAMPLE = 256  # images, and views that one is looked for among: a view is harder to find among more
 NEIGHBORS = 10
 VIEW_SIZE, AREA, JITTER = 128, (0.3, 1.0), 0.8  # of the views
 MIN_RETRIEVAL = 0.7  # of the start's
@@ -81,13 +81,17 @@ class Judge:
         whole = View(size, area=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)
         view = View(size, area=AREA, flip=0.5 * self.images.mirror, jitter=JITTER)
         generator = torch.Generator().manual_seed(0)  # the same views every time, on any device
-        x, one, two = (  # NaN and inf, of a run that diverges, count as 0
+        count = len(self.order)
+        copies = -(-(SAMPLE - 1) // max(1, count - 1))  # with fewer images, each has several second views
+        x, one, *others = (  # NaN and inf, of a run that diverges, count as 0
             features(backbone, self.images, self.order, v, generator, bf16=False).nan_to_num(0, 0, 0)
-            for v in (whole, view, view)
+            for v in (whole, view, *[view] * copies)
         )
         x = x.double()
-        found = nearest(_centered_unit(one), _centered_unit(two), 1)[1][:, 0]
-        own = torch.arange(len(x), device=x.device)
+        own = torch.arange(count, device=x.device)
+        found = nearest(_centered_unit(one), _centered_unit(torch.cat(others)), copies)[1]
+        counts = (found < count) | (found % count != own[:, None])  # an image's further views are not looked for
+        found = found.gather(1, counts.int().argmax(1, keepdim=True))[:, 0]
         unit = _centered_unit(x).float()
         neighbors = nearest(unit, unit, min(NEIGHBORS, len(x) - 1), own)[1]
         if self._neighbors is None:
@@ -111,10 +115,11 @@ class Judge:
 
     def summary(self) -> str:
         """Describe the last check and the start in a sentence."""
-        sample, now = min(len(self.images), SAMPLE), self.points[-1]["view_retrieval"]
+        count, now = len(self.images), self.points[-1]["view_retrieval"]
+        among = f"{SAMPLE} images" if count >= SAMPLE else f"{SAMPLE} crops of {plural(count, 'image')}"
         return (
-            f"judged without labels: it finds an image's other view among {plural(sample, 'image')} in {now:.0%} of "
-            f"cases, before training in {self.start['view_retrieval']:.0%}"
+            f"judged without labels: it finds an image's other view among {among} in {now:.0%} of cases, before "
+            f"training in {self.start['view_retrieval']:.0%}"
         )
 
     @property

@@ -173,7 +173,7 @@ def test_a_folder_is_trained_with_what_was_chosen_within_the_budget(photos, tmp_
     assert "image_size 20: the shorter side is about 21 pixels" in said
     assert "about 14 epochs fit: 1000 ms per step" in said
     assert "lr 0.3: larger than usual, because the run has only 56 steps" in said
-    assert "judged without labels: it finds an image's other view among 40 images in " in said
+    assert "judged without labels: it finds an image's other view among 256 crops of 40 images in " in said
     assert (run.config.image_size, run.config.backbone) == (20, "resnet8")
     assert len(run.metrics()) >= run.config.epochs >= 13
 

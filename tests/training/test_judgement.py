@@ -1,5 +1,6 @@
 """The judge tells good encoders from bad ones without labels; a run keeps weights that are not worse than its start."""
 
+import itertools
 import json
 import math
 
@@ -123,10 +124,33 @@ def test_the_views_of_an_image_differ_and_the_whole_image_comes_first():
 
     views, images = [], image_set()
     Judge(images, True).begin(Recorder(torch.eye(NUM)))
-    whole, one, two = views
+    whole, *others = views
     expected = (images.images / 255 - 0.5) / 0.25
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-4)
-    assert min((a - b).abs().mean() for a, b in ((whole, one), (whole, two), (one, two))) > 0.1
+    assert min((a - b).abs().mean() for a, b in itertools.combinations(views, 2)) > 0.1
+    assert len(others) == 1 + 9, "nine second views of 32 images"
+
+
+class Noisy(ByPosition):
+    """Directions of their own, with noise that is new for every view."""
+
+    def __init__(self, num):
+        super().__init__(random_table(num, 12))
+        self.generator = torch.Generator().manual_seed(0)
+
+    def encode(self, x, index):
+        return self.table[index] + 0.6 * torch.randn(len(x), 12, generator=self.generator)
+
+
+def test_views_are_as_hard_to_find_among_few_images_as_among_many():
+    found = []
+    for num in (256, 64, 16):
+        judge = Judge(image_set(num=num), True)
+        judge.begin(Noisy(num))
+        found.append(judge.start["view_retrieval"])
+    assert 0.5 < found[0] < 0.9
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+    assert found[2] == pytest.approx(found[0], abs=0.2)
 
 
 def test_numbers_of_the_variance_equal_their_definitions():
