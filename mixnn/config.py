@@ -462,7 +462,8 @@ def make(cls: type, kind: str, values: Mapping[str, Any]) -> Any:
 
 _NUMBER = r"(\d+(?:\.\d+)?) ?"
 DURATION = re.compile(
-    rf"(?:{_NUMBER}(?:h|hours?))? ?(?:{_NUMBER}(?:m|min|minutes?))? ?(?:{_NUMBER}(?:s|sec|seconds?))?", re.ASCII
+    rf"(?:{_NUMBER}(?:h|hrs?|hours?))? ?(?:{_NUMBER}(?:m|mins?|minutes?))? ?(?:{_NUMBER}(?:s|secs?|seconds?))?",
+    re.ASCII,
 )
 
 
