@@ -386,6 +386,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_changes_no_bit(tmp_path: Path, m
         ("2 hours", 7200),
         ("1 Hour", 3600),
         ("10 minutes", 600),
+        ("2 hrs 30 mins 10 secs", 9010),
         ("30 seconds", 30),
         ("0.5s", 0.5),
     ],
