@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixnn.apps.embed import Embeddings
 from mixnn.config import UserError
 from mixnn.runs.encoder import load
 from mixnn.runs.start import open_run
@@ -268,3 +269,29 @@ def test_the_page_on_folders_counts_where_training_helps(benchmark):
     )
     about = f"on {sum(map(benchmark.adds, tests))} of these {len(tests)} ({sum(map(clearly, tests))} with two standard"
     assert f"{about} errors), and {nn:.1f} points on average in NN and {labels:.1f} with five labels" in page
+
+
+def test_the_tutorial_shows_how_far_to_trust_classify():
+    accuracy = load_script("accuracy")
+    rows = json.loads((FOLDER.parents[1] / "results" / "folders" / "classify-accuracy.json").read_text())["rows"]
+    page = (FOLDER.parents[1] / "docs" / "tutorial.md").read_text()
+    assert accuracy.format_table(rows) in page
+    assert f"on {len({row['folder'] for row in rows})} folders" in page
+
+
+def test_what_classify_says_is_compared_with_the_truth_of_the_other_images():
+    accuracy = load_script("accuracy")
+    rng = np.random.default_rng(0)
+    classes = np.repeat(["a", "b"], 30)
+    vectors = rng.normal(size=(60, 4)) + 8 * np.equal.outer(classes, ["a", "b", "c", "d"])
+    names = [f"{c}/{i}.png" for i, c in enumerate(classes)]
+    found = Embeddings(names, vectors.astype(np.float32))
+    found.vectors[:3] *= -1  # never labeled, always wrong
+    rows = np.array([5, 10, 15, 20, 35, 40, 45, 50])
+    said = accuracy.measure_draw(found, classes, rows, 0)
+    assert (said["accuracy"], said["truth"]) == (100, round(100 * 49 / 52, 2))
+    assert accuracy.measure_draw(found, classes, np.array([5, 35]), 0) is None, "nothing to test"
+    random = accuracy.draw_rows(classes, 3, "random", 0)
+    balanced = accuracy.draw_rows(classes, 3, "balanced", 0)
+    assert (len(set(random)), len(set(balanced))) == (6, 6)
+    assert sorted(classes[balanced]) == ["a"] * 3 + ["b"] * 3

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import binomtest
 
 import mixnn
 from mixnn.apps.classify import classifiers, features, files, page, suggest
@@ -24,11 +25,15 @@ from mixnn.apps.classify.advice import advise
 from mixnn.apps.classify.classifiers import (
     DEFAULTS,
     EFFECTIVE_SHARE,
+    MAX_ALIKE,
     MODELS,
     CrossValidated,
+    HeldOut,
     LabeledSet,
     Scaler,
     Setting,
+    accuracy_with_interval,
+    alikeness,
     balanced_folds,
     calibration_temperature,
     class_scores,
@@ -221,7 +226,7 @@ def test_a_wrong_label_is_named_for_a_second_look():
     held = train_classifier(embeddings, given, draws=1).results["held_out"]
     assert [d["file"] for d in held["doubtful"]] == ["0.png"]
     assert held["confusions"] == [{"label": "dog", "taken_for": "cat", "images": 1}]
-    assert held["accuracy"] == pytest.approx(100 * 29 / 30, abs=0.01)
+    assert held["accuracy"] == pytest.approx(100 * (1 - 12 / 33 / 11), abs=0.01), "one of eleven dogs; 12 of 33 weights"
 
 
 # --- honesty ---
@@ -300,32 +305,79 @@ def test_shuffled_labels_give_chance():
         settings = list_settings("knn" if seed % 4 else "auto")
         found = held_out_predictions(labeled_set(vectors, y), settings, np.random.default_rng(seed))
         right = int((found.probabilities.argmax(1) == y[found.rows]).sum())
-        low, high = wilson_interval(int(right), len(y), EFFECTIVE_SHARE)
+        low, high = wilson_interval(right / len(y), EFFECTIVE_SHARE * len(y))
         covered += low <= 1 / 3 <= high
         shares.append(right / len(y))
     assert covered >= 7
     assert abs(np.mean(shares) - 1 / 3) < 0.06, shares
 
 
-def test_dependent_trials_widen_wilsons_interval_as_a_smaller_count_does():
-    """The textbook formula for 0.7 of the trials; scipy takes whole numbers alone."""
+def test_wilsons_interval_is_scipys():
     for right, count in ((0, 10), (7, 10), (26, 30), (100, 100)):
-        p, n, z = right / count, 0.7 * count, 1.959964
-        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        assert wilson_interval(right, count, 0.7) == pytest.approx((middle - half, middle + half), abs=1e-6)
+        found = binomtest(right, count).proportion_ci(0.95, method="wilson")
+        assert wilson_interval(right / count, count) == pytest.approx((found.low, found.high), abs=1e-9)
+
+
+def test_labels_of_equal_classes_weigh_the_same_and_untested_classes_count_half():
+    def held(y, counts):
+        empty = np.zeros((len(y), len(counts)))
+        return HeldOut(np.arange(len(y)), np.array(y), empty, {}, np.array(counts))
+
+    assert held([0, 0, 1, 1], [2, 2]).weights == pytest.approx([0.25] * 4)
+    # 3 and 1 labels are taken as 4 and 2: the tested class has 2/3 of the images, the other is right half as often
+    assert held([0, 0, 0], [3, 1]).weights == pytest.approx([(2 / 3 + 1 / 3 / 2) / 3] * 3)
+    unequal = held([0] * 6 + [1] * 2, [6, 2]).weights
+    assert unequal == pytest.approx([0.7 / 6] * 6 + [0.3 / 2] * 2)
+    found = accuracy_with_interval(np.array([True] * 6 + [False] * 2), unequal)
+    assert found["accuracy"] == pytest.approx(70)
+    low, high = wilson_interval(0.7, 0.7 / (6 * (0.7 / 6) ** 2 + 2 * 0.15**2))
+    assert (found["low"], found["high"]) == pytest.approx((100 * low, 100 * high))
+
+
+def test_accuracy_from_few_random_labels_is_near_the_truth():
+    """Without weights, frequent classes, which are learned better, count too much: 6 points too high here."""
+    errors, plain = [], []
+    for seed in range(40):
+        vectors, y = blobs(60, 6, 1.0, seed, width=12)
+        known = np.random.default_rng(seed).permutation(len(y))[:24]
+        data = LabeledSet(vectors[known], y[known], tuple("abcdef"), Scaler.fit(vectors))
+        if len(set(y[known])) < 6:
+            continue
+        found = held_out_predictions(data, list_settings("logistic")[:1], np.random.default_rng(seed))
+        rest = np.delete(np.arange(len(y)), known)
+        truth = (data.fit(DEFAULTS["logistic"]).predict_proba(vectors[rest]).argmax(1) == y[rest]).mean()
+        errors.append(found.weights @ found.right - truth)
+        plain.append(found.right.mean() - truth)
+    assert abs(np.mean(errors)) < np.mean(plain)
+    assert np.square(errors).mean() < np.square(plain).mean()
+
+
+def test_a_group_on_a_map_is_told_from_a_random_sample():
+    vectors, y = blobs(200, 4, 1.0, 0, width=12)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        chosen = rng.permutation(len(y))[:40]
+        balanced = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:10] for c in range(4)])
+        groups = []
+        for c in range(4):
+            own = np.flatnonzero(y == c)
+            groups.append(own[np.argsort(((vectors[own] - vectors[rng.choice(own)]) ** 2).sum(1))[:10]])
+        assert alikeness(vectors, chosen, seed) < MAX_ALIKE
+        assert alikeness(vectors, balanced, seed) < MAX_ALIKE
+        assert alikeness(vectors, np.concatenate(groups), seed) > MAX_ALIKE
+    assert alikeness(vectors, np.arange(len(y)), 0) == 0, "nothing to compare with"
 
 
 @pytest.mark.parametrize("count", [10, 30, 100])
 def test_wilsons_interval_covers_the_share(count):
     """Exactly, over all outcomes: 95% on average over shares, and never far below."""
-    coverage, intervals = [], [wilson_interval(k, count) for k in range(count + 1)]
+    coverage, intervals = [], [wilson_interval(k / count, count) for k in range(count + 1)]
     for p in np.linspace(0.05, 0.95, 19):
         chance = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
         coverage.append(sum(c for c, (low, high) in zip(chance, intervals, strict=True) if low <= p <= high))
     assert np.mean(coverage) == pytest.approx(0.95, abs=0.015)
     assert min(coverage) > 0.89
-    assert wilson_interval(count, count)[1] == pytest.approx(1)
+    assert wilson_interval(1.0, count)[1] == pytest.approx(1)
     assert wilson_interval(0, count)[0] == pytest.approx(0, abs=1e-12)
 
 
@@ -341,7 +393,7 @@ def test_the_interval_covers_the_accuracy_on_fresh_images():
         right = (found.probabilities.argmax(1) == data.y[found.rows]).sum()
         final = data.fit(select_settings(data, list_settings("knn"), rng)[0].setting)
         truth = (final.predict_proba(vectors[~known]).argmax(1) == y[~known]).mean()
-        low, high = wilson_interval(int(right), len(data.y), EFFECTIVE_SHARE)
+        low, high = wilson_interval(right / len(data.y), EFFECTIVE_SHARE * len(data.y))
         covered += low <= truth <= high
     assert covered / trials >= 0.9, covered
 
@@ -465,7 +517,10 @@ def test_a_class_with_one_label_is_learned_but_not_tested():
     results = train_classifier(embeddings, given, draws=2).results
     assert "007" not in results["held_out"]["per_class"]
     assert results["held_out"]["images"] == 20
-    assert results["notes"] == ["Classes with one label are trained on but never tested: '007'."]
+    untested, *_ = results["notes"]
+    assert untested.startswith("Classes with one label are trained on but never tested: '007'. The accuracy assumes")
+    assert results["held_out"]["right"] == 100
+    assert results["held_out"]["accuracy"] == pytest.approx(100 * (22 + 2 / 2) / 24)
     assert results["predicted"]["by_class"]["007"] == 19
 
 
@@ -756,7 +811,7 @@ def test_a_label_that_was_suggested_by_coincidence_is_not_held_against_the_sampl
 def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(stub, tmp_path, capsys):
     run, embeddings, truth = stub
     found = classify(run, write_labels(tmp_path / "l.csv", some(embeddings, truth, 2)), verbose=QUIET)
-    found["held_out"] |= {"accuracy": 81.249, "low": 60.0, "high": 90.0}
+    found["held_out"] |= {"accuracy": 81.249, "right": 83.3, "low": 60.0, "high": 90.0}
     classify_module.show_classify(found)
     said = capsys.readouterr().out
     kept = MODELS[found["classifier"]["model"]]
@@ -764,7 +819,7 @@ def test_the_headline_is_a_row_of_the_table_and_the_kept_classifier_is_marked(st
     assert f"\n{kept} (kept) " in said
     assert re.search(r"chosen in each fold \(accuracy above\) +81.2% +60.0 to 90.0 *\nReport the last row", said)
     assert "Accuracy: 81.2% (95% interval 60.0 to 90.0)" in said
-    assert "held-out labels, and 81.2% are right" in said
+    assert ", and 83.3% are right." in said
     found["held_out"]["models"][found["classifier"]["model"]] = {"accuracy": 81.249, "low": 60.0, "high": 90.0}
     classify_module.show_classify(found)
     assert "Quote" not in capsys.readouterr().out, "the rows agree"
@@ -791,11 +846,11 @@ def test_the_terminal_says_it_in_words(stub, tmp_path, capsys):
         "Accuracy: 100.0% (95% interval",
         "labels per class",
         "Predicted labels for 30 unlabeled images",
-        "Confidences are calibrated by cross-validation",
+        "On held-out labels, confidences average",
         "Label next: 2 images",
         "007",
         START,
-        "Gain from training: +30.0 points over the better baseline.\n",
+        "Gain from training: +30.0 points compared with the better baseline.\n",
     ):
         assert words in said
     classify_module.show_classify(classify(run, suggest=2, verbose=QUIET))
@@ -829,7 +884,7 @@ def test_features_that_are_clearly_better_are_used_and_named(stub, tmp_path, mon
     said = capsys.readouterr().out
     assert "Predictions use raw pixels, 16 x 16, not this run: " in said
     assert re.search(r"\(p = [\de.-]+, limit 0\.1\): 30 labels are right only with raw pixels, 16 x 16, \d+ only", said)
-    assert re.search(r"Gain from training: -\d+\.\d points over the better baseline\.", said)
+    assert re.search(r"Gain from training: -\d+\.\d points compared with the better baseline\.", said)
     assert "too few labels to be sure" not in said, "it is clearly better"
     later = classify(run, new_images="new", verbose=QUIET)
     assert later["applied"]["features"] == PIXELS
@@ -843,7 +898,7 @@ def test_three_labels_of_fifteen_do_not_make_other_features_clearly_better(monke
     named = SimpleNamespace(named=lambda _: pictures)
     for only, used in ((3, RUN), (4, "raw pixels, 8 x 8")):
         right = np.arange(15) >= only
-        held = SimpleNamespace(right=right)
+        held = SimpleNamespace(right=right, weights=np.full(15, 1 / 15))
         monkeypatch.setattr(features, "held_out", lambda *_, **__: SimpleNamespace(right=np.ones(15, bool)))
         monkeypatch.setattr(features, "best_side", lambda *_: 8)
         comparison = features.compare(found, named, embeddings, given, held, model="knn", seed=0)
@@ -869,10 +924,10 @@ def test_luck_counts_the_labels_that_only_one_predicts_right(only, other, p):
 
 def test_a_difference_is_paired_and_its_error_is_that_of_fewer_independent_labels():
     right, other = np.array([1, 1, 1, 0, 1] * 20, bool), np.array([1, 0, 1, 0, 1] * 20, bool)
-    ahead, error = features.paired_difference(right, other)
+    ahead, error = features.paired_difference(right, other, np.full(100, 0.01))
     assert ahead == pytest.approx(0.2)
     assert error == pytest.approx(0.4 * math.sqrt(100 / 99) / math.sqrt(EFFECTIVE_SHARE * 100))
-    assert features.paired_difference(right, right) == (0, 0)
+    assert features.paired_difference(right, right, np.full(100, 0.01)) == (0, 0)
 
 
 def test_a_classifier_of_unknown_features_is_refused(stub, tmp_path):
@@ -1003,7 +1058,7 @@ def test_the_verdict_on_the_run_decides_the_advice(stub, tmp_path, monkeypatch, 
         monkeypatch.setattr(Run, "metrics", lambda *_, record=record: [record])
         classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
         printed = capsys.readouterr().out
-        assert "Gain from training: +0.0 points over the better baseline." in printed
+        assert "Gain from training: +0.0 points compared with the better baseline." in printed
         assert said in printed
 
 
@@ -1019,7 +1074,7 @@ def test_the_gain_of_a_run_without_training_is_the_encoders_over_raw_pixels(stub
     monkeypatch.setattr(classify_module, "compare", compare)
     classify_module.show_classify(classify(run, labels, model="knn", verbose=QUIET))
     said = capsys.readouterr().out
-    assert "Gain from the encoder: +30.0 points over raw pixels." in said
+    assert "Gain from the encoder: +30.0 points compared with raw pixels." in said
     assert "Gain from training" not in said
 
 

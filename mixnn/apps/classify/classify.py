@@ -293,9 +293,10 @@ def _show_accuracy(results: dict[str, Any]) -> None:
     if not held:
         _print_lines([*results["notes"], ""])
         return
+    where = " on images like the labeled ones" if held["labels_alike"] else ""
     _print_lines(
         [
-            f"Accuracy: {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
+            f"Accuracy{where}: {held['accuracy']:.1f}% (95% interval {held['low']:.1f} to {held['high']:.1f}), "
             f"measured by cross-validation on {plural(held['images'], 'labeled image')}."
         ]
     )
@@ -337,9 +338,9 @@ def _gain(results: dict[str, Any]) -> str:
     gain = training_gain(comparison)
     points = f"{round(gain, 1) or 0.0:+.1f} points"
     if START in comparison["accuracy"]:
-        text = f"Gain from training: {points} over the better baseline."
+        text = f"Gain from training: {points} compared with the better baseline."
     else:  # a run that was not trained
-        text = f"Gain from the encoder: {points} over raw pixels."
+        text = f"Gain from the encoder: {points} compared with raw pixels."
     error = max((row["ahead"], row["error"]) for row in comparison["accuracy"].values() if "ahead" in row)[1]
     return text if chosen or abs(gain) > 2 * error else f"{text} These are too few labels to be sure."
 
@@ -411,8 +412,7 @@ def _calibration(results: dict[str, Any]) -> list[str]:
     if not held:
         return ["Use the confidence to rank predictions; it is not calibrated."]
     lines = [
-        "Confidences are calibrated by cross-validation: "
-        f"they average {held['mean_confidence']:.1f}% on held-out labels, and {held['accuracy']:.1f}% are right."
+        f"On held-out labels, confidences average {held['mean_confidence']:.1f}%, and {held['right']:.1f}% are right."
     ]
     if labels_per_class < FEW_TO_CALIBRATE:
         lines.append(

@@ -16,10 +16,10 @@ import torch
 from scipy.stats import binom
 
 from mixnn.apps.classify.classifiers import (
-    EFFECTIVE_SHARE,
     HeldOut,
     LabeledSet,
     accuracy_with_interval,
+    effective_count,
     held_out,
     list_settings,
     one_thread,
@@ -152,13 +152,14 @@ def compare(
     others = {pixels_name(side): sides[side]}
     if START in features:
         others[START] = features[START].embed(kept)
-    accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right)}
+    weights = held.weights
+    accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right, weights)}
     for name, vectors in others.items():
         reporter.info(f"comparing with {name}")
         right = held_out(vectors, chosen, model=model, seed=seed).right
-        ahead, error = paired_difference(right, held.right)
+        ahead, error = paired_difference(right, held.right, weights)
         only, run_only = int((right & ~held.right).sum()), int((held.right & ~right).sum())
-        accuracy[name] = accuracy_with_interval(right) | {"ahead": percent(ahead), "error": percent(error)}
+        accuracy[name] = accuracy_with_interval(right, weights) | {"ahead": percent(ahead), "error": percent(error)}
         accuracy[name] |= {"only": only, "run_only": run_only, "p": mcnemar_p_value(only, run_only)}
     return {"labels": len(chosen), "accuracy": accuracy, "contradictions": label_conflicts(pixels, chosen)}
 
@@ -188,10 +189,10 @@ def best_side(sides: dict[int, Embeddings], labels: dict[str, str], seed: int) -
     return max(sorted(sides), key=accuracy)
 
 
-def paired_difference(right: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """How much more of the same labels one predicts right than the other, and the standard error of that."""
+def paired_difference(right: np.ndarray, other: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """How much more accurate one is than the other on the same labels, and the standard error of that."""
     difference = right.astype(float) - other.astype(float)
-    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(EFFECTIVE_SHARE * len(difference)))
+    return float(weights @ difference), float(difference.std(ddof=1) / math.sqrt(effective_count(weights)))
 
 
 def mcnemar_p_value(only: int, other_only: int) -> float:
