@@ -1,22 +1,28 @@
-"""The pictures of the documentation, made by the commands they show: python -m docs.pictures (make pictures).
+"""Draw the pictures of the documentation.
+
+    python -m docs.pictures                   all that need no data (make pictures)
+    python -m docs.pictures --photos FOLDER   nearest neighbors among photographs; FOLDER has a subfolder per class
 
 The demo trains for a minute or two; Chromium takes the screenshots. The speeds are those of the committed measurements.
+The photographs are those of the folder "y_groceries" that benchmarks/folders/prepare.py makes.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
-import re
 import tempfile
 from contextlib import chdir
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mixnn.cli import main as mixnn
+import mixnn
+from mixnn.cli import main as command
 from tests.browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -26,12 +32,17 @@ COLORS = {"mixnn": "#4051b5", "others": "#b0b4c3"}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the pictures of the documentation.")
+    parser.add_argument("--photos", type=Path, metavar="FOLDER")
+    if folder := parser.parse_args().photos:
+        photos(folder, IMAGES / "photos.jpg")
+        return
     speed(IMAGES / "speed.png")
     if not find_browser():
         raise SystemExit("the screenshots need Chromium or Chrome on the path")
     with tempfile.TemporaryDirectory() as folder, chdir(folder), Browser() as browser:
-        for command in ("demo", "explore runs/demo", "report runs/demo"):
-            assert mixnn(command.split()) == 0
+        for words in ("demo", "explore runs/demo", "report runs/demo"):
+            assert command(words.split()) == 0
         run = Path("runs/demo")
         save(Image.open(run / "neighbors.png"), IMAGES / "neighbors.png")
         explorer(browser, run / "explore.html", IMAGES / "explore.png")
@@ -84,32 +95,59 @@ def save(image: Image.Image, out: Path) -> None:
     image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(out, optimize=True)
 
 
+def photos(folder: Path, out: Path, rows: int = 5, columns: int = 5) -> None:
+    """The first image of some classes, and its nearest neighbors by raw pixels and by the ImageNet encoder."""
+    found = mixnn.embed(folder)
+    classes = np.array([name.split("/")[0] for name in found.names])
+    pixels = np.stack([np.asarray(picture(folder / name, 16), np.float32).ravel() for name in found.names])
+    nearest = {"raw pixels": neighbors(pixels, columns), "mixnn": neighbors(found.vectors, columns)}
+    firsts = [int(np.flatnonzero(classes == c)[0]) for c in np.unique(classes)]
+    side, gap, top = 96, 24, 34
+    half = columns * side
+    canvas = Image.new("RGB", (side + 2 * (gap + half), top + rows * side), "white")
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(18)
+    draw.text((2, 6), "query", "black", font)
+    for column, (name, rows_of) in enumerate(nearest.items()):
+        left = side + gap + column * (half + gap)
+        wrong = (classes[rows_of] != classes[:, None]).mean()
+        draw.text((left + 2, 6), f"{name}: {wrong:.0%} of neighbors are of another class", "black", font)
+        for i, query in enumerate(firsts[:rows]):
+            canvas.paste(picture(folder / found.names[query], side), (0, top + i * side))
+            for k, row in enumerate(rows_of[query]):
+                x, y = left + k * side, top + i * side
+                canvas.paste(picture(folder / found.names[row], side), (x, y))
+                if classes[row] != classes[query]:
+                    draw.line((x, y, x + side, y + side), "#d62728", 2)
+                    draw.line((x, y + side, x + side, y), "#d62728", 2)
+    canvas.save(out, quality=85)
+
+
+def picture(path: Path, side: int) -> Image.Image:
+    """The middle of an image, as a square."""
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    return ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS)
+
+
+def neighbors(vectors: np.ndarray, count: int) -> np.ndarray:
+    """The nearest rows of each row by the cosine of centered vectors, (N, count)."""
+    x = vectors - vectors.mean(0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    cosines = x @ x.T
+    np.fill_diagonal(cosines, -1)
+    return np.argsort(-cosines, axis=1)[:, :count]
+
+
 def speed(out: Path) -> None:
-    """A training step and a batch of views, next to the same in other libraries, on one H200."""
+    """A training step of mixnn and of other libraries, on one H200."""
     steps = json.loads((ROOT / "results" / "bench-peers-h200.json").read_text())["libraries"]
     names = {"mixnn-byol": "mixnn", "lightly": "lightly", "plain": "plain PyTorch loop", "solo-learn": "solo-learn"}
     matplotlib.use("agg")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 2.4), width_ratios=(1, 1.1))
-    bars(
-        left,
-        "one training step of BYOL, ms",
-        {name: steps[library]["loading"]["ms_per_step"] for library, name in names.items()},
-    )
-    bars(right, "strong views of a batch, ms (log)", view_times())
-    right.set_xscale("log")
-    right.set_xlim(0.1, 2000)
+    figure, axes = plt.subplots(figsize=(6, 1.8))
+    times = {name: steps[library]["loading"]["ms_per_step"] for library, name in names.items()}
+    bars(axes, "one training step of BYOL on CIFAR-10, ms", times)
     figure.tight_layout()
     figure.savefig(out, dpi=130)
     save(Image.open(out), out)
-
-
-def view_times() -> dict[str, float]:
-    """From the table of augmentation on the H200 in docs/performance.md."""
-    table = (ROOT / "docs" / "performance.md").read_text().split("## Augmentation")[1].split("On one H200")[1]
-    row = re.search(r"256 images of 32 pixels.*\n\| \| strong \|(.+)\|", table)
-    assert row is not None
-    times = [float(cell.split("(")[0].replace(",", "")) for cell in row[1].split("|")]
-    return dict(zip(("mixnn, in a CUDA graph", "mixnn", "kornia", "torchvision v2"), times, strict=True))
 
 
 def bars(axes: plt.Axes, title: str, times: dict[str, float]) -> None:

@@ -273,7 +273,7 @@ def test_the_page_on_folders_counts_where_training_helps(benchmark):
 
 def test_the_tutorial_shows_how_far_to_trust_classify():
     accuracy = load_script("accuracy")
-    rows = json.loads((FOLDER.parents[1] / "results" / "folders" / "classify-accuracy.json").read_text())["rows"]
+    rows = json.loads((FOLDER.parents[1] / "results" / "classify-accuracy.json").read_text())["rows"]
     page = (FOLDER.parents[1] / "docs" / "tutorial.md").read_text()
     assert accuracy.format_table(rows) in page
     assert f"on {len({row['folder'] for row in rows})} folders" in page

@@ -388,7 +388,7 @@ def all_methods(sources: Sources) -> str:
 
 
 def chosen_methods(sources: Sources) -> str:
-    """The rows of the main table that the README has, with their marks, and how long they train."""
+    """The rows of the main table that the README has, with their marks."""
     return _main_table(sources, ("BYOL", "SCE", "UnMix", "MSF", "MNN"), is_readme=True)
 
 
@@ -402,9 +402,9 @@ def _main_table(sources: Sources, names: Sequence[str], is_readme: bool = False)
             found = [published(row, column, protocol, "cifar10") for column in ("paper", "fixed")]
             cells += ["" if value is None else f"{value:.2f}" for value in found]
             cells.append(number(sources.evidence, f"main: {row.name}", "cifar10", protocol) + mark.rstrip())
-        rows.append([*cells, *([speed.training_seconds(sources.results, row.method)] if is_readme else [])])
+        rows.append(cells)
     heads = [text for p in PROTOCOLS.values() for text in (f"{p.label}: paper", "newest", "ours")]
-    table = markdown_table(["", *heads, *(["training (computed)"] if is_readme else [])], rows)
+    table = markdown_table(["", *heads], rows)
     return table if is_readme else table + marks_note(shown, sources.results)
 
 

@@ -24,7 +24,6 @@ LIBRARIES = {
     "mixnn-byol": "mixnn, BYOL",
     "mixnn-mnn": "mixnn, MNN",
 }
-STEPS_PER_EPOCH = 50_000 // 256  # CIFAR, with the paper's batch
 
 
 def read(results: Path, name: str) -> dict[str, Any]:
@@ -142,12 +141,6 @@ def growth(results: Path) -> str:
         rows.append([what, *speed, *search, f"{point['peak_memory_gib']:.1f}"])
     heads = ["what differs", "ms per step", "images/s", "of the ceiling", "search, ms", "of the step", "GiB"]
     return markdown_table(heads, rows, "lrrrrrr")
-
-
-def training_seconds(results: Path, method: str) -> str:
-    """Seconds that the steps of 200 epochs on CIFAR take at the measured pace."""
-    ms = read(results, "methods")["methods"][method]["ms_per_step"]
-    return f"{200 * STEPS_PER_EPOCH * ms / 1000:.0f} s"
 
 
 def recipes(results: Path) -> str:
