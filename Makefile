@@ -36,7 +36,7 @@ pictures: .venv/installed
 	$(BIN)/python -m docs.pictures
 
 pages: .venv/installed
-	$(BIN)/python -m mixnn.paper.pages
+	$(BIN)/python -m docs.tables
 	$(BIN)/python benchmarks/scaling.py --page
 
 chaos: .venv/installed

@@ -35,8 +35,7 @@ from mixnn.data.image_set import ImageSet
 from mixnn.methods import METHODS
 from mixnn.methods.contract import Method
 from mixnn.nn.backbone import build_backbone
-from mixnn.paper.pages import BLOCK
-from mixnn.paper.render import markdown_table
+from mixnn.paper.render import markdown_table, replace_blocks
 from mixnn.progress import NullReporter
 from mixnn.runs.folder import environment
 from mixnn.training.trainer import Trainer
@@ -281,7 +280,7 @@ def blocks(times: Path) -> dict[str, str]:
 def page(times: Path) -> str:
     """docs/scaling.md with its tables written again."""
     tables = blocks(times)
-    return BLOCK.sub(lambda match: f"{match[1]}\n{tables[match[2]]}\n\n{match[3]}", PAGE.read_text())
+    return replace_blocks(PAGE.read_text(), tables.__getitem__)
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ LATEX_ESCAPES = str.maketrans(
     {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "±": r"$\pm$"}
     | {"†": r"$\dagger$", "‡": r"$\ddagger$", "§": r"\S{}"}
 )
+BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -250,3 +252,8 @@ def mean_text(values: Sequence[float], form: str = ".2f", with_count: bool = Tru
     if len(values) == 1:
         return mean
     return f"{mean} ± {statistics.stdev(values):{form}}" + f" (n={len(values)})" * with_count
+
+
+def replace_blocks(page: str, content: Callable[[str], str]) -> str:
+    """A page of Markdown with new content between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{content(match[2])}\n\n{match[3]}", page)

@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 import mixnn
+from docs.tables import NEEDS_RUN, data_sets
 from mixnn import paper
 from mixnn.cli import main
 from mixnn.config import UserError
@@ -26,7 +27,6 @@ from mixnn.evaluation.features import features
 from mixnn.functional import unit
 from mixnn.methods.mixture import share_and_scale
 from mixnn.paper.figures import FIGURES, figures
-from mixnn.paper.pages import NEEDS_RUN, data_sets
 from mixnn.paper.plan import load_finished, plan_row
 from mixnn.paper.plots import accuracies, curves, drawing
 from mixnn.paper.plots.drawing import CannotDraw, Curve, Drawing, FinishedRuns, Line

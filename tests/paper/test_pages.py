@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import mixnn.cli
+from docs import speed_tables as speed
+from docs import tables as pages
 from mixnn import functional as F
 from mixnn.methods.mixture import share_and_scale
-from mixnn.paper import claims, pages, speed
+from mixnn.paper import claims
 from mixnn.paper.claims import Evidence, judge_claims
 from mixnn.paper.plan import accuracy, load_finished, plan_row, runs_of
 from mixnn.paper.provenance import commit_of, read_commits

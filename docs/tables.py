@@ -1,6 +1,6 @@
-"""pages: write again what code can write in the pages about the paper, from the files in results/.
+"""Write the tables of the README and the pages again, from the files in results/.
 
-    python -m mixnn.paper.pages        (make pages)
+    python -m docs.tables        (make pages)
 
 It replaces the blocks of PAGES that stand between `<!-- begin NAME -->` and `<!-- end NAME -->`, the pages of tables in
 results/, the commits of the results, and figures whose runs have changed.
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docs import speed_tables
 from mixnn.files import write_atomically
-from mixnn.paper import claims, speed
+from mixnn.paper import claims
 from mixnn.paper.claims import (
     NOT_RUN,
     Claim,
@@ -46,7 +47,7 @@ from mixnn.paper.provenance import (
     marks_of,
     read_commits,
 )
-from mixnn.paper.render import OPEN, as_markdown, fill, markdown_table, mean_text
+from mixnn.paper.render import OPEN, as_markdown, fill, markdown_table, mean_text, replace_blocks
 from mixnn.paper.statistics import half_width
 from mixnn.paper.tables import DATASET_NAMES, PAPER_DATASETS, PROTOCOLS, TABLES, Row, published, tables_with
 from mixnn.progress import Reporter, plural
@@ -55,7 +56,6 @@ from mixnn.training.recipes import RECIPES
 _DOCS = ("reproduction", "findings", "reweighting", "numbers", "results", "performance")
 PAGES = *(Path("docs") / f"{name}.md" for name in _DOCS), Path("README.md")
 RESULTS = Path("results")
-BLOCK = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 MNN = "main: MNN"
 CONTROL = "controls: re-weighting (1.5, 0.5/K), no mixture"
 LEAKY = "controls: MNN, leaky queue"
@@ -101,7 +101,7 @@ def main(root: Path = Path()) -> None:
     """Write the pages, the commits and the figures of a checkout."""
     results = root / RESULTS
     finished = load_finished(results)
-    benchmarks = [json.loads(path.read_text()) for path in speed.bench_files(results)]
+    benchmarks = [json.loads(path.read_text()) for path in speed_tables.bench_files(results)]
     find_commits(results, [*finished.values(), *benchmarks])
     for data in data_sets(finished):
         _draw_figures(results, data)
@@ -134,7 +134,7 @@ def data_sets(finished: Summaries) -> list[str]:
 
 def with_blocks(page: str, sources: Sources) -> str:
     """A page with its blocks written again."""
-    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]](sources)}\n\n{match[3]}", page)
+    return replace_blocks(page, lambda name: BLOCKS[name](sources))
 
 
 def _draw_figures(results: Path, data: str) -> None:
@@ -754,7 +754,7 @@ def recipes(sources: Sources) -> str:
         for name in RECIPES:
             own = [run for run in _rows_of(path) if run["settings"] == {"recipe": name}]
             shown[f"`{name}` on {DATASET_NAMES[data]}"] = [{**run, "results": {}} for run in own]
-    return speed.recipes(sources.results) + marks_note(shown, sources.results)
+    return speed_tables.recipes(sources.results) + marks_note(shown, sources.results)
 
 
 def _of_speed(block: Callable[[Path], str]) -> Block:
@@ -765,7 +765,7 @@ LINEAR, KNN = ACCURACIES
 SPREAD = Column("spread", "spread")
 FIRST_PURITY = Column("purity, rank 1 (%)", "purity_1", ".1f", 100)
 BLOCKS: dict[str, Block] = {
-    **{name: _of_speed(block) for name, block in speed.BLOCKS.items()},
+    **{name: _of_speed(block) for name, block in speed_tables.BLOCKS.items()},
     "amount": amount,
     "summary": summary,
     "in-short": in_short,
