@@ -334,6 +334,18 @@ def test_labels_of_equal_classes_weigh_the_same_and_untested_classes_count_half(
     assert (found["low"], found["high"]) == pytest.approx((100 * low, 100 * high))
 
 
+def test_always_the_commonest_class_has_the_weighted_accuracy_of_that_prediction():
+    counts = np.array([30, 3, 2, 1])
+    y = np.repeat([0, 1, 2], counts[:3])  # the fourth class cannot be held out
+    always = np.tile([1.0, 0, 0, 0], (len(y), 1))
+    held = HeldOut(np.arange(len(y)), y, always, {}, counts)
+    shares = (counts + 1) / (counts + 1).sum()
+    assert held.class_shares == pytest.approx(shares)
+    assert held.class_shares.argmax() == 0
+    tested = shares[:3].sum()  # and the accuracy assumes half of the others' for the fourth
+    assert held.weights @ held.right == pytest.approx(shares[0] * (1 + 0.5 * (1 / tested - 1)))
+
+
 def test_accuracy_from_few_random_labels_is_near_the_truth():
     """Without weights, frequent classes, which are learned better, count too much: 6 points too high here."""
     errors, plain = [], []

@@ -378,11 +378,16 @@ class HeldOut(NamedTuple):
         return self.probabilities.argmax(1) == self.y
 
     @property
+    def class_shares(self) -> np.ndarray:
+        """Estimated share of each class among other images (Y,)."""
+        shares: np.ndarray = (self.counts + PRIOR_LABELS) / (self.counts + PRIOR_LABELS).sum()
+        return shares
+
+    @property
     def weights(self) -> np.ndarray:
         """Weights (m,) whose product with `right` is the estimated accuracy on other images."""
-        share = (self.counts + PRIOR_LABELS) / (self.counts + PRIOR_LABELS).sum()
-        tested = np.bincount(self.y, minlength=len(share))
-        weights: np.ndarray = (share / np.maximum(tested, 1))[self.y]
+        tested = np.bincount(self.y, minlength=len(self.counts))
+        weights: np.ndarray = (self.class_shares / np.maximum(tested, 1))[self.y]
         return weights * (1 + UNTESTED * (1 / weights.sum() - 1))
 
 
@@ -626,8 +631,8 @@ def _held_out_results(held: HeldOut, data: LabeledSet, names: Sequence[str]) -> 
         "balanced_accuracy": percent(float((right[tested] / counts[tested]).mean())),
         "right": percent(np.average(held.right, weights=held.weights)),  # without classes that cannot be held out
         "mean_confidence": percent(np.average(confidence, weights=held.weights)),
-        "commonest": data.classes[int(counts.argmax())],
-        "commonest_share": percent(counts.max() / len(y)),
+        "commonest": data.classes[int(held.class_shares.argmax())],
+        "commonest_share": percent(held.class_shares.max()),
         "models": {model: accuracy_with_interval(p.argmax(1) == y, held.weights) for model, p in held.by_model.items()},
         "per_class": {
             data.classes[c]: {"images": int(counts[c]), "accuracy": percent(right[c] / counts[c])} for c in tested

@@ -163,18 +163,11 @@ def classify(
             results |= suggest_images(embeddings, given, suggest, seed, trained.probabilities if trained else None)
             written = labels if isinstance(labels, str | Path) else ""
             template = files.write_suggestions(folder, results["suggested"], given, written, suggested_before)
-            command = f"{run.command_line('classify')} {template.name}"
-            html = page.render(images, results["suggested"], given, template.name, command)
-            write_atomically(template.with_suffix(".html"), html)
-            results["files"] |= {"suggestions": str(template), "page": str(template.with_suffix(".html"))}
+            results["files"] |= _write_page(run, images, results["suggested"], given, template)
     if others is not None:
-        classifier, used = files.load_classifier(files.find_classifier(folder, run), features)
-        results.fitted = classifier, used
-        embeddings = used.embed(others)
-        probabilities = classifier.predict_proba(embeddings.vectors)
+        results.fitted = fitted = files.load_classifier(files.find_classifier(folder, run), features)
         path = folder / files.predictions_name(new_images)
-        files.write_predictions(path, embeddings.names, classifier.classes, probabilities, {})
-        results["applied"] = summarize_predictions(probabilities, classifier.classes) | {"features": used.name}
+        results["applied"] = _label_new_images(*fitted, others, path)
         results["files"]["applied"] = str(path)
     return results
 
@@ -201,6 +194,24 @@ def _train(
         embeddings = features[found["features"]].embed(images)
         trained = train_classifier(embeddings, given, **options, reporter=reporter)
     return embeddings, trained, trained.results | found
+
+
+def _write_page(
+    run: Run, images: Images, suggested: list[str], given: dict[str, str], template: Path
+) -> dict[str, str]:
+    """Write the page on which to label the suggested images; return its path and that of `template`, a CSV."""
+    path = template.with_suffix(".html")
+    command = f"{run.command_line('classify')} {template.name}"
+    write_atomically(path, page.render(images, suggested, given, template.name, command))
+    return {"suggestions": str(template), "page": str(path)}
+
+
+def _label_new_images(classifier: Classifier, features: Features, images: Images, path: Path) -> dict[str, Any]:
+    """Write predicted labels of images to `path`; return a summary."""
+    embeddings = features.embed(images)
+    probabilities = classifier.predict_proba(embeddings.vectors)
+    files.write_predictions(path, embeddings.names, classifier.classes, probabilities, {})
+    return summarize_predictions(probabilities, classifier.classes) | {"features": features.name}
 
 
 def _check_arguments(

@@ -166,7 +166,8 @@ def compare(
 
 def best_features(comparison: dict[str, Any]) -> str:
     """The most accurate features that are clearly better than the run's (p < SIGNIFICANCE); else the run's."""
-    clearly = {name: row["ahead"] for name, row in comparison["accuracy"].items() if row.get("p", 1) < SIGNIFICANCE}
+    rows = {name: row for name, row in comparison["accuracy"].items() if row.get("p", 1) < SIGNIFICANCE}
+    clearly = {name: row["ahead"] for name, row in rows.items() if row["ahead"] > 0}
     return max(clearly, key=lambda name: clearly[name], default=RUN)
 
 
