@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixnn.config import UserError
+from mixnn.config import UserError, unknown
+
+MIXERS = ("raw_renorm", "unit", "unit_renorm", "none")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -89,11 +91,12 @@ def nearest_of_label(sim_BQ: Tensor, topk: int, labels_B: Tensor, labels_Q: Tens
 
 
 def mix(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixer: str) -> Tensor:
-    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names; lam broadcasts to (B, K, D).
+    """Eq. 4: lam z_i + (1 - lam) z, in the space the mixer names; lam is a number, (B, 1, 1) or (B, K, 1).
 
     >>> mixnn.functional.mix(neighbors, z, 0.5, "unit").shape
     torch.Size([8, 3, 16])
     """
+    _check_mixing(lam, mixer)
     z_B1D = z_BD[:, None]
     if mixer == "none":
         return unit(neighbors_BKD)
@@ -109,10 +112,18 @@ def mixed_targets(neighbors_BKD: Tensor, z_BD: Tensor, lam: Tensor | float, mixe
     >>> mixnn.functional.mixed_targets(neighbors, z, 0.5, "unit").shape
     torch.Size([8, 4, 16])
     """
+    _check_mixing(lam, mixer)
     kernels = _kernels(z_BD, neighbors_BKD, *([lam] if isinstance(lam, Tensor) else []))
     if kernels and kernels.can_mix(neighbors_BKD, z_BD, lam):
         return kernels.mixed_targets(neighbors_BKD, z_BD, lam, mixer)
     return torch.cat([unit(z_BD)[:, None], mix(neighbors_BKD, z_BD, lam, mixer)], dim=1)
+
+
+def _check_mixing(lam: Tensor | float, mixer: str) -> None:
+    if mixer not in MIXERS:
+        raise unknown("mixer", mixer, MIXERS)
+    if isinstance(lam, Tensor) and lam.dim() not in (0, 3):  # (B,) would be taken along D
+        raise UserError(f"lam has shape {tuple(lam.shape)}: give a number, or a tensor (B, 1, 1) or (B, K, 1)")
 
 
 def split_weights(positive: float, neighbors: float, topk: int, like: Tensor) -> Tensor:

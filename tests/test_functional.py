@@ -415,3 +415,12 @@ def test_a_number_of_weights_that_is_not_that_of_the_targets_is_refused(loss):
 def test_a_soft_target_has_the_shape_of_its_logits():
     with pytest.raises(UserError, match="a target 8 x 1 for logits 8 x 5"):
         F.soft_cross_entropy(torch.randn(8, 5), torch.ones(8, 1))
+
+
+@pytest.mark.parametrize("function", [F.mix, F.mixed_targets])
+def test_a_mixer_or_a_lam_that_would_be_misread_is_refused(function):
+    z, neighbors = torch.randn(4, 4), torch.randn(4, 2, 4)
+    with pytest.raises(UserError, match="unknown mixer 'raw-renorm', did you mean 'raw_renorm'"):
+        function(neighbors, z, 0.5, "raw-renorm")
+    with pytest.raises(UserError, match=r"lam has shape \(4,\): give a number, or a tensor"):
+        function(neighbors, z, torch.rand(4), "unit")

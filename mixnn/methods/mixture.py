@@ -43,7 +43,7 @@ class MixtureOptions(Neighbors, Momentum, Common):
         "raw_renorm",
         "raw_renorm mixes raw vectors, then normalizes; unit mixes unit vectors; unit_renorm does both; none",
         "paper, Algorithm 1, and the code behind its numbers; the text reads as unit",
-        choices=("raw_renorm", "unit", "unit_renorm", "none"),
+        choices=F.MIXERS,
     )
     lam: float | str = option(
         "uniform",

@@ -145,6 +145,7 @@ def plan_row(row: Row, data: str, seeds: Iterable[int], settings: Mapping[str, A
         config = configure(data, row.options, given)
         flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         flags += [word for name, value in row.options.items() for word in ("--set", f"{name}={value}")]
+        flags += [word for code in config.imports if "imports" not in given for word in ("--import", code)]
         command = shlex.join(["mixnn", "pretrain", data, *flags])
         runs.append(PlannedRun(config, fingerprint(dataclasses.asdict(config)), command))
     return runs

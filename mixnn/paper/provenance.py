@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mixnn.files import PACKAGE, SOURCES, digest_of_files, write_atomically
-from mixnn.paper.plan import PlannedRun, Summaries, Summary, find
+from mixnn.paper.plan import PlannedRun, Summaries, Summary, find, precision_of
 from mixnn.runs.code import evaluation_digest, training_digest
 
 COMMITS = "commits.json"
@@ -61,23 +61,26 @@ def commit_of(environment: Mapping[str, str | None], commits: Mapping[str, str])
 
 
 @functools.cache
-def _current(method: str) -> tuple[str, str]:
-    """Digests of today's code that trains a method, and that evaluates it."""
-    return training_digest(method), evaluation_digest()
+def _training_digest(method: str, imports: tuple[str, ...]) -> str:
+    return training_digest(method, imports)
+
+
+@functools.cache
+def _evaluation_digest() -> str:
+    return evaluation_digest()
 
 
 def stale_protocols(summary: Summary) -> list[str]:
     """The protocols whose numbers today's code might change; all of them if training has changed."""
-    method = summary["config"]["method"]
-    training, evaluation = _current(method)
-    if summary.get("environment", {}).get("training_code") != training:
+    if is_trained_by_other_code(summary.get("environment", {}), summary["config"]):
         return list(summary["results"])
-    return [name for name, result in summary["results"].items() if result.get("code") != evaluation]
+    return [name for name, result in summary["results"].items() if result.get("code") != _evaluation_digest()]
 
 
-def is_trained_by_other_code(environment: Mapping[str, str], method: str) -> bool:
+def is_trained_by_other_code(environment: Mapping[str, str], config: Mapping[str, Any]) -> bool:
     """Whether a run was trained by other code than today's; also True if it does not say by which."""
-    return environment.get("training_code") != _current(method)[0]
+    imports = tuple(config.get("imports", ()))
+    return environment.get("training_code") != _training_digest(config["method"], imports)
 
 
 def stale_runs(needed: Iterable[PlannedRun], finished: Summaries) -> list[str]:
@@ -86,7 +89,7 @@ def stale_runs(needed: Iterable[PlannedRun], finished: Summaries) -> list[str]:
     for planned in needed:
         run = find(planned, finished)
         if run and run.get("environment", {}).get("training_code") and stale_protocols(run):
-            names.append(planned.name)
+            names.append(planned.in_precision(precision_of(run)).name)
     return names
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import signal
 import time
 import traceback
@@ -202,11 +203,11 @@ def show_reproduce(reproduction: Reproduction) -> None:
 def _warn_without_runs(results: Path, reporter: Reporter, is_papers: bool = True) -> None:
     """Say that the folder has no finished run to show and, if the paper's are asked for, where those are."""
     here, folder = results.is_dir(), results.absolute()
-    problem = (
-        f"{folder} has no finished runs of the paper" if here else f"no finished runs: there is no folder {folder}"
-    )
+    problem = f"{folder} has no finished runs to show" if here else f"no finished runs: there is no folder {folder}"
     committed = PACKAGE.parent / "results"
-    if is_papers and (committed / COMMITS).is_file():
+    if folder.resolve() == committed.resolve():
+        reporter.warn(problem)
+    elif is_papers and (committed / COMMITS).is_file():
         reporter.warn(f"{problem}; use {setting('results', str(committed))} to see the committed ones")
     elif is_papers:
         advice = f"run this in a checkout of it, or use {setting('results', 'FOLDER')}"
@@ -376,6 +377,7 @@ class Runner:
 
     def complete(self, run: PlannedRun) -> None:
         """Train a run as far as necessary, and evaluate it by the protocols asked for and those it had before."""
+        self._check_settings(run)
         had = (find(run, self.load_finished()) or {"results": {}})["results"]
         if self.epochs_left(run):
             trained, valid = self._train(run), {}
@@ -389,6 +391,22 @@ class Runner:
             if protocol not in valid:
                 evaluate(trained, protocol=protocol, epochs=self.probe_epochs, verbose=self.reporter, **where)
         save_summary(trained.path, self.summary_file(run))
+
+    def _check_settings(self, run: PlannedRun) -> None:
+        """UserError if a run of this name has other settings, because a default has changed since it was made."""
+        found: dict[Path, Mapping[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError):  # UserError too; training repairs what is damaged
+            found[self.summary_file(run)] = json.loads(self.summary_file(run).read_text())["config"]
+        with contextlib.suppress(OSError, ValueError):
+            found[self.run_folder(run)] = vars(Run.open(self.run_folder(run)).config)
+        for path, config in found.items():
+            old, new = config["options"], run.config.options
+            changed = [f"{k}={old[k]!r} (now {new[k]!r})" for k in old.keys() & new.keys() if old[k] != new[k]]
+            if changed:
+                raise UserError(
+                    f"{path} has {', '.join(sorted(changed))}, because a default of {run.config.method} has changed: "
+                    "move it away, or write the option into the row"
+                )
 
     def _train(self, run: PlannedRun) -> Run:
         """Train a run from the start, or resume it."""
@@ -422,7 +440,7 @@ class Runner:
 
     def _is_stale(self, folder: Run) -> bool:
         """Whether a run folder is to be trained again, because other code trained it."""
-        return self.stale and is_trained_by_other_code(folder.environment(), folder.config.method)
+        return self.stale and is_trained_by_other_code(folder.environment(), vars(folder.config))
 
     def epochs_left(self, run: PlannedRun) -> float:
         """Epochs still to train; 0 only if the run folder has an intact checkpoint of the last epoch."""

@@ -95,6 +95,9 @@ def tables_with(path: str | Path) -> dict[str, Table]:
     for table in own.values():
         if table.name in (*TABLES, "all"):
             raise UserError(f"{path}: there is already a table called {table.name}; give yours another name")
+        names = [row.name for row in table.rows]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise UserError(f"{path}: {table.name} has several rows called {twice[0]}; give each row a name of its own")
         for row in table.rows:
             methods.resolve_options(row.method, {}, row.options)
     return TABLES | own

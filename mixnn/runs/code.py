@@ -19,7 +19,8 @@ import ast
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mixnn import methods
@@ -53,13 +54,27 @@ FOREIGN = ("builtins", "abc", "typing", "torch.nn.modules.module")  # modules of
 REPORTS = ("info", "warn")  # methods of a Reporter
 
 
-def training_digest(method: str) -> str:
-    """Twelve hex digits that identify the code that trains a method; empty for a class that was typed into a shell."""
+def training_digest(method: str, imports: Sequence[str] = ()) -> str:
+    """Twelve hex digits that identify the code that trains a method; empty if a part of it is in no file of Python.
+
+    `imports` are the user's own files and modules, as a run's configuration lists them.
+    """
     classes = [cls for cls in methods.find(method).__mro__ if cls.__module__ not in FOREIGN]
     try:
-        return digest([*_files(TRAINING), *(Path(inspect.getfile(cls)) for cls in classes)])
-    except (OSError, TypeError, SyntaxError):  # the class has no file, or no file of Python alone
+        own = [Path(inspect.getfile(cls)) for cls in classes] + [_file_of(code) for code in imports]
+        return digest([*_files(TRAINING), *own])
+    except (OSError, TypeError, SyntaxError):
         return ""
+
+
+def _file_of(code: str) -> Path:
+    """The file of something that `import_code` takes; OSError if there is none."""
+    if code.endswith(".py"):
+        return Path(code)
+    file = getattr(sys.modules.get(code), "__file__", None)
+    if file is None:
+        raise FileNotFoundError(code)
+    return Path(file)
 
 
 def evaluation_digest() -> str:

@@ -259,12 +259,16 @@ class Run:
         if "given" in about:
             self.write_environment(about | {"given": sorted({*about["given"], *names})})
 
-    def add_training_code(self, digest: str) -> None:
-        """Record the code that continues this run; a run that two versions trained has both digests."""
+    def add_training_code(self, digest: str) -> bool:
+        """Record the code that continues this run; a run that two versions trained has both digests.
+
+        Returns whether it is not the code that trained the run so far.
+        """
         about = self.environment()
         known = about.get("training_code", "")
         if known and digest not in known.split("+"):
             self.write_environment(about | {"training_code": f"{known}+{digest}"})
+        return bool(known) and digest != known.rpartition("+")[2]
 
     def environment(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """environment.json; empty if there is none, or if it is damaged."""

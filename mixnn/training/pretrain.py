@@ -203,7 +203,7 @@ def start_pretrain(
     path = _reserve_folder(folder, overwrite, config)  # last, so that a failure leaves no folder
     with _lock(path):
         startup = round(clock() - start, 1)
-        about = environment(trainer.order.device) | {"training_code": training_digest(config.method)}
+        about = environment(trainer.order.device) | {"training_code": training_digest(config.method, config.imports)}
         about |= {"processes": dist.size(), "startup_s": startup, "given": sorted(given)}
         run = replace(_write_run(path, config, command, about), network=network)
         if not dataset.is_stored:  # so that the run can be used at once; without what is decoded for training
@@ -454,7 +454,9 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
     if is_main_process():
         run.truncate_log(trainer.done, reporter.warn)
         if not trainer.over:
-            run.add_training_code(training_digest(config.method))
+            is_new = run.add_training_code(training_digest(config.method, config.imports))
+            if is_new:
+                reporter.warn(f"the code that trains {run.path} has changed since; it continues with today's")
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
     if run.config.data != Run.open(run.path).config.data:  # its images are the same, as `load` has checked

@@ -143,6 +143,13 @@ def test_runs_of_changed_code_are_named_and_those_of_todays_code_are_not(tmp_pat
     assert note.endswith("--stale runs them again")
 
 
+def test_a_stale_run_is_named_as_its_file_is(tmp_path):
+    write(tmp_path, "mnn", summary("mnn", {}, 0, 91.0, 89.0), cuda=None, training_code="0lder")
+    (planned,) = planning.plan_row(Row("MNN", "mnn"), "cifar10", [0], {})
+    (name,) = provenance.stale_runs([planned], planning.load_finished(tmp_path))
+    assert name == planned.in_precision("fp32").name != planned.name
+
+
 def test_the_plan_with_stale_has_what_todays_code_did_not_make(tmp_path, capsys):
     made = summary("mnn", {}, 0, 91.0, 89.0)
 

@@ -1,5 +1,6 @@
 """reproduce: the paper's data file, the plan, the table, and a small end-to-end run that is interrupted and resumed."""
 
+import dataclasses
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from PIL import Image
 import mixnn
 import mixnn.cli
 from mixnn import methods
-from mixnn.config import Interrupted, setting, spelling
+from mixnn.config import Interrupted, option, setting, spelling
 from mixnn.files import try_lock
 from mixnn.paper import plan as planning
 from mixnn.paper import render as rendering
@@ -24,6 +25,7 @@ from mixnn.paper import reproduce as reproduction
 from mixnn.paper import tables
 from mixnn.paper.tables import TABLES, Row, Table
 from mixnn.progress import Reporter
+from mixnn.registry import import_code
 from mixnn.runs import Run
 from mixnn.training.configure import configure
 from mixnn.training.trainer import Trainer
@@ -140,6 +142,10 @@ def test_the_pages_own_table_is_run_and_its_curves_drawn(tmp_path, monkeypatch, 
             "unknown key in a row 'methd', did you mean 'method'",
         ),
         ("tables: {main: {title: x, rows: []}}", "there is already a table called main"),
+        (
+            "tables: {mine: {title: x, rows: [{name: a, method: mnn}, {name: a, method: byol}]}}",
+            "mine has several rows called a",
+        ),
         ("tables: {mine: {title: x, rows: [{name: a, method: mnm}]}}", "unknown method 'mnm', did you mean 'mnn'"),
         ("tables: {mine: {title: x, rows: [{name: a, method: mnn, options: {topkk: 1}}]}}", "did you mean 'topk'"),
     ],
@@ -462,7 +468,7 @@ def test_without_the_papers_runs_one_line_says_where_they_are(tmp_path, monkeypa
     made["metrics"][-1]["epoch"] = SMALL["epochs"]
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "digits.json").write_text(json.dumps(made))
-    assert said(HERE).startswith(f"mixnn: {tmp_path}/results has no finished runs of the paper; use --results {HERE}")
+    assert said(HERE).startswith(f"mixnn: {tmp_path}/results has no finished runs to show; use --results {HERE}")
     assert mixnn.cli.main(["reproduce", *words, "--results", str(HERE / "results"), "--quiet"]) == 0
     assert capsys.readouterr().err == "", "no advice; --quiet leaves out what only informs"
 
@@ -804,3 +810,39 @@ def test_a_run_that_another_process_has_locked_is_left_to_it(tmp_path, monkeypat
     mixnn.reproduce("mine", **again)
     assert "another process" not in capsys.readouterr().err
     assert {path.stem for path in (tmp_path / "results").glob("*.json")} == {ours.name, theirs.name}
+
+
+def test_a_result_whose_default_has_changed_is_not_replaced(tmp_path, monkeypatch):
+    """Names of results leave defaults out, so that the run with a new default has the old one's name."""
+
+    def register(default):
+        @dataclasses.dataclass(frozen=True)
+        class Options(methods.MNN.Options):
+            sharpness: float = option(default, "how sharp", "mine")
+
+        monkeypatch.setitem(methods.METHODS, "sharp", type("Sharp", (methods.MNN,), {"Options": Options}))
+
+    monkeypatch.setitem(TABLES, "mine", Table("mine", "one row", (Row("sharp", "sharp"),)))
+    words = {"data": "digits", "results": tmp_path / "results", "runs": tmp_path / "runs", "protocol": "knn"}
+    register(0.1)
+    mixnn.reproduce("mine", **words, verbose=QUIET, **SMALL)
+    (path,) = (tmp_path / "results").glob("*.json")
+    before = path.read_text()
+    register(5.0)
+    for stale in (False, True):
+        with pytest.raises(mixnn.UserError, match=r"sharpness=0\.1 \(now 5\.0\), because a default of sharp"):
+            mixnn.reproduce("mine", **words, stale=stale, verbose=QUIET, **SMALL)
+    assert path.read_text() == before
+
+
+def test_the_command_of_a_run_imports_the_code_it_needs(tmp_path, monkeypatch):
+    file = tmp_path / "reproduce_import_me.py"
+    file.write_text(
+        "import mixnn\n@mixnn.methods.METHODS.register('imported')\nclass Mine(mixnn.methods.BYOL):\n    pass\n"
+    )
+    try:
+        import_code(file)
+        (run,) = planning.plan_row(Row("mine", "imported"), "digits", [0], SMALL)
+    finally:
+        del methods.METHODS["imported"]
+    assert run.command.endswith(f" --import {file}")

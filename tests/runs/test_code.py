@@ -127,6 +127,17 @@ def test_a_method_without_a_file_has_no_digest(monkeypatch: pytest.MonkeyPatch):
     assert code.training_digest("mnn") != ""
 
 
+def test_files_that_a_run_imports_are_in_its_digest(tmp_path: Path):
+    path = tmp_path / "network.py"
+    path.write_text("width = 8")
+    before = code.training_digest("mnn", [str(path)])
+    assert before != code.training_digest("mnn")
+    path.write_text("width = 9")
+    assert code.training_digest("mnn", [str(path)]) not in (before, "")
+    assert code.training_digest("mnn", [str(tmp_path / "gone.py")]) == ""
+    assert code.training_digest("mnn", ["json"]) not in (code.training_digest("mnn"), "")
+
+
 def test_a_run_records_its_code_and_that_of_whatever_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     settings = {"limit": 64, "epochs": 1, "backbone": "resnet8", "batch_size": 32, "knn_every": 0}
     run = mixnn.pretrain("digits", out=tmp_path / "run", verbose=Reporter(quiet=True), **settings)
@@ -138,5 +149,10 @@ def test_a_run_records_its_code_and_that_of_whatever_continues_it(tmp_path: Path
     assert Run.open(run.path).environment()["training_code"] == own, "the same code"
     change(monkeypatch, "training/step.py")
     other = code.training_digest("mnn")
+    warned = []
+    monkeypatch.setattr(Reporter, "warn", lambda _, message: warned.append(message))
     mixnn.pretrain(resume=run, epochs=3, verbose=Reporter(quiet=True))
     assert Run.open(run.path).environment()["training_code"] == f"{own}+{other}"
+    assert warned == [f"the code that trains {run.path} has changed since; it continues with today's"]
+    mixnn.pretrain(resume=run, epochs=4, verbose=Reporter(quiet=True))
+    assert len(warned) == 1, "it is no longer new"
