@@ -835,7 +835,7 @@ def test_a_result_whose_default_has_changed_is_not_replaced(tmp_path, monkeypatc
     assert path.read_text() == before
 
 
-def test_the_command_of_a_run_imports_the_code_it_needs(tmp_path, monkeypatch):
+def test_the_command_of_a_run_imports_the_code_it_needs(tmp_path):
     file = tmp_path / "reproduce_import_me.py"
     file.write_text(
         "import mixnn\n@mixnn.methods.METHODS.register('imported')\nclass Mine(mixnn.methods.BYOL):\n    pass\n"
