@@ -364,8 +364,8 @@ def _format_group(rows: Sequence[dict[str, Any]], title: str) -> str:
     lines += [
         "",
         f"- Training improves on the ImageNet encoder on {better} of {total} folders.",
-        f"- The trained encoder is at most one standard error below raw pixels and the ImageNet encoder on {as_good} of "
-        f"{total}.",
+        "- The trained encoder is at most one standard error below raw pixels and the ImageNet encoder on "
+        f"{as_good} of {total}.",
         f"- {'All' if trained == len(rows) else f'{trained} of'} {len(rows)} runs ended with the trained weights.",
     ]
     return "\n".join(lines)
