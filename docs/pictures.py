@@ -117,8 +117,8 @@ def photos(folder: Path, out: Path, rows: int = 5, columns: int = 5) -> None:
                 x, y = left + k * side, top + i * side
                 canvas.paste(picture(folder / found.names[row], side), (x, y))
                 if classes[row] != classes[query]:
-                    draw.line((x, y, x + side, y + side), "#d62728", 2)
-                    draw.line((x, y + side, x + side, y), "#d62728", 2)
+                    draw.line((x, y, x + side, y + side), "#d62728", 3)
+                    draw.line((x, y + side, x + side, y), "#d62728", 3)
     canvas.save(out, quality=85)
 
 
