@@ -106,11 +106,14 @@ def read(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+NO_PIXELS = Embeddings([], np.zeros((0, 3 * features.LARGEST**2), np.float32))
+
+
 def compared(accuracy: float = 70.0, error: float = 5.0, **more: Any) -> Any:
     """Stands in for `compare`: raw pixels and the encoder before training have this accuracy, and err elsewhere."""
 
     def compare(*given: Any, **_: Any) -> dict[str, Any]:
-        labels, held = given[3:]
+        labels, held = given[4:]
         mine = percent(held.right.mean())
         other = {"accuracy": accuracy, "low": accuracy - 10, "high": accuracy + 10}
         only, run_only = (round(share * len(labels) / 100) for share in (accuracy, mine))
@@ -129,6 +132,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Embeddin
     found = {RUN: Features(RUN, lambda _: embeddings, ...), PIXELS: Features(PIXELS, lambda _: embeddings)}
     monkeypatch.setattr(classify_module, "all_features", lambda *_: found)
     monkeypatch.setattr(classify_module, "compare", compared())
+    monkeypatch.setattr(classify_module, "sample_pixels", lambda *_: NO_PIXELS)
     monkeypatch.setattr(classify_module, "train_classifier", functools.partial(train_classifier, draws=1))
     monkeypatch.setattr(classify_module, "load_encoder", lambda *_, **__: None)
 
@@ -366,18 +370,49 @@ def test_accuracy_from_few_random_labels_is_near_the_truth():
 
 def test_a_group_on_a_map_is_told_from_a_random_sample():
     vectors, y = blobs(200, 4, 1.0, 0, width=12)
+
+    def score(rows, seed):
+        return alikeness(vectors[rows], np.delete(vectors, rows, axis=0), Scaler.fit(vectors), seed)
+
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        chosen = rng.permutation(len(y))[:40]
         balanced = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:10] for c in range(4)])
         groups = []
         for c in range(4):
             own = np.flatnonzero(y == c)
             groups.append(own[np.argsort(((vectors[own] - vectors[rng.choice(own)]) ** 2).sum(1))[:10]])
-        assert alikeness(vectors, chosen, seed) < MAX_ALIKE
-        assert alikeness(vectors, balanced, seed) < MAX_ALIKE
-        assert alikeness(vectors, np.concatenate(groups), seed) > MAX_ALIKE
-    assert alikeness(vectors, np.arange(len(y)), 0) == 0, "nothing to compare with"
+        assert score(rng.permutation(len(y))[:40], seed) < MAX_ALIKE
+        assert score(balanced, seed) < MAX_ALIKE
+        assert score(np.concatenate(groups), seed) > MAX_ALIKE
+    assert score(np.arange(len(y)), 0) == 0, "nothing to compare with"
+
+
+def test_copies_are_learned_from_but_not_tested():
+    """Each label has a copy, which gives it away: with copies, shuffled labels would look learnable."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(30, 8)).astype(np.float32)
+    embeddings = Embeddings([f"{i}" for i in range(60)], np.concatenate([vectors, vectors]))
+    labels = {f"{i}": "ab"[int(rng.integers(2))] for i in range(30)}
+    labels |= {f"{i + 30}": labels[f"{i}"] for i in range(30)}
+    copies = features.find_copies(embeddings, NO_PIXELS, labels)
+    assert copies == {f"{i}" for i in range(30, 60)}
+    naive = train_classifier(embeddings, labels, draws=1).results
+    found = train_classifier(embeddings, labels, copies=copies, draws=1).results
+    assert naive["held_out"]["accuracy"] > 90
+    assert found["held_out"]["accuracy"] < 80
+    assert (found["held_out"]["images"], found["labelled"]) == (30, 60)
+    note, *_ = found["notes"]
+    assert note == "30 of the 60 labeled images are copies of others. A copy is learned from but not tested."
+
+
+def test_copies_by_pixels_count_if_their_labels_agree():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 3, features.LARGEST, features.LARGEST)).astype(np.float32)
+    names = ["a", "b", "a again", "b again", "c"]
+    pixels = Embeddings(names, np.concatenate([images[:2], images[:2] + 1, images[2:]]).reshape(5, -1))
+    embeddings = Embeddings(names, rng.normal(size=(5, 8)).astype(np.float32))
+    labels = {"a": "x", "b": "x", "a again": "x", "b again": "y", "c": "y"}
+    assert features.find_copies(embeddings, pixels, labels) == {"a again"}
 
 
 @pytest.mark.parametrize("count", [10, 30, 100])
@@ -907,13 +942,13 @@ def test_three_labels_of_fifteen_do_not_make_other_features_clearly_better(monke
     """Three labels more of 15 are 20 points and 1.6 standard errors, but happen by chance in one of eight cases."""
     embeddings, truth = separable(per_class=5)
     given, found = dict(zip(embeddings.names, truth, strict=True)), {RUN: Features(RUN, lambda _: embeddings, ...)}
-    named = SimpleNamespace(named=lambda _: pictures)
+    pixels = Embeddings(embeddings.names, np.zeros((15, 3 * features.LARGEST**2), np.float32))
     for only, used in ((3, RUN), (4, "raw pixels, 8 x 8")):
         right = np.arange(15) >= only
         held = SimpleNamespace(right=right, weights=np.full(15, 1 / 15))
         monkeypatch.setattr(features, "held_out", lambda *_, **__: SimpleNamespace(right=np.ones(15, bool)))
         monkeypatch.setattr(features, "best_side", lambda *_: 8)
-        comparison = features.compare(found, named, embeddings, given, held, model="knn", seed=0)
+        comparison = features.compare(found, pictures, embeddings, pixels, given, held, model="knn", seed=0)
         row = comparison["accuracy"]["raw pixels, 8 x 8"]
         assert (row["only"], row["run_only"], row["p"]) == (only, 0, pytest.approx(0.5**only))
         assert row["ahead"] > row["error"]
@@ -1335,7 +1370,8 @@ def test_with_many_labels_the_same_part_of_them_is_compared(real, monkeypatch):
     embeddings = found[RUN].embed(images)
     given = dict(list(truth.items())[:120])
     held = keep(embeddings, given, model="knn", seed=0)
-    results = features.compare(found, images, embeddings, given, held, model="knn", seed=0)
+    pixels = features.sample_pixels(images, embeddings, given, 0)
+    results = features.compare(found, images, embeddings, pixels, given, held, model="knn", seed=0)
     assert 30 <= results["labels"] <= 50
     assert len(seen) == 3, "the run on the same part, too"
     assert all(labels == seen[0][1] and labels.items() <= given.items() for _, labels in seen)

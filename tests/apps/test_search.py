@@ -18,7 +18,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import mixnn
+from mixnn.apps.embeddings import Embeddings
 from mixnn.apps.search import render, similarity
+from mixnn.apps.search import search as search_module
 from mixnn.apps.search.search import first_with_same_content, search, show_search
 from mixnn.config import UserError
 from mixnn.data.images import ImageFiles
@@ -124,10 +126,52 @@ def test_the_meaning_of_a_similarity_is_printed_and_few_images_have_copies_too(g
     assert [image["file"] for group in result["groups"] for image in group] == ["4.png", "copy.png"]
     assert not result["centered"]
     assert "plain cosine" in printed
-    for kind in ({"query": "4.png"}, {"duplicates": True}, {"outliers": True}):
+    for kind in ({"query": "4.png"}, {"duplicates": True}):
         result, printed = quietly(given.run, **kind)
         assert result["centered"]
         assert "similarity 0: as unlike as two random images here, 1: the same" in printed.splitlines()
+    assert "by mean cosine to their 10 nearest" in quietly(given.run, outliers=True)[1]
+
+
+def test_an_image_that_lacks_what_all_others_share_is_an_outlier(given, monkeypatch):
+    """The vectors of a folder have much in common. Without their mean, an odd image differs in one number only."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(60, 32)).astype(np.float32)
+    vectors[:, 0] += 8
+    vectors[-3:, 0] = 0
+    vectors[:57, 1:] *= rng.uniform(0.1, 3, (57, 1)).astype(np.float32)
+    embeddings = Embeddings([f"{i}" for i in range(60)], vectors)
+    monkeypatch.setattr(search_module, "load_or_encode", lambda *_, **__: embeddings)
+    found = mixnn.search(given.run, outliers=True, topk=3)
+    assert {row["file"] for row in found["outliers"]} == {"57", "58", "59"}
+
+
+def test_a_name_without_its_folder_is_found_if_it_is_the_only_one():
+    names = ["a/b/Cat.JPG", "a/dog.jpg", "c/dog.jpg"]
+    assert search_module.check_query("cat.jpg", names) == ["a/b/Cat.JPG"]
+    assert search_module.check_query(["b/Cat.JPG", "c/dog.jpg"], names) == ["a/b/Cat.JPG", "c/dog.jpg"]
+    with pytest.raises(UserError, match=r"dog.jpg is the name of 2 images, such as a/dog.jpg, c/dog.jpg: give one"):
+        search_module.check_query("dog.jpg", names)
+    with pytest.raises(UserError, match=r"no such image: at\.jpg is not"):
+        search_module.check_query("at.jpg", names)
+
+
+def test_the_name_of_a_file_says_its_form(given, tmp_path):
+    for name, form in (("a.json", "json"), ("b.html", "html"), ("c.txt", "terminal")):
+        assert mixnn.search(given.run, "4.png", out=tmp_path / name).form == form
+    assert json.loads((tmp_path / "a.json").read_text())["kind"] == "nearest"
+    assert mixnn.search(given.run, "4.png", output="json", out=tmp_path / "d.txt").form == "json"
+    with pytest.raises(UserError, match=r"b.html.* would hold json"):
+        mixnn.search(given.run, "4.png", output="json", out=tmp_path / "b.html", overwrite=True)
+    with pytest.raises(UserError, match=r"ends in .csv: use a name that ends in .json, .html or .txt"):
+        mixnn.search(given.run, "4.png", out=tmp_path / "e.csv")
+
+
+def test_a_damaged_image_of_the_source_is_named_as_what_it_is(given, tmp_path):
+    shutil.copytree(given.folder, tmp_path / "photos")
+    (tmp_path / "photos" / "empty.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"cannot read empty\.png: "):
+        mixnn.search(given.run, "empty.png", source=tmp_path / "photos", verbose=Reporter(quiet=True))
 
 
 # Nearest neighbors of vectors
@@ -226,7 +270,7 @@ def test_the_threshold_is_so_near_that_about_one_pair_reaches_it_by_chance():
         near, far = (1 - np.median(cos[:, k]) for k in (10, 20))
         assert 1 - threshold == pytest.approx(near / 2000 ** np.log2(far / near), rel=0.05)
         assert (np.triu(bank @ bank.T, 1) >= threshold).sum() <= most
-        assert "times closer than an image and its neighbor number 10 usually are (" in why
+        assert "times closer than an image usually is to its neighbor number 10 (" in why
     many = random_unit(200, 64)
     cos = np.sort(many.astype(np.float64) @ many.T, axis=1)[:, ::-1]
     assert similarity.default_threshold(many)[0] == pytest.approx(1 - (1 - np.median(cos[:, 10])) / 5, abs=2e-3)

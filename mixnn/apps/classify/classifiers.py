@@ -454,22 +454,21 @@ def accuracy_with_interval(right: np.ndarray, weights: np.ndarray) -> dict[str, 
     return {"accuracy": percent(accuracy), "low": percent(low), "high": percent(high)}
 
 
-def alikeness(vectors: np.ndarray, rows: np.ndarray, seed: int) -> float:
-    """How much more alike the labeled images (`rows`) are than chance would make them, in standard errors.
+def alikeness(labeled: np.ndarray, unlabeled: np.ndarray, scaler: Scaler, seed: int) -> float:
+    """How much more alike the labeled images (their vectors) are than chance would make them, in standard errors.
 
     For each labeled and each unlabeled image, the nearest other labeled one is found. If labels are chosen at random,
     neither kind is nearer to it (Wilcoxon's rank-sum test). In a group from a map, the labeled images are.
     """
     rng = np.random.default_rng([seed, 4])
-    rest = np.delete(np.arange(len(vectors)), rows)
-    rows, rest = (rng.permutation(r)[:ALIKE_SAMPLE] for r in (rows, rest))
-    if not len(rest):
+    labeled, unlabeled = (x[rng.permutation(len(x))[:ALIKE_SAMPLE]] for x in (labeled, unlabeled))
+    if not len(unlabeled):
         return 0.0
-    x = Scaler.fit(vectors).transform(vectors[np.concatenate([rows, rest])], "centered")
-    cosines = x @ x[: len(rows)].T
+    x = scaler.transform(np.concatenate([labeled, unlabeled]), "centered")
+    cosines = x @ x[: len(labeled)].T
     np.fill_diagonal(cosines, -np.inf)
     nearest = cosines.max(1)
-    return float(ranksums(nearest[: len(rows)], nearest[len(rows) :]).statistic)
+    return float(ranksums(nearest[: len(labeled)], nearest[len(labeled) :]).statistic)
 
 
 @one_thread()
@@ -561,32 +560,38 @@ def train_classifier(
     model: str = "auto",
     seed: int = 0,
     suggested: Collection[str] = (),
+    copies: Collection[str] = (),
     draws: int = CURVE_DRAWS,
     reporter: Reporter | None = None,
 ) -> TrainingResult:
     """Choose a classifier, fit it on all labels, and estimate its accuracy from labels held out.
 
-    `suggested`: images that were suggested for labeling, which are not a random sample.
+    `suggested`: images that were suggested for labeling, which are not a random sample. `copies`: labeled images that
+    are copies of others. They are learned from but not tested, because a copy of a tested image gives the label away.
     """
     reporter = reporter or reporter_for(False)
-    rows, data = LabeledSet.select(embeddings, labels)
+    rows, every = LabeledSet.select(embeddings, labels)
+    own = np.array([i for i, row in enumerate(rows) if embeddings.names[row] not in copies])
+    data = every.subset(own) if len(own) < len(rows) else every
     settings = list_settings(model)
     with reporter.bar("cross-validation", num_outer_folds(data.y)) as advance:
         held = held_out_predictions(data, settings, np.random.default_rng([seed, 0]), advance)
     with reporter.bar("learning curve, draws", draws) as advance:
         curve = learning_curve(data, settings, seed, draws, advance)
     best = select_settings(data, settings, np.random.default_rng([seed, 1]), MAX_CHOOSING)[0]
-    classifier = data.fit(best.setting, best.temperature)
+    classifier = every.fit(best.setting, best.temperature)
     probabilities = classifier.predict_proba(embeddings.vectors)
-    names = [embeddings.names[i] for i in rows]
-    alike = alikeness(embeddings.vectors, rows, seed) > MAX_ALIKE
+    names = [embeddings.names[i] for i in rows[own]]
+    unlabeled = np.delete(embeddings.vectors, rows, axis=0)
+    alike = alikeness(data.vectors, unlabeled, every.scaler, seed) > MAX_ALIKE
     results = {
         "images": len(embeddings),
-        "labelled": len(data.y),
-        "classes": {c: int(count) for c, count in zip(data.classes, np.bincount(data.y), strict=True)},
+        "labelled": len(every.y),
+        "copies": len(every.y) - len(data.y),
+        "classes": {c: int(count) for c, count in zip(every.classes, np.bincount(every.y), strict=True)},
         "classifier": _describe(best),
         "held_out": _held_out_results(held, data, names) | {"labels_alike": alike} if held else None,
-        "notes": _notes(held, data, _num_suggested(embeddings.names, names, suggested), alike),
+        "notes": _notes(held, data, len(every.y), _num_suggested(embeddings.names, names, suggested), alike),
         "curve": curve,
         "predicted": summarize_predictions(np.delete(probabilities, rows, axis=0), data.classes),
     }
@@ -659,8 +664,8 @@ def _num_suggested(names: Sequence[str], labeled: Sequence[str], suggested: Coll
     return count if count > by_chance + 2 * math.sqrt(by_chance) else 0
 
 
-def _notes(held: HeldOut | None, data: LabeledSet, num_suggested: int, alike: bool) -> list[str]:
-    """Limits of the accuracy that these labels can show, a sentence or two each."""
+def _notes(held: HeldOut | None, data: LabeledSet, num_labeled: int, num_suggested: int, alike: bool) -> list[str]:
+    """Limits of the accuracy that these labels can show, a sentence or two each. `data` is without copies."""
     counts = np.bincount(data.y)
     if not held:
         why = (
@@ -674,6 +679,11 @@ def _notes(held: HeldOut | None, data: LabeledSet, num_suggested: int, alike: bo
     single = [repr(c) for c, count in zip(data.classes, counts, strict=True) if count == 1]
     listed = ", ".join(single[:5]) + (f" and {len(single) - 5} more" if len(single) > 5 else "")
     notes = []
+    if copies := num_labeled - len(data.y):
+        notes.append(
+            f"{copies:,} of the {num_labeled:,} labeled images {'is a copy' if copies == 1 else 'are copies'} of "
+            "others. A copy is learned from but not tested."
+        )
     if alike:
         notes.append(
             "The labeled images are more alike than images chosen at random, as a group on a map is. The accuracy on "

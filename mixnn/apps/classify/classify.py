@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,17 @@ from mixnn.apps.classify.classifiers import (
     train_classifier,
 )
 from mixnn.apps.classify.features import RUN as RUN_FEATURES
-from mixnn.apps.classify.features import SIGNIFICANCE, START, Features, all_features, best_features, compare
+from mixnn.apps.classify.features import (
+    SIGNIFICANCE,
+    START,
+    Features,
+    all_features,
+    best_features,
+    compare,
+    find_copies,
+    label_conflicts,
+    sample_pixels,
+)
 from mixnn.apps.classify.suggest import suggest_images
 from mixnn.apps.embed import Embeddings
 from mixnn.apps.report import run_data
@@ -184,15 +195,21 @@ def _train(
 
     `embeddings` are the run's. Other features are used only where they are clearly better on these labels.
     """
-    trained = train_classifier(embeddings, given, **options, reporter=reporter)
     found: dict[str, Any] = {"features": RUN_FEATURES}
-    if trained.held:
+    pixels, copies = None, set[str]()
+    if len([label for label, count in Counter(given.values()).items() if count > 1]) > 1:  # there will be a test
+        pixels = sample_pixels(images, embeddings, given, options["seed"], reporter)
+        copies = find_copies(embeddings, pixels, given)
+    trained = train_classifier(embeddings, given, copies=copies, **options, reporter=reporter)
+    if trained.held and pixels is not None:
+        tested = {name: label for name, label in given.items() if name not in copies}
         about = {key: options[key] for key in ("model", "seed")}
-        found["comparison"] = compare(features, images, embeddings, given, trained.held, reporter=reporter, **about)
-        found["features"] = best_features(found["comparison"])
+        comparison = compare(features, images, embeddings, pixels, tested, trained.held, reporter=reporter, **about)
+        comparison["contradictions"] = label_conflicts(pixels, given)
+        found |= {"comparison": comparison, "features": best_features(comparison)}
     if found["features"] != RUN_FEATURES:
         embeddings = features[found["features"]].embed(images)
-        trained = train_classifier(embeddings, given, **options, reporter=reporter)
+        trained = train_classifier(embeddings, given, copies=copies, **options, reporter=reporter)
     return embeddings, trained, trained.results | found
 
 
@@ -316,8 +333,8 @@ def _show_accuracy(results: dict[str, Any]) -> None:
     cells = [(title, *_cells(row)) for title, row in comparison["accuracy"].items()]
     cells.append((f"always {held['commonest']!r}", f"{held['commonest_share']:.1f}%", ""))
     print_table(("same labels, trained on", "accuracy", "95% interval"), cells)
-    if comparison["labels"] < results["labelled"]:
-        print(f"Compared on {comparison['labels']:,} of the {results['labelled']:,} labels, chosen at random.")
+    if comparison["labels"] < (tested := results["labelled"] - results["copies"]):
+        print(f"Compared on {comparison['labels']:,} of the {tested:,} labels, chosen at random.")
     print()
     if len(held["models"]) > 1:
         kept = results["classifier"]["model"]

@@ -6,6 +6,7 @@ A saved classifier records the name of its features, so that new images are turn
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ from mixnn.apps.classify.classifiers import (
     stratified_sample,
 )
 from mixnn.apps.embed import Embeddings, Encoder, load_or_encode
-from mixnn.apps.pictures import SIDE, copy_pairs, make_pictures
+from mixnn.apps.fingerprints import SIDE, FingerprintEncoder, copy_pairs, fingerprints
+from mixnn.apps.search.similarity import near_duplicates, normalize_rows
 from mixnn.config import UserError
 from mixnn.data import Images
+from mixnn.data.folder import natural_key
 from mixnn.progress import Reporter
 from mixnn.runs import Run
 from mixnn.runs.layout import Layout
@@ -45,6 +48,7 @@ BATCH = 256
 MAX_COMPARED = 1000  # labels on which features are compared, chosen at random if there are more: it would take minutes
 MAX_UNLABELED = 1000  # unlabeled images used to standardize the features that are compared
 QUIET = Reporter(quiet=True)
+SAME_VECTOR = 0.99999  # cosine of the vectors of identical images, up to rounding
 MAX_COPIES = 20  # pairs of copies with different labels in the results
 # Features are clearly better than the run's if chance alone would make them look so in fewer than this share of cases.
 # Chosen by measurement (notes/log.md): with the ImageNet encoder it never picked raw pixels wrongly in 283 draws, and
@@ -123,10 +127,41 @@ def shrink(pixels: Embeddings, side: int) -> Embeddings:
 # --- comparison ---
 
 
+def sample_pixels(
+    images: Images, embeddings: Embeddings, labels: dict[str, str], seed: int, reporter: Reporter = QUIET
+) -> Embeddings:
+    """Pixels of labeled images, at most MAX_COMPARED, and of as many unlabeled ones."""
+    unlabeled = [name for name in embeddings.names if name not in labels]
+    chosen = {*_sample(embeddings, labels, seed), *unlabeled[:: -(-len(unlabeled) // MAX_UNLABELED) or 1]}
+    return read_pixels(images.named(chosen), reporter)
+
+
+def find_copies(embeddings: Embeddings, pixels: Embeddings, labels: dict[str, str]) -> set[str]:
+    """Labeled images that are copies of another one with the same label; one image of each group of copies is left out.
+
+    Copies have the same vector, or nearly the same pixels, if both are in `pixels`.
+    """
+    rows = [i for i, name in enumerate(embeddings.names) if name in labels]
+    names = [embeddings.names[i] for i in rows]
+    prints = np.zeros((len(rows), FingerprintEncoder.num_features), np.float32)  # zeros are like no other
+    row_of = {name: i for i, name in enumerate(names)}
+    read = [i for i, name in enumerate(pixels.names) if name in row_of]
+    prints[[row_of[pixels.names[i]] for i in read]] = _fingerprints(pixels, read)
+    unit = normalize_rows(embeddings.vectors[rows])
+    groups = near_duplicates(unit, SAME_VECTOR, also_linked=functools.partial(copy_pairs, prints))
+    copies: set[str] = set()
+    for group in groups:
+        members = sorted((names[i] for i, _ in group), key=natural_key)
+        first = {labels[name]: name for name in reversed(members)}
+        copies |= {name for name in members if first[labels[name]] != name}
+    return copies
+
+
 def compare(
     features: dict[str, Features],
     images: Images,
     embeddings: Embeddings,
+    pixels: Embeddings,
     labels: dict[str, str],
     held: HeldOut,
     *,
@@ -136,22 +171,19 @@ def compare(
 ) -> dict[str, Any]:
     """Held-out accuracy in percent of the run, the network before training and raw pixels: same labels, same folds.
 
-    `embeddings` and `held` are the run's. With more than MAX_COMPARED labels, a random part of them is used. For each
-    of the others, `ahead` is its lead over the run, `error` the standard error of this difference, `only` how many
-    labels it alone predicts right, `run_only` how many the run alone, and `p` the probability of this or more by chance
-    (`mcnemar_p_value`). Also returns pairs of labeled images that look the same but have different labels.
+    `embeddings` and `held` are the run's, `pixels` a sample of the images. If it has only a part of the labeled ones,
+    that part is used. For each of the others, `ahead` is its lead over the run, `error` the standard error of this
+    difference, `only` how many labels it alone predicts right, `run_only` how many the run alone, and `p` the
+    probability of this or more by chance (`mcnemar_p_value`).
     """
-    chosen = _sample(embeddings, labels, seed)
+    chosen = {name: labels[name] for name in pixels.names if name in labels}
     if len(chosen) < len(labels):
         held = held_out(embeddings, chosen, model=model, seed=seed)
-    unlabeled = [name for name in embeddings.names if name not in labels]
-    kept = images.named({*chosen, *unlabeled[:: -(-len(unlabeled) // MAX_UNLABELED) or 1]})
-    pixels = read_pixels(kept, reporter)
     sides = {side: shrink(pixels, side) for side in SIDES}
     side = best_side(sides, chosen, seed)
     others = {pixels_name(side): sides[side]}
     if START in features:
-        others[START] = features[START].embed(kept)
+        others[START] = features[START].embed(images.named({*pixels.names}))
     weights = held.weights
     accuracy: dict[str, dict[str, float]] = {RUN: accuracy_with_interval(held.right, weights)}
     for name, vectors in others.items():
@@ -161,7 +193,7 @@ def compare(
         only, run_only = int((right & ~held.right).sum()), int((held.right & ~right).sum())
         accuracy[name] = accuracy_with_interval(right, weights) | {"ahead": percent(ahead), "error": percent(error)}
         accuracy[name] |= {"only": only, "run_only": run_only, "p": mcnemar_p_value(only, run_only)}
-    return {"labels": len(chosen), "accuracy": accuracy, "contradictions": label_conflicts(pixels, chosen)}
+    return {"labels": len(chosen), "accuracy": accuracy}
 
 
 def best_features(comparison: dict[str, Any]) -> str:
@@ -206,10 +238,13 @@ def mcnemar_p_value(only: int, other_only: int) -> float:
 
 
 def label_conflicts(pixels: Embeddings, labels: dict[str, str]) -> list[dict[str, str]]:
-    """Pairs of labeled images with the same picture, or nearly so, but different labels."""
+    """Pairs of labeled images with the same pixels, or nearly so, but different labels."""
     rows = [i for i, name in enumerate(pixels.names) if name in labels]
-    pictures = make_pictures(pixels.vectors[rows].reshape(-1, 3, LARGEST, LARGEST))
     every, names = slice(0, len(rows)), [pixels.names[i] for i in rows]
-    pairs = [(names[i], names[j]) for i, j in zip(*copy_pairs(pictures, every, every), strict=True)]
+    pairs = [(names[i], names[j]) for i, j in zip(*copy_pairs(_fingerprints(pixels, rows), every, every), strict=True)]
     found = [(a, b) for a, b in pairs if labels[a] != labels[b]]
     return [{"file": a, "label": labels[a], "copy": b, "copy_label": labels[b]} for a, b in found[:MAX_COPIES]]
+
+
+def _fingerprints(pixels: Embeddings, rows: list[int]) -> np.ndarray:
+    return fingerprints(pixels.vectors[rows].reshape(len(rows), 3, LARGEST, LARGEST))

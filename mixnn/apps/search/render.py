@@ -71,9 +71,8 @@ def summary(result: dict[str, Any]) -> list[str]:
         count = len(result["queries"])
         return [f"the {result['topk']} nearest {among}" + f", for {count:,} queries" * (count > 1), scale]
     if result["kind"] == "outliers":
-        k = result["neighbors"]
-        score = f"by mean similarity to their {k} nearest (the score)"
-        return [f"the {len(result['outliers']):,} most unusual {among}, {score}", scale]
+        score = f"by mean cosine to their {result['neighbors']} nearest (the score)"
+        return [f"the {len(result['outliers']):,} most unusual {among}, {score}"]
     groups, threshold = result["groups"], f"threshold: similarity {result['threshold']:g}, {result['threshold_is']}"
     if not groups:
         return [f"no near-duplicates {among}", threshold, scale]

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from mixnn.apps.embed import load_or_encode
-from mixnn.apps.pictures import PictureEncoder, are_copies, copy_pairs
+from mixnn.apps.fingerprints import FingerprintEncoder, are_copies, copy_pairs
 from mixnn.apps.search import render, similarity
 from mixnn.apps.search.similarity import METHODS, bank_mean, center_rows, check_faiss, normalize_rows
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Overwrite, Param, UserError, setting, verb
@@ -107,13 +107,14 @@ def search(
     """Find the `topk` images of `source` most similar to each query. Default source: the run's training data.
 
     Similarity is 0 for images as unlike as two random images of the source, and 1 for the same image. (It is the cosine
-    of their vectors after subtracting the mean vector of the source; for fewer than 20 images, the plain cosine.)
+    of their vectors after subtracting the mean vector of the source. For fewer than 20 images, and for outliers, it is
+    the plain cosine.)
 
     A query is an image file, several, a folder, or the name of an image in the source. Its results do not include the
     image itself. In Python, query and source may also be images in memory (docs/data.md).
 
     Instead of a query, `duplicates` finds groups of images whose similarity is `threshold` or more. Without a
-    `threshold`, one is chosen, and images with nearly the same pixels (32 x 32, gray) are duplicates too. `outliers`
+    `threshold`, one is chosen, and images with nearly the same pixels (at 32 x 32) are duplicates too. `outliers`
     finds the `topk` images least similar to their neighbors.
 
     The result is plain values, which print as a list. With `out`, it is also written to a file, as text, JSON
@@ -130,6 +131,7 @@ def search(
     """
     kind = _kind(query, duplicates, outliers)
     _check_options(kind, threshold, method, topk)
+    output = _form_of_file(output, out)
     topk = TOPK if topk is None else topk
     reporter = reporter_for(verbose)
     run = open_run(run, reporter)
@@ -141,8 +143,11 @@ def search(
     target = check_output(out, run.path / f"{kind}.html", overwrite) if to_file else None
     embeddings = load_or_encode(run, images, device=device, reporter=reporter)
     names, bank = embeddings.names, normalize_rows(embeddings.vectors)
-    mean = bank_mean(bank)
-    bank = center_rows(bank, mean)
+    if kind == "outliers":  # the mean is what most images share, and an odd one lacks: it stays (notes/log.md)
+        mean = np.zeros(bank.shape[1], np.float32)
+    else:
+        mean = bank_mean(bank)
+        bank = center_rows(bank, mean)
     if kind != "nearest" and len(names) < 2:
         raise UserError(f"{setting(kind, True)} needs at least two images, but only one in {images.title} can be read")
     queries: list[QueryImage] = []
@@ -150,8 +155,8 @@ def search(
         queries, vectors = encode_queries(find_queries(query, images, names), bank, mean, run, device, reporter)
         found = _nearest(names, bank, queries, vectors, topk, "exact" if method == "auto" else method, reporter)
     elif kind == "duplicates":
-        pictures = _pictures(run, images, names, reporter) if threshold is None else None
-        found = _duplicates(names, bank, pictures, threshold, images, reporter)
+        prints = _fingerprints(run, images, names, reporter) if threshold is None else None
+        found = _duplicates(names, bank, prints, threshold, images, reporter)
     else:
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
@@ -195,6 +200,17 @@ def _check_options(kind: str, threshold: float | None, method: str, topk: int | 
         raise UserError(f"{all_groups}: leave out {setting('topk')}, or raise {setting('threshold')} for fewer")
 
 
+def _form_of_file(output: str, out: str | Path) -> str:
+    """The form of the results, which the name of the file may say."""
+    ending = Path(out).suffix.lower()
+    said = {"": output, ".txt": output, ".json": "json", ".html": "html"}.get(ending)
+    if said is None:
+        raise UserError(f"{out} ends in {ending}: use a name that ends in .json, .html or .txt")
+    if output not in ("terminal", said):
+        raise UserError(f"{out} would hold {output}: use another name, or leave out {setting('output', output)}")
+    return said
+
+
 def _is_paths(query: Query) -> bool:
     """Whether the query is given by files, folders or names, not by images in memory."""
     several = query if isinstance(query, list | tuple) else [query]
@@ -204,15 +220,24 @@ def _is_paths(query: Query) -> bool:
 def check_query(query: Query, names: Collection[str]) -> list[str | Path]:
     """The parts of a query; UserError unless each is a file, a folder, or one of the names."""
     parts = [query] if isinstance(query, str | Path) else list(query)
-    for part in parts:
-        if str(part) not in names and not expand(part).exists():
-            close = difflib.get_close_matches(str(part), names, 1, CLOSE) if len(names) <= MOST_TO_COMPARE else []
-            meant = f", did you mean {printable(close[0])}?" if close else ""
-            raise UserError(
-                f"no such image: {printable(str(part))} is not a file, a folder or the name of an image in the "
-                f"source{meant}"
-            )
-    return parts
+    known = [str(part) in names or expand(part).exists() for part in parts]
+    return [part if k else _in_a_subfolder(str(part), names) for part, k in zip(parts, known, strict=True)]
+
+
+def _in_a_subfolder(name: str, names: Collection[str]) -> str:
+    """The one image whose path ends in this name, in upper or lower case; UserError if there is none, or several."""
+    ending = f"/{name.lower()}"
+    same = [other for other in names if f"/{other.lower()}".endswith(ending)]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        listed = ", ".join(printable(other) for other in same[:3])
+        raise UserError(f"{printable(name)} is the name of {plural(len(same), 'image')}, such as {listed}: give one")
+    close = difflib.get_close_matches(name, names, 1, CLOSE) if len(names) <= MOST_TO_COMPARE else []
+    meant = f", did you mean {printable(close[0])}?" if close else ""
+    raise UserError(
+        f"no such image: {printable(name)} is not a file, a folder or the name of an image in the source{meant}"
+    )
 
 
 def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryImage]:
@@ -227,8 +252,10 @@ def find_queries(query: Query, images: Images, names: list[str]) -> list[QueryIm
         with suppress(OSError):  # the file is gone since it was listed
             rows_of[_file_id(path_of[name])].append(i)
     found = []
-    for part in check_query(query, row_of):
+    for part in check_query(query, images.position):
         path = expand(part)
+        if str(part) in images.position and str(part) not in row_of and not path.exists():
+            raise UserError(f"cannot read {printable(str(part))}: the source's image is damaged or empty")
         if path.is_dir():
             inside = [path / name for name in list_images(path)[0]]
             if not inside:
@@ -317,10 +344,10 @@ def _ranked(pairs: list[tuple[str, float]], key: str) -> list[dict[str, Any]]:
     return [{"rank": rank, "file": name, key: round(value, DIGITS)} for rank, (name, value) in enumerate(pairs, 1)]
 
 
-def _pictures(run: Run, images: Images, names: list[str], reporter: Reporter) -> np.ndarray:
-    """Pictures of the named images, in this order; zeros for one that cannot be read any more."""
+def _fingerprints(run: Run, images: Images, names: list[str], reporter: Reporter) -> np.ndarray:
+    """Fingerprints of the named images, in this order; zeros for one that cannot be read any more."""
     found = load_or_encode(
-        run, images, encoder=PictureEncoder(), kind="pictures", reporter=reporter, description="reading pixels"
+        run, images, encoder=FingerprintEncoder(), kind="fingerprints", reporter=reporter, description="reading pixels"
     )
     if found.names == names:
         return found.vectors
@@ -331,12 +358,12 @@ def _pictures(run: Run, images: Images, names: list[str], reporter: Reporter) ->
 def _duplicates(
     names: list[str],
     bank: np.ndarray,
-    pictures: np.ndarray | None,
+    prints: np.ndarray | None,
     threshold: float | None,
     images: Images,
     reporter: Reporter,
 ) -> dict[str, Any]:
-    """Groups of near-duplicates by their vectors and, if there are any, by their pictures."""
+    """Groups of near-duplicates by their vectors and, if there are any, by their fingerprints."""
     why = "as given"
     if threshold is None:
         threshold, why = similarity.default_threshold(bank)
@@ -345,13 +372,13 @@ def _duplicates(
                 "half of the images are nearly identical to ten others: they are copies, or the encoder has collapsed"
             )
     with reporter.bar("comparing", similarity.num_blocks(len(bank))) as advance:
-        linked = None if pictures is None else functools.partial(copy_pairs, pictures)
+        linked = None if prints is None else functools.partial(copy_pairs, prints)
         found = similarity.near_duplicates(bank, threshold, advance, linked)
     first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
     groups, lowest = [], []
     for group in found:
         rows = [i for i, _ in group]
-        same = np.zeros(len(rows), bool) if pictures is None else are_copies(pictures[rows], pictures[rows[:1]])
+        same = np.zeros(len(rows), bool) if prints is None else are_copies(prints[rows], prints[rows[:1]])
         members = zip(group, same.tolist(), strict=True)
         groups.append([_member(names[i], cos, first.get(names[i]), is_same) for (i, cos), is_same in members])
         lowest.append(round(similarity.lowest_similarity(bank, rows), DIGITS))

@@ -173,8 +173,8 @@ def default_threshold(bank_MF: np.ndarray) -> tuple[float, str]:
     near, far = (1 - float(cosines[i - 1]) for i in (k, last))
     times = (k * len(bank) / 2) ** math.log2(far / near) if last == 2 * k and near > TOLERANCE else 0.0
     times = float(np.clip(times, MIN_TIMES_NEARER, MAX_TIMES_NEARER))
-    usual = f"an image and its neighbor number {k} usually are ({1 - near:.4f})"
-    return round(1 - near / times, 5), f"so a pair must be {times:.2g} times closer than {usual}"
+    usual = f"an image usually is to its neighbor number {k} ({1 - near:.4f})"
+    return round(1 - near / times, 5), f"so a pair must be {times:.0f} times closer than {usual}"
 
 
 def mean_similarity(bank_MF: np.ndarray, k: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
