@@ -17,6 +17,7 @@ from mixnn.config import Config, UserError, calling
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
+from mixnn.files import expand
 from mixnn.nn.backbone import Network, build_backbone
 from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, reporter_for
@@ -137,15 +138,15 @@ def load(run: str | Path | Run, device: str = "auto", *, backbone: Network | Non
         raise UserError(
             "backbone= takes the network that was trained: a torch.nn.Module, or the function that makes it"
         )
-    if str(run) in STARTS and not (Path(str(run)) / "config.yaml").is_file():  # any other folder may have that name
-        encoder = read_start(str(run))
-    elif not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
-        encoder = read_export(Path(run), backbone)
-    else:
-        run = run if isinstance(run, Run) else Run.open(run)
-        run = run if backbone is None else replace(run, network=backbone)
-        return load_encoder(run, device, reporter_for(False))
-    return _place(encoder, device)
+    if not isinstance(run, Run):
+        path = expand(run)
+        if str(run) in STARTS and not (path / "config.yaml").is_file():  # any other folder may have that name
+            return _place(read_start(str(run)), device)
+        if path.suffix == ".safetensors" and not path.is_dir():
+            return _place(read_export(path, backbone), device)
+        run = Run.open(path)
+    run = run if backbone is None else replace(run, network=backbone)
+    return load_encoder(run, device, reporter_for(False))
 
 
 def load_encoder(run: Run, device: str, reporter: Reporter) -> Encoder:
