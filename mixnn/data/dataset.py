@@ -321,8 +321,9 @@ class OwnDataset(Dataset):
         return other
 
     def _name_with_digest(self, kind: str) -> str:
-        """The kind, and the start of the training images' digest as soon as they have been read."""
-        return f"{kind}-{self._digest[:DIGITS]}" if self._digest else kind
+        """The kind, and the start of the training images' digest as soon as that is known."""
+        digest = self._digest or self.expected_digest
+        return f"{kind}-{digest[:DIGITS]}" if digest else kind
 
     @property
     def _digest(self) -> str:

@@ -137,10 +137,14 @@ class Run:
     def is_run_folder(path: Path) -> bool:
         """Whether the path is a run folder, not just any folder with a config.yaml."""
         try:
-            Run.open(path)
+            return Run.open(path).made_by_mixnn
         except UserError:
             return False
-        return (path / "command.txt").is_file() or bool(checkpoint.list_checkpoints(path / "checkpoints"))
+
+    @property
+    def made_by_mixnn(self) -> bool:
+        """Whether the folder has more of a run than a config.yaml, which any program may write."""
+        return (self.path / "command.txt").is_file() or self.has_checkpoint
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:

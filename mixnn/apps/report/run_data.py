@@ -55,12 +55,16 @@ class RunData:
         return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judged)
 
 
-def read(path: str | Path) -> RunData:
-    """The data of a run folder; UserError if it is not one."""
-    run = Run.open(path)
-    if not Run.is_run_folder(run.path) or not isinstance(run.config.options, dict):
-        raise UserError(f"{path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one")
-    data = read_files(run)
+def read(run: str | Path | Run) -> RunData:
+    """The data of a run, or of a run folder; UserError if it is not one."""
+    found = Run.open(run.path if isinstance(run, Run) else run)  # a run may have gone on since it was opened
+    if not found.made_by_mixnn:
+        raise UserError(
+            f"{found.path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one"
+        )
+    if isinstance(run, Run):
+        found = dataclasses.replace(found, data=run.data, network=run.network)
+    data = read_files(found)
     data.missing += find_gaps(data)
     return data
 
