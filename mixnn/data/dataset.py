@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -433,14 +433,63 @@ class FileListDataset(FolderDataset):
         return self.given_labels or super()._read_labels()
 
 
-@dataclass
-class MemoryDataset(OwnDataset):
-    """Images in memory, or in an object that gives them by index. A run folder stores only what identifies them."""
+class Parts(NamedTuple):
+    """Training and test images by index."""
 
-    training: ImageArrays | ImageItems = field(kw_only=True)
-    testing: ImageArrays | ImageItems | None = None
+    training: ImageArrays | ImageItems
+    testing: ImageArrays | ImageItems | None
+
+
+@dataclass
+class IndexedDataset(OwnDataset):
+    """Images that are found by index: in memory, in an object of the user's, or in shards."""
+
     stats: tuple[Triple, Triple] | None = None  # mean and std, if they are known
     may_mirror: bool = True
+
+    @property
+    @abstractmethod
+    def parts(self) -> Parts: ...
+
+    @property
+    def is_labeled(self) -> bool:
+        return self.parts.training.has_labels
+
+    def _decode(self, split: str, size: int) -> ImageSet:
+        images = self.images(split)
+        found = self._decode_images(images, size)
+        if split == "test":
+            train = self._decoded_split("train", size)
+            stats = train.mean, train.std
+        else:
+            sampled = sample_stats(images.names, readable_names(images.names, found), found.images)
+            stats = self.stats or sampled or NORMALIZATIONS["torchvision"]  # the last: no image can be read
+        training, testing = self.parts
+        classes = sorted_classes(training.labels, testing.labels if testing else {})
+        made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
+        return replace(made, mirror=self.may_mirror)
+
+    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
+        return images.decoded(size)
+
+    def images(self, split: str = "all") -> ImageArrays | ImageItems:
+        training, testing = self.parts
+        if split == "test" and testing is None:
+            raise UserError(
+                f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
+            )
+        return testing if split == "test" and testing else training
+
+
+@dataclass
+class MemoryDataset(IndexedDataset):
+    """Images in memory, or in an object that gives them by index. A run folder stores only what identifies them."""
+
+    given: Parts = field(kw_only=True)
+
+    @property
+    def parts(self) -> Parts:
+        return self.given
 
     @property
     def name(self) -> str:
@@ -455,53 +504,35 @@ class MemoryDataset(OwnDataset):
         return False
 
     @property
-    def is_labeled(self) -> bool:
-        return self.training.has_labels
-
-    @property
     def has_test(self) -> bool:
-        return self.testing is not None
+        return self.parts.testing is not None
 
     @property
     def has_labeled_test(self) -> bool:
-        return self.testing is not None and self.testing.has_labels
+        return self.parts.testing is not None and self.parts.testing.has_labels
 
     def num_images(self, split: str) -> int | None:
-        images = self.testing if split == "test" else self.training
+        images = self.parts.testing if split == "test" else self.parts.training
         return None if images is None else min(len(images), self.limit or len(images))
 
     def check(self) -> None:
         """UserError unless the images are at hand."""
 
-    def _decode(self, split: str, size: int) -> ImageSet:
-        images = self.images(split)
-        found = self._decode_images(images, size)
-        if split == "test":
-            train = self._decoded_split("train", size)
-            stats = train.mean, train.std
-        else:
-            sampled = sample_stats(images.names, readable_names(images.names, found), found.images)
-            stats = self.stats or sampled or NORMALIZATIONS["torchvision"]  # the last: no image can be read
-        classes = sorted_classes(self.training.labels, self.testing.labels if self.testing else {})
-        made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
-        return replace(made, mirror=self.may_mirror)
-
-    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
-        return images.decoded(size)
-
-    def images(self, split: str = "all") -> ImageArrays | ImageItems:
-        if split == "test" and self.testing is None:
-            raise UserError(
-                f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
-            )
-        return self.testing if split == "test" and self.testing else self.training
-
 
 @dataclass
-class ShardDataset(MemoryDataset):
-    """Images in shards (see shards.py), decoded into the image cache."""
+class ShardDataset(IndexedDataset):
+    """Images in shards (see shards.py), decoded into the image cache. The shards are opened on first use."""
 
     shards: str = field(kw_only=True)  # wds:PATTERN or hf:FOLDER
+    holdout: float = 0.0  # share of the images that become test images
+
+    @cached_property
+    def parts(self) -> Parts:
+        return _hold_out(_as_images(open_shards(self.shards)), self.holdout)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return *super().key, self.holdout
 
     @property
     def name(self) -> str:
@@ -512,8 +543,12 @@ class ShardDataset(MemoryDataset):
         return Path(self.shards).name
 
     @property
-    def is_stored(self) -> bool:
-        return True
+    def has_test(self) -> bool:
+        return bool(self.holdout)
+
+    @property
+    def has_labeled_test(self) -> bool:
+        return bool(self.holdout)  # only labeled images are held out
 
     def check(self) -> None:
         shard_files(self.shards)
@@ -526,10 +561,11 @@ class ShardDataset(MemoryDataset):
         return cached(key, len(images), size, partial(images.decoded_part, size, forget=True))
 
 
-def shard_dataset(shards: str, holdout: float = 0.0, **options: Any) -> ShardDataset:
-    """The images of shards, all for training but for those held out."""
-    found = memory_dataset(open_shards(shards), holdout=holdout, **options)
-    return ShardDataset(training=found.training, testing=found.testing, shards=shards, **options)
+def shard_dataset(shards: str, **options: Any) -> ShardDataset:
+    """The images of shards that are at hand, opened at once so that a mistake is noticed before any work."""
+    dataset = ShardDataset(shards=absolute_shards(shards), **options)
+    dataset.images()
+    return dataset
 
 
 def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **options: Any) -> MemoryDataset:
@@ -543,22 +579,27 @@ def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **option
         testing = _as_images(splits[test]) if test else None
         if labels is not None:
             raise UserError("labels of data with several parts must come with the images, as in (image, label)")
+    if holdout and testing is not None:
+        raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
+    none = "" if labels is None else ", and none of these images has one"
     training = _as_images(data, labels)
-    if holdout:
-        if testing is not None:
-            raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
-        held = held_out_names(training.labels, holdout)
-        if not held:
-            none = "" if labels is None else ", and none of these images has one"
-            raise UserError(
-                f"{setting('holdout')} needs labels{none}: give images that come with labels, or {setting('labels')}, "
-                "one per image"
-            )
-        testing = training.named(held)
-        training = training.named({*training.names} - held)
+    parts = Parts(training, testing) if testing else _hold_out(training, holdout, none)
     if isinstance(data, ImageSet):
         options |= {"stats": (data.mean, data.std), "may_mirror": data.mirror}
-    return MemoryDataset(training=training, testing=testing, **options)
+    return MemoryDataset(given=parts, **options)
+
+
+def _hold_out(images: ImageArrays | ImageItems, holdout: float, none: str = "") -> Parts:
+    """The images with a share of the labeled ones as test images. `none`: what to add if no image has a label."""
+    if not holdout:
+        return Parts(images, None)
+    held = held_out_names(images.labels, holdout)
+    if not held:
+        raise UserError(
+            f"{setting('holdout')} needs labels{none}: give images that come with labels, or {setting('labels')}, "
+            "one per image"
+        )
+    return Parts(images.named({*images.names} - held), images.named(held))
 
 
 def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
@@ -658,7 +699,7 @@ def open_dataset(
     if is_shards(str(data)):
         if str(labels):
             raise UserError(f"{setting('labels')} is for folders of images: shards have their own labels")
-        return shard_dataset(absolute_shards(str(data)), holdout, **options)
+        return shard_dataset(str(data), holdout=holdout, **options)
     folder = expand(data)
     if str(data) in DATASETS:
         if str(labels) or holdout or on_error != "skip":
@@ -688,7 +729,7 @@ def configured_dataset(config: Config) -> Dataset:
     if config.data in DATASETS:
         return named_dataset(config.data, config.data_dir, **options)
     if is_shards(config.data):
-        return shard_dataset(config.data, config.holdout, on_error=config.on_error, **options)
+        return ShardDataset(shards=config.data, holdout=config.holdout, on_error=config.on_error, **options)
     options |= {"labels": config.labels, "holdout": config.holdout, "on_error": config.on_error}
     return FolderDataset(folder=Path(config.data), **options)
 
@@ -711,7 +752,7 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "all") -> I
     if str(source) in DATASETS:
         return named_dataset(str(source), data_dir).images(split)
     if is_shards(str(source)):
-        return shard_dataset(absolute_shards(str(source))).images(split)
+        return shard_dataset(str(source)).images(split)
     if path.is_file():
         return _list_files([path], split)
     if not path.is_dir():

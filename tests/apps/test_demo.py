@@ -28,9 +28,7 @@ def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pyte
         assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50, "an empty picture has few colors"
 
 
-def test_a_run_of_another_command_in_the_home_folder_is_never_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_of_another_command_in_the_home_folder_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     run = mixnn.pretrain("digits", epochs=0, device="cpu", out="~/mine", verbose=Reporter(quiet=True))
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
