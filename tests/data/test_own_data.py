@@ -307,6 +307,17 @@ def test_a_share_of_labeled_images_is_held_out(tmp_path: Path):
     assert found["knn"]["protocol"]["test_images"] == 6
 
 
+@pytest.mark.parametrize("data", [IMAGES, Pictures(), Pictures(labels=NUMBERS)])
+def test_each_part_has_the_labels_of_its_own_images(data):
+    labels = "" if getattr(data, "labels", None) else NAMES
+    dataset = open_dataset(data, labels=labels, holdout=0.25)
+    for split, count in {"train": 18, "test": 6}.items():
+        images = dataset.images(split)
+        assert (len(images), [*images.labels]) == (count, images.names)
+        assert [*images.rows([2, 0]).labels] == [images.names[2], images.names[0]]
+    assert dataset.load("test", 8).classes == dataset.load("train", 8).classes
+
+
 def test_evaluate_and_diagnose_take_the_labels_as_pretrain_does(tmp_path: Path):
     run = mixnn.pretrain(IMAGES, labels=NAMES, holdout=0.25, out=tmp_path / "run", **TINY)
     here = mixnn.evaluate(run, protocol="knn")
