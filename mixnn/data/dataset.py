@@ -53,7 +53,7 @@ from mixnn.data.items import ARRAY_SHAPES, ImageItems, ItemLabels, Items, uint8_
 from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.shards import absolute_shards, is_shards, open_shards, shard_files
-from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.data.spec import DatasetSpec, data_root
 from mixnn.files import expand
 from mixnn.progress import plural
 
@@ -655,7 +655,7 @@ def is_given(value: Any) -> bool:
 
 def open_dataset(
     data: Any,
-    root: str | Path = "",
+    data_dir: str | Path = "",
     *,
     labels: Any = "",
     holdout: float = 0.0,
@@ -664,7 +664,7 @@ def open_dataset(
     mirror: bool = True,
     normalization: str = "data",
 ) -> Dataset:
-    """The data set of this name (below `root`), of this folder, or of images in memory; UserError if it is none.
+    """The data set of this name (in `data_dir`), of this folder, or of images in memory; UserError if it is none.
 
     Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
     `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
@@ -705,7 +705,7 @@ def open_dataset(
         if str(labels) or holdout or on_error != "skip":
             flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
             raise UserError(f"{flags} are for folders of images: {data} has its own labels")
-        return named_dataset(str(data), root, **common)
+        return named_dataset(str(data), data_dir, **common)
     if folder.is_dir():
         if holdout and not str(labels):
             raise UserError(f"{setting('holdout')} needs labels: add {setting('labels', 'folders')} or a CSV file")
@@ -717,9 +717,8 @@ def open_dataset(
     raise UserError(f"{unknown('data set or folder', str(data), DATASETS)}, or a folder of images (see: mixnn data)")
 
 
-def named_dataset(name: str, root: str | Path = "", **options: Any) -> NamedDataset:
-    place = expand(root) if str(root) else default_root()
-    return NamedDataset(spec=DATASETS[name], root=place, **options)
+def named_dataset(name: str, data_dir: str | Path = "", **options: Any) -> NamedDataset:
+    return NamedDataset(spec=DATASETS[name], root=data_root(data_dir), **options)
 
 
 def configured_dataset(config: Config) -> Dataset:
@@ -789,7 +788,7 @@ def _absolute(labels: str | Path) -> str:
 def load(
     data: Any,
     split: str,
-    root: str | Path | None = None,
+    data_dir: str | Path = "",
     *,
     size: int = 0,
     labels: Any = "",
@@ -814,7 +813,7 @@ def load(
         raise UserError(f"size is for folders of images: {data} has its own")
     dataset = open_dataset(
         data,
-        root or "",
+        data_dir,
         labels=labels,
         holdout=holdout,
         on_error=on_error,
