@@ -60,7 +60,6 @@ def data(
         return
     if action:
         raise UserError(f"mixnn data {action}: use `mixnn data` for the list, or `mixnn data get NAME`")
-    print_table(
-        ("name", "data set", "train + test", "classes", "side", "where"), [p.cells() for p in describe(data_dir)]
-    )
+    rows = [found.cells() for found in describe(data_dir)]
+    print_table(("name", "data set", "train + test", "classes", "side", "where"), rows)
     print(f"\ndownload one with `mixnn data get NAME`, into {data_root(data_dir)}; a folder of images needs no name")
