@@ -299,10 +299,6 @@ class OwnDataset(Dataset):
     def pretrain_is_train(self) -> bool:
         return not self.is_labeled  # probes leave out images without labels
 
-    @property
-    def has_unlabeled(self) -> bool:
-        return False
-
     def _load(self, split: str, size: int) -> ImageSet:
         images = self._decoded_split("test" if split == "test" else "train", size)
         # Probes use labeled images only. If there are none, all are kept, and the caller refuses them.
@@ -364,6 +360,10 @@ class FolderDataset(OwnDataset):
     @property
     def has_labeled_test(self) -> bool:
         return self.is_labeled and self.has_test
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return any(name not in self.label_of for name in self.listing.training)
 
     @cached_property
     def listing(self) -> Listing:
@@ -454,6 +454,10 @@ class IndexedDataset(OwnDataset):
     @property
     def is_labeled(self) -> bool:
         return self.parts.training.has_labels
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return not self.is_labeled or len(self.parts.training.labels) < len(self.parts.training)
 
     def _decode(self, split: str, size: int) -> ImageSet:
         images = self.images(split)

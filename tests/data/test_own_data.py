@@ -318,6 +318,18 @@ def test_each_part_has_the_labels_of_its_own_images(data):
     assert dataset.load("test", 8).classes == dataset.load("train", 8).classes
 
 
+@pytest.mark.parametrize("num_labels", [0, 12, 24])
+def test_a_dataset_knows_whether_training_images_lack_a_label(num_labels: int, tmp_path: Path):
+    texts = [*NAMES[:num_labels], *[""] * (24 - num_labels)]
+    paths = files(tmp_path / "x")
+    lines = [f"{path.name},{text}" for path, text in zip(paths, texts, strict=True)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    folder = open_dataset(tmp_path / "x", labels=tmp_path / "labels.csv" if num_labels else "")
+    others = [open_dataset(data, labels=texts) for data in (IMAGES, Pictures(), paths)]
+    for dataset in (folder, *others, open_dataset(Pictures(labels=texts))):
+        assert dataset.has_unlabeled == (num_labels < 24)
+
+
 def test_evaluate_and_diagnose_take_the_labels_as_pretrain_does(tmp_path: Path):
     run = mixnn.pretrain(IMAGES, labels=NAMES, holdout=0.25, out=tmp_path / "run", **TINY)
     here = mixnn.evaluate(run, protocol="knn")
