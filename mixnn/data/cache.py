@@ -157,6 +157,7 @@ def _open(entry: Path, num_files: int, size: int) -> Decoded | None:
     with contextlib.suppress(OSError):
         os.utime(entry / INFOS)  # used last
     _open_entries[entry] = weakref.ref(found.images), found.infos
+    weakref.finalize(found.images, _open_entries.pop, entry, None).atexit = False
     return found
 
 

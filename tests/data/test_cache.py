@@ -1,5 +1,6 @@
 """A folder is decoded once per size, again when it changes, and an entry is complete and undamaged or not used."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -63,6 +64,15 @@ def test_a_second_reading_decodes_nothing(folder, monkeypatch, tmp_path, memory)
     assert again.infos == infos
     assert cache.decoded(folder, names(folder), 8).images is again.images, "held once"
     assert len(entries(tmp_path)) == 1
+
+
+def test_an_entry_that_nobody_uses_is_forgotten(folder, tmp_path):
+    found = cache.decoded(folder, names(folder), 8)
+    (entry,) = entries(tmp_path)
+    assert entry in cache._open_entries
+    del found
+    gc.collect()
+    assert entry not in cache._open_entries
 
 
 def test_the_processes_of_a_run_share_the_memory(folder, monkeypatch):
