@@ -158,8 +158,8 @@ def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.S
 
 
 def load_or_encode(
-    run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
-    encoder: Vectorizer | None = None, kind: str = "", reporter: Reporter | None = None, description: str = "embedding",
+    run: Run, source: Any = "", *, device: str = "auto", encoder: Vectorizer | None = None, kind: str = "",
+    reporter: Reporter | None = None, description: str = "embedding",
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
@@ -167,7 +167,7 @@ def load_or_encode(
     already loaded; or another one, with a name for its `kind`. `description`: what the progress bar says.
     """
     reporter = reporter or reporter_for(False)
-    images = run.images(source, data_dir)
+    images = run.images(source)
     cached = _cache_file(run, images, kind)
     if cached.is_file():
         try:

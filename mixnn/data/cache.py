@@ -41,7 +41,7 @@ from mixnn.processes import is_main_process, local_world_size
 from mixnn.progress import Reporter
 
 VERSION = 2  # increase it when decoding, or the form of an entry, changes
-CHUNK = 1024  # files between two progress reports
+CHUNK = 1024  # images that are decoded and written at a time
 BLOCK = 2**22  # bytes read and checked at a time
 IMAGES, INFOS = "images.npy", "facts.json"  # files of an entry
 ENTRY = re.compile("[0-9a-f]{32}")
@@ -70,24 +70,16 @@ def size_limit(root: Path) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def decoded(
-    folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> Decoded:
+def decoded(folder: Path, names: Sequence[str], size: int) -> Decoded:
     """Decode the named files of a folder to size x size, or read them from the cache. Nobody may write to the array."""
 
     def decode(start: int, stop: int) -> Decoded:
         return Decoded(*_decode(folder, names[start:stop], size))
 
-    return cached(files_key(folder, names, size), len(names), size, decode, progress)
+    return cached(files_key(folder, names, size), len(names), size, decode)
 
 
-def cached(
-    key: str,
-    num_images: int,
-    size: int,
-    decode: Callable[[int, int], Decoded],
-    progress: Callable[[int, int], None] = lambda *_: None,
-) -> Decoded:
+def cached(key: str, num_images: int, size: int, decode: Callable[[int, int], Decoded]) -> Decoded:
     """Images from the cache, where `decode` puts them if they are missing: it gives those from start to stop.
 
     Other processes that want the same images wait. Nobody may write to the array.
@@ -103,7 +95,7 @@ def cached(
                 if found is None:
                     _make_room(entry.parent, num_images * 3 * size * size, size_limit(entry.parent))
                     with contextlib.suppress(UserError):
-                        _build(entry, num_images, size, decode, progress)
+                        _build(entry, num_images, size, decode)
         found = found or _open(entry, num_images, size)
     return found or decode(0, num_images)
 
@@ -242,13 +234,7 @@ def _decode(folder: Path, names: Sequence[str], size: int) -> tuple[np.ndarray, 
     return images[_readable(infos)], infos
 
 
-def _build(
-    entry: Path,
-    num_images: int,
-    size: int,
-    decode: Callable[[int, int], Decoded],
-    progress: Callable[[int, int], None],
-) -> None:
+def _build(entry: Path, num_images: int, size: int, decode: Callable[[int, int], Decoded]) -> None:
     """Write an entry. Its files are on the disk before it gets its name, so a crash cannot leave half of one."""
     with scratch_folder(entry.parent) as scratch:
         new = scratch / "new"
@@ -263,7 +249,6 @@ def _build(
                 file.write(pixels)
                 crc = zlib.crc32(pixels, crc)
                 infos += of_chunk
-                progress(len(infos), num_images)
             file.seek(0)
             file.write(_header((len(_readable(infos)), 3, size, size)))
             file.flush()

@@ -329,14 +329,14 @@ class Run:
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
-    def images(self, source: Any = "", data_dir: str = "", split: str = "all", hint: str = "") -> Images:
-        """The images of a source; without one, those of the run's data. `hint`: what to do if these are gone.
+    def images(self, source: Any = "", data_dir: str = "", split: str = "all") -> Images:
+        """The images of a source; without one, those of the run's data.
 
         "all" are all images of a folder, a list of files or shards, also the test images. Of other data, they are the
         training images.
         """
         if not is_given(source):
-            self.check_data(hint or f"use {setting('source', 'FOLDER')}")
+            self.check_data(f"use {setting('source', 'FOLDER')}")
             if self.data is not None:
                 return self.data.images(split)
             if split != "all":  # as training split them, by labels and holdout; its limit is for training only

@@ -367,11 +367,13 @@ def test_a_size_limit_that_is_no_size_is_refused(folder, monkeypatch, text):
         cache.decoded(folder, names(folder), 8)
 
 
-def test_progress_is_reported(folder, monkeypatch):
+def test_chunks_of_files_make_the_same_entry_as_all_at_once(folder, tmp_path, monkeypatch):
+    images, infos = copy_of_decoded(folder)
+    monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "another"))
     monkeypatch.setattr(cache, "CHUNK", 3)
-    seen = []
-    cache.decoded(folder, names(folder), 8, lambda *now: seen.append(now))
-    assert seen == [(3, 7), (6, 7), (7, 7)]
+    in_chunks, same = copy_of_decoded(folder)
+    assert np.array_equal(in_chunks, images)
+    assert same == infos
 
 
 def test_a_folder_says_what_it_is(folder):
