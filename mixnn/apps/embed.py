@@ -88,11 +88,8 @@ def embed(
     """
     reporter = reporter_for(verbose) if is_main_process() else NullReporter()
     dist.init(pick_device(device))
-    if not is_main_process():
-        dist.broadcast(None)  # the main process may have to make a run of a folder first
-    run = open_run(run, reporter)
-    if is_main_process():
-        dist.broadcast(None)
+    with dist.main_process_first():  # it may have to make a run of a folder
+        run = open_run(run, reporter)
     images = run.images(source, str(data_dir), split or "all")
     if not is_main_process():
         return _encode_as_worker(run, images, device, reporter)
