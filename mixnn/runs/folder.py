@@ -123,23 +123,29 @@ class Run:
         """UserError if the path exists, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
-        is_run, is_begun = Run.is_run_folder(path), _is_begun(path)
+        run, is_begun = Run.find(path), _is_begun(path)
         if not overwrite:
             resume, overwriting = setting("resume", path), setting("overwrite", True)
-            continuing = f", {resume} to continue it" if is_run and Run.open(path).can_resume else ""
-            ways = f"{continuing}, or {overwriting} to replace it" if is_run else ""
+            continuing = f", {resume} to continue it" if run and run.can_resume else ""
+            ways = f"{continuing}, or {overwriting} to replace it" if run else ""
             ways = f", or {overwriting} to use it" if is_begun else ways
             raise FolderExists(f"{path} exists: use another {setting('out')}{ways}")
-        if not (is_run or is_begun):
+        if not (run or is_begun):
             raise UserError(f"{path} is not a run folder, so it is not overwritten: use another {setting('out')}")
 
     @staticmethod
     def is_run_folder(path: Path) -> bool:
         """Whether the path is a run folder, not just any folder with a config.yaml."""
+        return Run.find(path) is not None
+
+    @staticmethod
+    def find(path: Path) -> Run | None:
+        """The run of a folder; None if the path is not a run folder."""
         try:
-            return Run.open(path).made_by_mixnn
+            run = Run.open(path)
         except UserError:
-            return False
+            return None
+        return run if run.made_by_mixnn else None
 
     @property
     def made_by_mixnn(self) -> bool:
