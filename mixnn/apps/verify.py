@@ -412,7 +412,7 @@ class _RunChecks:
         return found
 
     def _embeddings(self) -> list[Check]:
-        """Files of vectors, and the saved classifier."""
+        """Check the stored embeddings and the saved classifier."""
         wrong, intact = [], 0
         for path in sorted([*self.path.glob("embeddings/*.npz"), *self.path.glob("embeddings.npz")]):
             try:

@@ -80,7 +80,7 @@ def decoded(folder: Path, names: Sequence[str], size: int) -> Decoded:
 
 
 def cached(key: str, num_images: int, size: int, decode: Callable[[int, int], Decoded]) -> Decoded:
-    """Images from the cache, where `decode` puts them if they are missing: it gives those from start to stop.
+    """Read an entry of the cache, or build it with `decode(start, stop)` if it is missing.
 
     Other processes that want the same images wait. Nobody may write to the array.
     """
@@ -110,7 +110,7 @@ def _inode(entry: Path) -> int:
 
 @contextlib.contextmanager
 def _building(entry: Path) -> Iterator[None]:
-    """Let one process after the other in, where files can be locked."""
+    """Hold the entry's lock; does nothing on file systems without locks."""
     path = entry.with_suffix(".lock")
     with open(path, "wb") as file:
         wait_flock(file.fileno())

@@ -98,7 +98,7 @@ class Dataset(ABC):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the images lie where `name` says, so that a run folder need not ask for them again."""
+        """Whether `name` is enough to open the images again; False for arrays and file lists."""
         return True
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Dataset(ABC):
         return self._loaded[key]
 
     def emptied(self) -> Self:
-        """A copy without the images that were read. It accepts only the same images again."""
+        """A copy with empty caches. If other images are then read, they are refused."""
         return replace(self, _loaded={})
 
     def _check_digest(self, summary: FolderSummary) -> None:

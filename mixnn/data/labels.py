@@ -134,7 +134,7 @@ def label_text(label: Any, classes: Sequence[str] = ()) -> str | None:
 
 
 def scalar(label: Any) -> int | str | None:
-    """A number or a text; None for what is not a class, such as boxes or a mask."""
+    """The label as int or str; None if it is neither (boxes, masks)."""
     if isinstance(label, Tensor | np.ndarray | np.generic):
         label = label.item() if math.prod(label.shape) == 1 else None
     if isinstance(label, float) and label.is_integer():
@@ -173,7 +173,10 @@ class KnownNames:
 
 
 def _resolve(path: Path, rows: list[Row], known: KnownNames, has_header: bool) -> list[str]:
-    """The image that each row means. If all rows can be read in one way alone, that way is taken for all of them."""
+    """The image that each row means.
+
+    If only one reading (relative to the folder, or on the disk) resolves every row, it is used for all.
+    """
     ways = [[find(row.file) for row in rows] for find in (known.in_folder, known.on_disk)]
     complete = [way for way in ways if None not in way]
     found: list[str] = []

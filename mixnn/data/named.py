@@ -116,7 +116,7 @@ _SPECS = (
 
 
 def _make(name: str, read: Callable[[Path, str], Arrays], *, size: int, **about: Any) -> DatasetSpec:
-    """The row of a reader that is registered: the other fields of `DatasetSpec` have defaults."""
+    """The `DatasetSpec` of a registered reader; missing fields get defaults."""
     defaults = {"title": name, "train_size": size, "mean": None, "std": None}
     return DatasetSpec(**{"name": name, "read": read, "size": size, **defaults, **about})
 

@@ -106,7 +106,7 @@ class Encoder(nn.Module):
     ) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
         """Yield for each batch: names, their vectors, and (name, reason) of the images that cannot be read.
 
-        `first` and `every` select batches: the first of them, and each that is so many further on.
+        `first` and `every` select batches: first, first + every, first + 2 * every, ...
         """
         backbone = folded(self.backbone) if len(images) > BATCH else self.backbone  # for fewer the copy does not pay
         if every > 1:

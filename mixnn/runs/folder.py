@@ -224,7 +224,7 @@ class Run:
             ) from None
 
     def moved(self, source: Any, labels: Any = "") -> Run:
-        """The run with its images as `source` gives them; with an empty `source`, the run as it is.
+        """This run, reading its images from `source`; unchanged if that is empty.
 
         `source` is the folder where the images are now or, if they were in memory, the same images; images with another
         digest are refused when they are read. `labels`: one for each image in memory.

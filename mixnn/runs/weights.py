@@ -29,7 +29,7 @@ from mixnn.runs.folder import Run
 from mixnn.runs.layout import PREFIX
 
 STUDENT = "method.student.f."  # prefix of the student's backbone in a checkpoint
-KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the student as training left it
+KEPT = "encoder."  # prefix of the kept encoder, if it differs from the final student
 NO_START = ("", "none")  # random weights
 TORCHVISION = "torchvision:"
 PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50")  # those of ARCHITECTURES that torchvision has
