@@ -77,6 +77,7 @@ class Dataset(ABC):
     limit: int = 0  # use at most this many images per split; 0: all
     mirror: bool = True  # mirrored images may be used as views
     normalization: str = "data"  # which mean and std the images come with: what `read_normalization` takes
+    expected_digest: str = field(default="", kw_only=True)  # if set, training images with another one are refused
     _loaded: dict[tuple[str, int, str], ImageSet] = field(default_factory=dict, repr=False)
 
     # Settings made for this data set; None: choose them from the images.
@@ -84,7 +85,6 @@ class Dataset(ABC):
     train_size: int = field(default=0, init=False)  # side of the training crops; 0: choose it from the images
     stored_size: int = field(default=0, init=False)  # side of the stored images; 0: they differ
     description: str = field(default="", init=False)  # a few words about a named data set; "" for a folder
-    expected_digest: str = field(default="", init=False)  # if set, training images with another one are refused
 
     @property
     @abstractmethod
@@ -312,9 +312,7 @@ class OwnDataset(Dataset):
         return self._decoded[split, size]
 
     def emptied(self) -> Self:
-        other = replace(self, _loaded={}, _decoded={})
-        other.expected_digest = self._digest or self.expected_digest
-        return other
+        return replace(self, _loaded={}, _decoded={}, expected_digest=self._digest or self.expected_digest)
 
     def _name_with_digest(self, kind: str) -> str:
         """The kind, and the start of the training images' digest as soon as that is known."""

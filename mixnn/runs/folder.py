@@ -248,8 +248,8 @@ class Run:
                 "holdout": c.holdout,
                 "on_error": c.on_error,
             }
-            dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options)
-            dataset.normalization, dataset.expected_digest = c.normalization, digest
+            dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options).emptied()
+            dataset = dataclasses.replace(dataset, normalization=c.normalization, expected_digest=digest)
             return dataclasses.replace(self, data=dataset)
         if not isinstance(source, str | Path):
             raise UserError(f"{self.path} was trained on the folder {data}: give the folder where its images are now")

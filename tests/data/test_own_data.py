@@ -184,6 +184,16 @@ def test_changed_images_are_refused(change: str, tmp_path: Path):
     assert all(torch.equal(t, before[name]) for name, t in weights(mixnn.Run.open(path)).items())
 
 
+def test_a_dataset_of_other_images_is_refused_though_it_was_read_before(tmp_path: Path):
+    run = mixnn.pretrain(IMAGES, out=tmp_path / "run", **TINY)
+    other = open_dataset(255 - IMAGES)
+    images = other.load("pretrain", 8)
+    with pytest.raises(UserError, match="these are not the images"):
+        run.moved(other).dataset().load("pretrain", 8)
+    assert other.load("pretrain", 8) is images, "the user's own data set stays as it was"
+    assert len(run.moved(open_dataset(IMAGES)).dataset().load("pretrain", 8)) == len(IMAGES)
+
+
 def test_other_labels_are_refused_only_by_a_method_that_trains_with_them(tmp_path: Path):
     settings = TINY | {"epochs": 1, "options": {}, "method": "supervised"}
     path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "run", **settings).path
