@@ -46,10 +46,10 @@ from mixnn.config import UserError, unknown
 from mixnn.data import DATASETS, Dataset
 from mixnn.data.dataset import NamedDataset
 from mixnn.data.image_set import Arrays
-from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.data.spec import DatasetSpec, data_root
 from mixnn.device import pick_device
 from mixnn.evaluation.evaluate import evaluate
-from mixnn.files import expand, write_atomically
+from mixnn.files import write_atomically
 from mixnn.paper.measure import milliseconds_per_call
 from mixnn.progress import NullReporter, Reporter, print_table
 from mixnn.runs.folder import environment
@@ -111,7 +111,7 @@ def held_out(spec: DatasetSpec, count: int) -> DatasetSpec:
 def open_data(job: Row) -> Dataset:
     spec = DATASETS.find(job["data"])
     spec = held_out(spec, job["held_out"]) if job["held_out"] else spec
-    root = expand(job["data_dir"]) if job["data_dir"] else default_root()
+    root = data_root(job["data_dir"])
     return NamedDataset(spec=spec, root=root, limit=job["settings"].get("limit", 0))
 
 

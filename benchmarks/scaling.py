@@ -124,7 +124,7 @@ def reduce_seconds(num_bytes: int, gpus: int, link: Link) -> float:
 
 
 def parts(setup: Setup, method: Method, batch_size: int, gpus: int) -> dict[str, float]:
-    """Seconds of a step by part, on so many GPUs, 8 in a machine. In bf16, no part runs at the same time as another."""
+    """Modeled seconds per part of a step, with 8 GPUs per machine. In bf16, parts do not overlap."""
     link = NVLINK if gpus <= 8 else NETWORK
     heads = head_seconds(method, batch_size)
     passes = 3 * 2 + 2  # of MNN, for which the setups hold: two views, forward and backward, and two by the teacher

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from mixnn.config import UserError, duration_text, setting
-from mixnn.processes import join_limit, peer_limit, read_rendezvous, world_size
+from mixnn.processes import is_main_process, join_limit, peer_limit, read_rendezvous, world_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
@@ -253,6 +253,16 @@ def broadcast(value: Any) -> Any:
         with _collective():
             torch_dist.broadcast_object_list(values)
     return values[0]
+
+
+@contextmanager
+def main_process_first() -> Iterator[None]:
+    """The main process carries out the block before all others, which may then use what it has made."""
+    if not is_main_process():
+        broadcast(None)
+    yield
+    if is_main_process():
+        broadcast(None)
 
 
 def gather_values(value: Any) -> list[Any]:

@@ -90,7 +90,8 @@ def test_the_best_size_of_pixels_is_taken_for_each_metric(benchmark):
 
 
 def test_budgets(benchmark):
-    assert [benchmark.seconds_in(text) for text in ("90s", "6m", "6min", "1h30m")] == [90, 360, 360, 5400]
+    texts = ("90s", "6m", "6 min", "1h30m", "2 hours")
+    assert [benchmark.seconds_in(text) for text in texts] == [90, 360, 360, 5400, 7200]
     with pytest.raises(UserError, match="--budget 10"):
         benchmark.seconds_in("10")
 

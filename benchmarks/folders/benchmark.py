@@ -56,7 +56,7 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
 import mixnn
-from mixnn.config import UserError
+from mixnn.config import UserError, parse_duration
 from mixnn.data import Images, open_images
 from mixnn.device import pick_device
 from mixnn.files import write_atomically
@@ -263,13 +263,11 @@ def steps_in(budget: str) -> int:
 
 
 def seconds_in(budget: str) -> float:
-    """Seconds in 90s, 6m, 6min or 1h30m; 0 for a number of steps."""
-    if steps_in(budget):
-        return 0.0
-    if not re.fullmatch(r"(?:[\d.]+(?:h|min|m|s))+", budget):
-        raise UserError(f'--budget {budget}: write it as 90s, 10m, 1h30m or "600 steps"')
-    units = {"h": 3600, "m": 60, "s": 1}
-    return sum(float(number) * units[unit[0]] for number, unit in re.findall(r"([\d.]+)(h|min|m|s)", budget))
+    """Seconds in a time, as pretrain takes it: 90s, 6 min or 1h30m; 0 for a number of steps."""
+    try:
+        return 0.0 if steps_in(budget) else parse_duration(budget)
+    except UserError:
+        raise UserError(f'--budget {budget}: write it as 90s, 10m, 1h30m or "600 steps"') from None
 
 
 # --- results ---

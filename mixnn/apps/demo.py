@@ -19,6 +19,7 @@ from mixnn.data import ImageSet, load
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import accuracy_by_vote
 from mixnn.evaluation.neighbors import nearest
+from mixnn.files import expand
 from mixnn.functional import unit
 from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
@@ -51,9 +52,9 @@ def demo(
     Examples:
         mixnn demo
     """
-    reporter = reporter_for(verbose)
-    command = Path(out) / "command.txt"
-    if Path(out).exists() and not (command.is_file() and command.read_text().strip() == COMMAND):
+    reporter, out = reporter_for(verbose), expand(out)
+    command = out / "command.txt"
+    if out.exists() and not (command.is_file() and command.read_text().strip() == COMMAND):
         raise UserError(f"{out} exists and was not made by the demo: use another {setting('out')}")
     reporter.info("MNN on 1,297 handwritten digits of 8 x 8 pixels, without their labels")
     settings: dict[str, Any] = {"seed": seed, "device": "cpu"} | ({"epochs": epochs} if epochs else {})

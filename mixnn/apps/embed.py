@@ -88,11 +88,8 @@ def embed(
     """
     reporter = reporter_for(verbose) if is_main_process() else NullReporter()
     dist.init(pick_device(device))
-    if not is_main_process():
-        dist.broadcast(None)  # the main process may have to make a run of a folder first
-    run = open_run(run, reporter)
-    if is_main_process():
-        dist.broadcast(None)
+    with dist.main_process_first():  # it may have to make a run of a folder
+        run = open_run(run, reporter)
     images = run.images(source, str(data_dir), split or "all")
     if not is_main_process():
         return _encode_as_worker(run, images, device, reporter)
@@ -158,8 +155,8 @@ def _batches(found: Embeddings) -> Iterator[tuple[list[str], np.ndarray, store.S
 
 
 def load_or_encode(
-    run: Run, source: Any = "", *, device: str = "auto", data_dir: str = "",
-    encoder: Vectorizer | None = None, kind: str = "", reporter: Reporter | None = None, description: str = "embedding",
+    run: Run, source: Any = "", *, device: str = "auto", encoder: Vectorizer | None = None, kind: str = "",
+    reporter: Reporter | None = None, description: str = "embedding",
 ) -> Embeddings:  # fmt: skip
     """The embeddings of a source in memory, cached in the run folder until its images or the checkpoint change.
 
@@ -167,7 +164,7 @@ def load_or_encode(
     already loaded; or another one, with a name for its `kind`. `description`: what the progress bar says.
     """
     reporter = reporter or reporter_for(False)
-    images = run.images(source, data_dir)
+    images = run.images(source)
     cached = _cache_file(run, images, kind)
     if cached.is_file():
         try:

@@ -290,9 +290,10 @@ def _start(data: RunData, step: int, depth: int = MAX_STARTS) -> dict[str, Any] 
         return {"name": source, **start.card, "input_in_training": inputs, **became}
     if source.startswith((TIMM, TORCHVISION)):
         return {"name": source, "licence": "see the publisher of these weights", **became}
-    if not depth or not Run.is_run_folder(Path(source)):
+    run = Run.find(Path(source)) if depth else None
+    if run is None:
         return {"name": "a file of weights, or a run that is gone", **became}
-    other = read_files(Run.open(source))
+    other = read_files(run)
     steps = other.metrics[-1].get("step", 0) if other.metrics else 0
     return {"name": "another run", "start": _start(other, steps, depth - 1), **became}
 

@@ -41,7 +41,7 @@ from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run, checkpoint
 from mixnn.runs.encoder import read_export
 from mixnn.runs.folder import DAMAGED_RESULTS, DIVERGED, JUDGEMENT, environment
-from mixnn.runs.weights import CARD, CHECKSUM, has_checksum, read_tensors
+from mixnn.runs.weights import CARD, CHECKSUM, read_tensors, verify_checksum
 from mixnn.training.pretrain import check_unchanged, settings_unlike_checkpoint
 from mixnn.training.replay import Checkpoint, Comparison, OutOfTime, num_threads, replay_interval, replay_resume
 
@@ -202,7 +202,7 @@ def _read_safetensors(path: Path) -> tuple[Any, str]:
 
 
 def _read_onnx(path: Path) -> tuple[Any, str]:
-    how = _about_checksum(has_checksum(path))
+    how = _about_checksum(verify_checksum(path))
     try:
         import onnx
     except ImportError:
@@ -213,7 +213,7 @@ def _read_onnx(path: Path) -> tuple[Any, str]:
 
 
 def _read_pt2(path: Path) -> tuple[Any, str]:
-    how = _about_checksum(has_checksum(path))
+    how = _about_checksum(verify_checksum(path))
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
             raise ValueError(f"the checksum of {damaged} does not match")
@@ -412,7 +412,7 @@ class _RunChecks:
         return found
 
     def _embeddings(self) -> list[Check]:
-        """Files of vectors, and the saved classifier."""
+        """Check the stored embeddings and the saved classifier."""
         wrong, intact = [], 0
         for path in sorted([*self.path.glob("embeddings/*.npz"), *self.path.glob("embeddings.npz")]):
             try:

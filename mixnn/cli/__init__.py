@@ -122,7 +122,10 @@ def run(words: Sequence[str]) -> None:
         print(version() if "--version" in words else help_text())
         return
     if words[0] == "help":
-        print(command(words[1]).parser.format_help() if len(words) > 1 else help_text(), end="\n" * (len(words) < 2))
+        if len(words) > 1:
+            command(words[1]).parser.print_help()
+        else:
+            print(help_text())
         return
     if words[0].startswith("-"):
         raise unknown("option of mixnn", words[0], OPTIONS)
@@ -201,10 +204,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print("\n".join(map(escape_controls, f"mixnn: {error}".split("\n"))), file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):
-            leave_run(error)
-            raise
         leave_run(error)
+        if not isinstance(error, MemoryError) and not re.search(r"can't allocate memory|out of memory", str(error)):
+            raise
         less = ": a smaller --batch-size, --image-size or support_size takes less" * ("pretrain" in words[:1])
         print(f"mixnn: there is not enough memory for this{less}", file=sys.stderr)
         return 2

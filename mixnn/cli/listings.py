@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from mixnn.config import Param, UserError, verb
-from mixnn.data import default_root, describe
+from mixnn.data import describe
 from mixnn.data.download import get
-from mixnn.files import expand
+from mixnn.data.spec import data_root
 from mixnn.methods import describe as describe_method
 from mixnn.methods import explain, overview
 from mixnn.progress import Reporter, print_table
@@ -50,16 +50,16 @@ def data(
         mixnn data
         mixnn data get cifar10
     """
-    root = expand(data_dir) if str(data_dir) else default_root()
     if action == "get":
         if not name:
             raise UserError("which data set? use: mixnn data get NAME; `mixnn data` lists the names")
         with Reporter().bytes_bar(name) as progress:
-            place = get(name, root, progress=progress, log=print)
+            place = get(name, data_dir, progress=progress, log=print)
         if place is not None:
             print(place)
         return
     if action:
         raise UserError(f"mixnn data {action}: use `mixnn data` for the list, or `mixnn data get NAME`")
-    print_table(("name", "data set", "train + test", "classes", "side", "where"), [p.cells() for p in describe(root)])
-    print(f"\ndownload one with `mixnn data get NAME`, into {root}; a folder of images needs no name")
+    rows = [found.cells() for found in describe(data_dir)]
+    print_table(("name", "data set", "train + test", "classes", "side", "where"), rows)
+    print(f"\ndownload one with `mixnn data get NAME`, into {data_root(data_dir)}; a folder of images needs no name")

@@ -42,7 +42,8 @@ OF_A_RUN = {  # for commands that take the settings of a run
     "images and views": "image_size encode_size views crop_area weak_flip mirror labels holdout on_error limit",
     "log and checkpoints": "loggers knn_every checkpoint_every",
 }
-OF_ALL = {"files and machine": "overwrite data_dir device mode precision resident json quiet import"}
+LAST_GROUP = "files and machine"
+OF_ALL = {LAST_GROUP: "overwrite data_dir device mode precision resident json quiet import"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,7 +83,8 @@ class Command:
             group = self.parser.add_argument_group(title)
             for parameter in members:
                 _add(group, parameter)
-        group.add_argument("-h", "--help", action="help", help="show this help")
+            if title == LAST_GROUP:
+                group.add_argument("-h", "--help", action="help", help="show this help")
 
     def groups(self) -> dict[str, list[Parameter]]:
         """The parameters in the order of the help, by the title above them; the last group is always there."""

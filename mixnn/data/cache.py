@@ -41,7 +41,7 @@ from mixnn.processes import is_main_process, local_world_size
 from mixnn.progress import Reporter
 
 VERSION = 2  # increase it when decoding, or the form of an entry, changes
-CHUNK = 1024  # files between two progress reports
+CHUNK = 1024  # images that are decoded and written at a time
 BLOCK = 2**22  # bytes read and checked at a time
 IMAGES, INFOS = "images.npy", "facts.json"  # files of an entry
 ENTRY = re.compile("[0-9a-f]{32}")
@@ -70,25 +70,17 @@ def size_limit(root: Path) -> float:
     return float(found[1]) * UNITS[found[2]]
 
 
-def decoded(
-    folder: Path, names: Sequence[str], size: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> Decoded:
+def decoded(folder: Path, names: Sequence[str], size: int) -> Decoded:
     """Decode the named files of a folder to size x size, or read them from the cache. Nobody may write to the array."""
 
     def decode(start: int, stop: int) -> Decoded:
         return Decoded(*_decode(folder, names[start:stop], size))
 
-    return cached(files_key(folder, names, size), len(names), size, decode, progress)
+    return cached(files_key(folder, names, size), len(names), size, decode)
 
 
-def cached(
-    key: str,
-    num_images: int,
-    size: int,
-    decode: Callable[[int, int], Decoded],
-    progress: Callable[[int, int], None] = lambda *_: None,
-) -> Decoded:
-    """Images from the cache, where `decode` puts them if they are missing: it gives those from start to stop.
+def cached(key: str, num_images: int, size: int, decode: Callable[[int, int], Decoded]) -> Decoded:
+    """Read an entry of the cache, or build it with `decode(start, stop)` if it is missing.
 
     Other processes that want the same images wait. Nobody may write to the array.
     """
@@ -103,7 +95,7 @@ def cached(
                 if found is None:
                     _make_room(entry.parent, num_images * 3 * size * size, size_limit(entry.parent))
                     with contextlib.suppress(UserError):
-                        _build(entry, num_images, size, decode, progress)
+                        _build(entry, num_images, size, decode)
         found = found or _open(entry, num_images, size)
     return found or decode(0, num_images)
 
@@ -118,7 +110,7 @@ def _inode(entry: Path) -> int:
 
 @contextlib.contextmanager
 def _building(entry: Path) -> Iterator[None]:
-    """Let one process after the other in, where files can be locked."""
+    """Hold the entry's lock; does nothing on file systems without locks."""
     path = entry.with_suffix(".lock")
     with open(path, "wb") as file:
         wait_flock(file.fileno())
@@ -157,6 +149,7 @@ def _open(entry: Path, num_files: int, size: int) -> Decoded | None:
     with contextlib.suppress(OSError):
         os.utime(entry / INFOS)  # used last
     _open_entries[entry] = weakref.ref(found.images), found.infos
+    weakref.finalize(found.images, _open_entries.pop, entry, None).atexit = False
     return found
 
 
@@ -241,13 +234,7 @@ def _decode(folder: Path, names: Sequence[str], size: int) -> tuple[np.ndarray, 
     return images[_readable(infos)], infos
 
 
-def _build(
-    entry: Path,
-    num_images: int,
-    size: int,
-    decode: Callable[[int, int], Decoded],
-    progress: Callable[[int, int], None],
-) -> None:
+def _build(entry: Path, num_images: int, size: int, decode: Callable[[int, int], Decoded]) -> None:
     """Write an entry. Its files are on the disk before it gets its name, so a crash cannot leave half of one."""
     with scratch_folder(entry.parent) as scratch:
         new = scratch / "new"
@@ -262,7 +249,6 @@ def _build(
                 file.write(pixels)
                 crc = zlib.crc32(pixels, crc)
                 infos += of_chunk
-                progress(len(infos), num_images)
             file.seek(0)
             file.write(_header((len(_readable(infos)), 3, size, size)))
             file.flush()

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ from mixnn.data.items import ARRAY_SHAPES, ImageItems, ItemLabels, Items, uint8_
 from mixnn.data.labels import FOLDERS, from_values, label_text, read_labels
 from mixnn.data.named import DATASETS
 from mixnn.data.shards import absolute_shards, is_shards, open_shards, shard_files
-from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.data.spec import DatasetSpec, data_root
 from mixnn.files import expand
 from mixnn.progress import plural
 
@@ -77,6 +77,7 @@ class Dataset(ABC):
     limit: int = 0  # use at most this many images per split; 0: all
     mirror: bool = True  # mirrored images may be used as views
     normalization: str = "data"  # which mean and std the images come with: what `read_normalization` takes
+    expected_digest: str = field(default="", kw_only=True)  # if set, training images with another one are refused
     _loaded: dict[tuple[str, int, str], ImageSet] = field(default_factory=dict, repr=False)
 
     # Settings made for this data set; None: choose them from the images.
@@ -84,7 +85,6 @@ class Dataset(ABC):
     train_size: int = field(default=0, init=False)  # side of the training crops; 0: choose it from the images
     stored_size: int = field(default=0, init=False)  # side of the stored images; 0: they differ
     description: str = field(default="", init=False)  # a few words about a named data set; "" for a folder
-    expected_digest: str = field(default="", init=False)  # if set, training images with another one are refused
 
     @property
     @abstractmethod
@@ -98,7 +98,7 @@ class Dataset(ABC):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the images lie where `name` says, so that a run folder need not ask for them again."""
+        """Whether `name` is enough to open the images again; False for arrays and file lists."""
         return True
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Dataset(ABC):
         return self._loaded[key]
 
     def emptied(self) -> Self:
-        """A copy without the images that were read. It accepts only the same images again."""
+        """A copy with empty caches. If other images are then read, they are refused."""
         return replace(self, _loaded={})
 
     def _check_digest(self, summary: FolderSummary) -> None:
@@ -299,10 +299,6 @@ class OwnDataset(Dataset):
     def pretrain_is_train(self) -> bool:
         return not self.is_labeled  # probes leave out images without labels
 
-    @property
-    def has_unlabeled(self) -> bool:
-        return False
-
     def _load(self, split: str, size: int) -> ImageSet:
         images = self._decoded_split("test" if split == "test" else "train", size)
         # Probes use labeled images only. If there are none, all are kept, and the caller refuses them.
@@ -316,13 +312,12 @@ class OwnDataset(Dataset):
         return self._decoded[split, size]
 
     def emptied(self) -> Self:
-        other = replace(self, _loaded={}, _decoded={})
-        other.expected_digest = self._digest or self.expected_digest
-        return other
+        return replace(self, _loaded={}, _decoded={}, expected_digest=self._digest or self.expected_digest)
 
     def _name_with_digest(self, kind: str) -> str:
-        """The kind, and the start of the training images' digest as soon as they have been read."""
-        return f"{kind}-{self._digest[:DIGITS]}" if self._digest else kind
+        """The kind, and the start of the training images' digest as soon as that is known."""
+        digest = self._digest or self.expected_digest
+        return f"{kind}-{digest[:DIGITS]}" if digest else kind
 
     @property
     def _digest(self) -> str:
@@ -363,6 +358,10 @@ class FolderDataset(OwnDataset):
     @property
     def has_labeled_test(self) -> bool:
         return self.is_labeled and self.has_test
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return any(name not in self.label_of for name in self.listing.training)
 
     @cached_property
     def listing(self) -> Listing:
@@ -432,14 +431,67 @@ class FileListDataset(FolderDataset):
         return self.given_labels or super()._read_labels()
 
 
-@dataclass
-class MemoryDataset(OwnDataset):
-    """Images in memory, or in an object that gives them by index. A run folder stores only what identifies them."""
+class Parts(NamedTuple):
+    """Training and test images by index."""
 
-    training: ImageArrays | ImageItems = field(kw_only=True)
-    testing: ImageArrays | ImageItems | None = None
+    training: ImageArrays | ImageItems
+    testing: ImageArrays | ImageItems | None
+
+
+@dataclass
+class IndexedDataset(OwnDataset):
+    """Images that are found by index: in memory, in an object of the user's, or in shards."""
+
     stats: tuple[Triple, Triple] | None = None  # mean and std, if they are known
     may_mirror: bool = True
+
+    @property
+    @abstractmethod
+    def parts(self) -> Parts: ...
+
+    @property
+    def is_labeled(self) -> bool:
+        return self.parts.training.has_labels
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return not self.is_labeled or len(self.parts.training.labels) < len(self.parts.training)
+
+    def _decode(self, split: str, size: int) -> ImageSet:
+        images = self.images(split)
+        found = self._decode_images(images, size)
+        if split == "test":
+            train = self._decoded_split("train", size)
+            stats = train.mean, train.std
+        else:
+            sampled = sample_stats(images.names, readable_names(images.names, found), found.images)
+            stats = self.stats or sampled or NORMALIZATIONS["torchvision"]  # the last: no image can be read
+        training, testing = self.parts
+        classes = sorted_classes(training.labels, testing.labels if testing else {})
+        made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
+        return replace(made, mirror=self.may_mirror)
+
+    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
+        return images.decoded(size)
+
+    def images(self, split: str = "all") -> ImageArrays | ImageItems:
+        training, testing = self.parts
+        if split == "test" and testing is None:
+            raise UserError(
+                f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
+            )
+        return testing if split == "test" and testing else training
+
+
+@dataclass
+class MemoryDataset(IndexedDataset):
+    """Images in memory, or in an object that gives them by index. A run folder stores only what identifies them."""
+
+    given: Parts = field(kw_only=True)
+
+    @property
+    def parts(self) -> Parts:
+        return self.given
 
     @property
     def name(self) -> str:
@@ -454,53 +506,35 @@ class MemoryDataset(OwnDataset):
         return False
 
     @property
-    def is_labeled(self) -> bool:
-        return self.training.has_labels
-
-    @property
     def has_test(self) -> bool:
-        return self.testing is not None
+        return self.parts.testing is not None
 
     @property
     def has_labeled_test(self) -> bool:
-        return self.testing is not None and self.testing.has_labels
+        return self.parts.testing is not None and self.parts.testing.has_labels
 
     def num_images(self, split: str) -> int | None:
-        images = self.testing if split == "test" else self.training
+        images = self.parts.testing if split == "test" else self.parts.training
         return None if images is None else min(len(images), self.limit or len(images))
 
     def check(self) -> None:
         """UserError unless the images are at hand."""
 
-    def _decode(self, split: str, size: int) -> ImageSet:
-        images = self.images(split)
-        found = self._decode_images(images, size)
-        if split == "test":
-            train = self._decoded_split("train", size)
-            stats = train.mean, train.std
-        else:
-            sampled = sample_stats(images.names, readable_names(images.names, found), found.images)
-            stats = self.stats or sampled or NORMALIZATIONS["torchvision"]  # the last: no image can be read
-        classes = sorted_classes(self.training.labels, self.testing.labels if self.testing else {})
-        made = make_image_set(images.names, found, stats, images.labels, classes, [], self.on_error, "the data")
-        return replace(made, mirror=self.may_mirror)
-
-    def _decode_images(self, images: ImageArrays | ImageItems, size: int) -> Decoded:
-        return images.decoded(size)
-
-    def images(self, split: str = "all") -> ImageArrays | ImageItems:
-        if split == "test" and self.testing is None:
-            raise UserError(
-                f"the data has no test images: give {{'train': ..., 'test': ...}}, or labels and {setting('holdout')}"
-            )
-        return self.testing if split == "test" and self.testing else self.training
-
 
 @dataclass
-class ShardDataset(MemoryDataset):
-    """Images in shards (see shards.py), decoded into the image cache."""
+class ShardDataset(IndexedDataset):
+    """Images in shards (see shards.py), decoded into the image cache. The shards are opened on first use."""
 
     shards: str = field(kw_only=True)  # wds:PATTERN or hf:FOLDER
+    holdout: float = 0.0  # share of the images that become test images
+
+    @cached_property
+    def parts(self) -> Parts:
+        return _hold_out(_as_images(open_shards(self.shards)), self.holdout)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return *super().key, self.holdout
 
     @property
     def name(self) -> str:
@@ -511,8 +545,12 @@ class ShardDataset(MemoryDataset):
         return Path(self.shards).name
 
     @property
-    def is_stored(self) -> bool:
-        return True
+    def has_test(self) -> bool:
+        return bool(self.holdout)
+
+    @property
+    def has_labeled_test(self) -> bool:
+        return bool(self.holdout)  # only labeled images are held out
 
     def check(self) -> None:
         shard_files(self.shards)
@@ -525,10 +563,11 @@ class ShardDataset(MemoryDataset):
         return cached(key, len(images), size, partial(images.decoded_part, size, forget=True))
 
 
-def shard_dataset(shards: str, holdout: float = 0.0, **options: Any) -> ShardDataset:
-    """The images of shards, all for training but for those held out."""
-    found = memory_dataset(open_shards(shards), holdout=holdout, **options)
-    return ShardDataset(training=found.training, testing=found.testing, shards=shards, **options)
+def shard_dataset(shards: str, **options: Any) -> ShardDataset:
+    """The images of shards that are at hand, opened at once so that a mistake is noticed before any work."""
+    dataset = ShardDataset(shards=absolute_shards(shards), **options)
+    dataset.images()
+    return dataset
 
 
 def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **options: Any) -> MemoryDataset:
@@ -542,22 +581,27 @@ def memory_dataset(data: Any, labels: Any = None, holdout: float = 0.0, **option
         testing = _as_images(splits[test]) if test else None
         if labels is not None:
             raise UserError("labels of data with several parts must come with the images, as in (image, label)")
+    if holdout and testing is not None:
+        raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
+    none = "" if labels is None else ", and none of these images has one"
     training = _as_images(data, labels)
-    if holdout:
-        if testing is not None:
-            raise UserError(f"the data has test images of its own: leave out {setting('holdout')}")
-        held = held_out_names(training.labels, holdout)
-        if not held:
-            none = "" if labels is None else ", and none of these images has one"
-            raise UserError(
-                f"{setting('holdout')} needs labels{none}: give images that come with labels, or {setting('labels')}, "
-                "one per image"
-            )
-        testing = training.named(held)
-        training = training.named({*training.names} - held)
+    parts = Parts(training, testing) if testing else _hold_out(training, holdout, none)
     if isinstance(data, ImageSet):
         options |= {"stats": (data.mean, data.std), "may_mirror": data.mirror}
-    return MemoryDataset(training=training, testing=testing, **options)
+    return MemoryDataset(given=parts, **options)
+
+
+def _hold_out(images: ImageArrays | ImageItems, holdout: float, none: str = "") -> Parts:
+    """The images with a share of the labeled ones as test images. `none`: what to add if no image has a label."""
+    if not holdout:
+        return Parts(images, None)
+    held = held_out_names(images.labels, holdout)
+    if not held:
+        raise UserError(
+            f"{setting('holdout')} needs labels{none}: give images that come with labels, or {setting('labels')}, "
+            "one per image"
+        )
+    return Parts(images.named({*images.names} - held), images.named(held))
 
 
 def _as_images(data: Any, labels: Any = None) -> ImageArrays | ImageItems:
@@ -613,7 +657,7 @@ def is_given(value: Any) -> bool:
 
 def open_dataset(
     data: Any,
-    root: str | Path = "",
+    data_dir: str | Path = "",
     *,
     labels: Any = "",
     holdout: float = 0.0,
@@ -622,7 +666,7 @@ def open_dataset(
     mirror: bool = True,
     normalization: str = "data",
 ) -> Dataset:
-    """The data set of this name (below `root`), of this folder, or of images in memory; UserError if it is none.
+    """The data set of this name (in `data_dir`), of this folder, or of images in memory; UserError if it is none.
 
     Images in memory are an array or tensor, an ImageSet, a list of image files, an object with `__len__` and
     `__getitem__` (a torch Dataset, a Hugging Face Dataset, a list of images), or a mapping of these with the keys train
@@ -657,13 +701,13 @@ def open_dataset(
     if is_shards(str(data)):
         if str(labels):
             raise UserError(f"{setting('labels')} is for folders of images: shards have their own labels")
-        return shard_dataset(absolute_shards(str(data)), holdout, **options)
+        return shard_dataset(str(data), holdout=holdout, **options)
     folder = expand(data)
     if str(data) in DATASETS:
         if str(labels) or holdout or on_error != "skip":
             flags = f"{setting('labels')}, {setting('holdout')} and {setting('on_error')}"
             raise UserError(f"{flags} are for folders of images: {data} has its own labels")
-        return named_dataset(str(data), root, **common)
+        return named_dataset(str(data), data_dir, **common)
     if folder.is_dir():
         if holdout and not str(labels):
             raise UserError(f"{setting('holdout')} needs labels: add {setting('labels', 'folders')} or a CSV file")
@@ -675,9 +719,8 @@ def open_dataset(
     raise UserError(f"{unknown('data set or folder', str(data), DATASETS)}, or a folder of images (see: mixnn data)")
 
 
-def named_dataset(name: str, root: str | Path = "", **options: Any) -> NamedDataset:
-    place = expand(root) if str(root) else default_root()
-    return NamedDataset(spec=DATASETS[name], root=place, **options)
+def named_dataset(name: str, data_dir: str | Path = "", **options: Any) -> NamedDataset:
+    return NamedDataset(spec=DATASETS[name], root=data_root(data_dir), **options)
 
 
 def configured_dataset(config: Config) -> Dataset:
@@ -687,7 +730,7 @@ def configured_dataset(config: Config) -> Dataset:
     if config.data in DATASETS:
         return named_dataset(config.data, config.data_dir, **options)
     if is_shards(config.data):
-        return shard_dataset(config.data, config.holdout, on_error=config.on_error, **options)
+        return ShardDataset(shards=config.data, holdout=config.holdout, on_error=config.on_error, **options)
     options |= {"labels": config.labels, "holdout": config.holdout, "on_error": config.on_error}
     return FolderDataset(folder=Path(config.data), **options)
 
@@ -710,7 +753,7 @@ def open_images(source: Any, data_dir: str | Path = "", split: str = "all") -> I
     if str(source) in DATASETS:
         return named_dataset(str(source), data_dir).images(split)
     if is_shards(str(source)):
-        return shard_dataset(absolute_shards(str(source))).images(split)
+        return shard_dataset(str(source)).images(split)
     if path.is_file():
         return _list_files([path], split)
     if not path.is_dir():
@@ -747,7 +790,7 @@ def _absolute(labels: str | Path) -> str:
 def load(
     data: Any,
     split: str,
-    root: str | Path | None = None,
+    data_dir: str | Path = "",
     *,
     size: int = 0,
     labels: Any = "",
@@ -772,7 +815,7 @@ def load(
         raise UserError(f"size is for folders of images: {data} has its own")
     dataset = open_dataset(
         data,
-        root or "",
+        data_dir,
         labels=labels,
         holdout=holdout,
         on_error=on_error,

@@ -93,7 +93,7 @@ def check_header(image: Image.Image) -> None:
 
 
 class _Room:
-    """Bounds the memory of all threads: the images they decode at a time have no more than MAX_PIXELS together."""
+    """Limits how many pixels all threads together decode at a time, and so the memory they take."""
 
     def __init__(self) -> None:
         self._pixels, self._changed = 0, threading.Condition()

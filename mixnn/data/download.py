@@ -20,7 +20,7 @@ from pathlib import Path
 from mixnn.config import UserError, unknown
 from mixnn.data.archive import DISK_ERRORS, DISK_FULL, Archive, extract
 from mixnn.data.named import DATASETS
-from mixnn.data.spec import default_root, how_to_get
+from mixnn.data.spec import data_root, how_to_get
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in total (0 = unknown)
 
@@ -36,21 +36,21 @@ class Unreachable(UserError):
 
 def get(
     name: str,
-    root: Path | None = None,
+    data_dir: str | Path = "",
     progress: Progress = lambda *_: None,
     base_url: str | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Path | None:
     """Download a data set unless it is on disk, and return its folder (None for an embedded one).
 
-    `base_url` replaces the official address, up to the file name. `progress` is called with the bytes that are there
-    and the bytes of the whole file, `log` with sentences.
+    `data_dir` is where data sets are kept. `base_url` replaces the official address, up to the file name. `progress` is
+    called with the bytes that are there and the bytes of the whole file, `log` with sentences.
 
     >>> mixnn.data.get("digits")  # embedded, so there is no folder
     """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
-    spec, root = DATASETS[name], root or default_root()
+    spec, root = DATASETS[name], data_root(data_dir)
     if spec.archive is None:
         log(f"{name} comes with the installed packages, nothing needs downloading")
         return None

@@ -76,9 +76,13 @@ class Images(ABC):
         """The images with these names, in this list's order."""
         return self.rows([i for i, name in enumerate(self.names) if name in names])
 
-    @abstractmethod
     def rows(self, index: Sequence[int]) -> Self:
-        """The images at these positions, in this order."""
+        """The images at these positions, in this order, with their labels."""
+        names = [self.names[i] for i in index]
+        return replace(self, names=names, labels=self._labels_of(names))
+
+    def _labels_of(self, names: Sequence[str]) -> Mapping[str, str]:
+        return {name: self.labels[name] for name in names if name in self.labels}
 
     @abstractmethod
     def open(self, i: int, min_side: int = 0) -> Image.Image:
@@ -123,7 +127,7 @@ class ImageFiles(Images):
     """Images in files."""
 
     def rows(self, index: Sequence[int]) -> Self:
-        return replace(self, names=[self.names[i] for i in index], paths=[self.paths[i] for i in index])
+        return replace(super().rows(index), paths=[self.paths[i] for i in index])
 
     def open(self, i: int, min_side: int = 0) -> Image.Image:
         with Image.open(self.paths[i]) as image:
@@ -177,7 +181,7 @@ class ImageArrays(Images):
         return bool(self.labels)
 
     def rows(self, index: Sequence[int]) -> Self:
-        return replace(self, names=[self.names[i] for i in index], arrays=self.arrays[list(index)])
+        return replace(super().rows(index), arrays=self.arrays[list(index)])
 
     def open(self, i: int, min_side: int = 0) -> Image.Image:  # noqa: ARG002  (nothing to decode)
         return to_image(self.arrays[i])

@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -190,10 +190,9 @@ class ImageItems(Images):
     def has_labels(self) -> bool:
         return self.items.has_labels if isinstance(self.labels, ItemLabels) else bool(self.labels)
 
-    def rows(self, index: Sequence[int]) -> Self:
-        names = [self.names[i] for i in index]
+    def _labels_of(self, names: Sequence[str]) -> Mapping[str, str]:
         own = isinstance(self.labels, ItemLabels)
-        return replace(self, names=names, labels=ItemLabels(self.items, names) if own else self.labels)
+        return ItemLabels(self.items, names) if own else super()._labels_of(names)
 
     def open(self, i: int, min_side: int = 0) -> Image.Image:  # noqa: ARG002  (an object has one size to offer)
         return self.items.read(int(self.names[i]))

@@ -93,19 +93,25 @@ def from_values(labels: Any, names: Sequence[str]) -> dict[str, str]:
             raise UserError(
                 f"the labels have the columns {', '.join(map(str, labels.columns))}: name two file and label"
             )
-        labels = dict(zip(map(str, labels[file]), labels[label], strict=True))
+        return _from_columns(labels[file], labels[label], names)
     if isinstance(labels, Mapping):
-        known = set(names)
-        for name in labels:
-            if str(name) not in known:
-                raise UserError(f"there is no image {name!r} to label; the first is called {names[0]!r}")
-        pairs = {str(name): label_text(_class(label)) for name, label in labels.items()}
-    else:
-        texts = [label_text(_class(label)) for label in labels]
-        if len(texts) != len(names):
-            raise UserError(f"{len(names)} images and {len(texts)} labels: give a label for each image")
-        pairs = dict(zip(names, texts, strict=True))
-    return {name: text for name, text in pairs.items() if text is not None}
+        return _from_columns(labels.keys(), labels.values(), names)
+    texts = [label_text(_class(label)) for label in labels]
+    if len(texts) != len(names):
+        raise UserError(f"{len(names)} images and {len(texts)} labels: give a label for each image")
+    return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+
+
+def _from_columns(files: Iterable[Any], labels: Iterable[Any], names: Sequence[str]) -> dict[str, str]:
+    """Name -> label. An image may be listed twice, but not with two labels."""
+    known, found = set(names), dict[str, str]()
+    for name, label in zip(files, labels, strict=True):
+        if str(name) not in known:
+            raise UserError(f"there is no image {name!r} to label; the first is called {names[0]!r}")
+        text = label_text(_class(label))
+        if text is not None and found.setdefault(str(name), text) != text:
+            raise UserError(f"{str(name)!r} has two labels, {found[str(name)]!r} and {text!r}: keep one of them")
+    return found
 
 
 def _class(label: Any) -> int | str | None:
@@ -128,7 +134,7 @@ def label_text(label: Any, classes: Sequence[str] = ()) -> str | None:
 
 
 def scalar(label: Any) -> int | str | None:
-    """A number or a text; None for what is not a class, such as boxes or a mask."""
+    """The label as int or str; None if it is neither (boxes, masks)."""
     if isinstance(label, Tensor | np.ndarray | np.generic):
         label = label.item() if math.prod(label.shape) == 1 else None
     if isinstance(label, float) and label.is_integer():
@@ -167,7 +173,10 @@ class KnownNames:
 
 
 def _resolve(path: Path, rows: list[Row], known: KnownNames, has_header: bool) -> list[str]:
-    """The image that each row means. If all rows can be read in one way alone, that way is taken for all of them."""
+    """The image that each row means.
+
+    If only one reading (relative to the folder, or on the disk) resolves every row, it is used for all.
+    """
     ways = [[find(row.file) for row in rows] for find in (known.in_folder, known.on_disk)]
     complete = [way for way in ways if None not in way]
     found: list[str] = []

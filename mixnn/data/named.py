@@ -14,7 +14,7 @@ from typing import Any
 from mixnn.data import cifar, digits, npm, stl10, tiny_imagenet
 from mixnn.data.archive import Archive
 from mixnn.data.image_set import Arrays
-from mixnn.data.spec import DatasetSpec, default_root
+from mixnn.data.spec import DatasetSpec, data_root
 from mixnn.registry import Registry
 
 LARGER_IMAGES = {"options": {"support_size": 16384, "momentum": 0.996}}  # the paper's settings for STL-10 and Tiny
@@ -116,7 +116,7 @@ _SPECS = (
 
 
 def _make(name: str, read: Callable[[Path, str], Arrays], *, size: int, **about: Any) -> DatasetSpec:
-    """The row of a reader that is registered: the other fields of `DatasetSpec` have defaults."""
+    """The `DatasetSpec` of a registered reader; missing fields get defaults."""
     defaults = {"title": name, "train_size": size, "mean": None, "std": None}
     return DatasetSpec(**{"name": name, "read": read, "size": size, **defaults, **about})
 
@@ -140,7 +140,8 @@ class DatasetStatus:
         return spec.name, spec.title, images, str(spec.num_classes), str(spec.size), where
 
 
-def describe(root: Path | None = None) -> list[DatasetStatus]:
-    """Every named data set and whether it is on disk."""
-    found = [(spec, spec.find(root or default_root())) for spec in DATASETS.values()]
+def describe(data_dir: str | Path = "") -> list[DatasetStatus]:
+    """Every named data set and whether it is on disk. `data_dir`: where data sets are kept, if not in the default."""
+    root = data_root(data_dir)
+    found = [(spec, spec.find(root)) for spec in DATASETS.values()]
     return [DatasetStatus(spec, present=where is not None or not spec.layouts, where=where) for spec, where in found]

@@ -24,6 +24,11 @@ def default_root() -> Path:
     return expand(chosen) if chosen else Path.home() / ".cache" / "mixnn" / "data"
 
 
+def data_root(data_dir: str | Path | None) -> Path:
+    """The folder of data sets: the one that was given, or the default."""
+    return expand(data_dir) if data_dir else default_root()
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """A named data set: its images and splits, how its files are found and read, and its recipe."""

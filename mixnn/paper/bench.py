@@ -17,7 +17,7 @@ from mixnn import methods
 from mixnn.config import Config, Device, Overwrite, Param, UserError, fields_of, setting, verb
 from mixnn.data import ImageSet
 from mixnn.device import pick_device
-from mixnn.files import check_writable, write_atomically
+from mixnn.files import check_writable, expand, write_atomically
 from mixnn.nn.backbone import check_backbone, name_backbone
 from mixnn.paper.baseline import time_baseline
 from mixnn.paper.growth import measure_growth, show_growth
@@ -83,6 +83,7 @@ def bench(
         check_device(config)
         check_backbone(config.backbone)
         check_images(config, images)
+    save = expand(save) if str(save) else ""
     if str(save):
         check_writable(save, overwrite)
     steps = steps or (100 if where.type == "cuda" else 1)

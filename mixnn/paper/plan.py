@@ -100,7 +100,7 @@ class PlannedRun:
         return self.in_precision(used_precision(self.config.precision, pick_device(self.config.device).type == "cuda"))
 
     def in_any_precision(self) -> list[PlannedRun]:
-        """The runs that stand for this one: if no precision was asked for, that in bf16 and that in fp32."""
+        """This run in bf16 and in fp32; if a precision was asked for, this run alone."""
         return [self.in_precision("bf16"), self.in_precision("fp32")] if self.config.precision == "auto" else [self]
 
     def in_precision(self, precision: str) -> PlannedRun:

@@ -57,7 +57,6 @@ from mixnn.paper.render import FORMATS, fill, print_tables
 from mixnn.paper.tables import ORDERS, PAPER_DATASETS, PROBE_EPOCHS, TABLES, Row, Table, in_leaky_order, tables_with
 from mixnn.progress import Reporter, duration, plural, print_table, reporter_for
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.folder import device_name
 from mixnn.training.pretrain import RESUMABLE_SETTINGS, start_pretrain
 
@@ -411,7 +410,8 @@ class Runner:
     def _train(self, run: PlannedRun) -> Run:
         """Train a run from the start, or resume it."""
         path, config = self.run_folder(run), run.config
-        if Run.is_run_folder(path) and list_checkpoints(path / "checkpoints") and not self._is_stale(Run.open(path)):
+        begun = Run.find(path)
+        if begun and begun.has_checkpoint and not self._is_stale(begun):
             defaults = {f.name: f.default for f in dataclasses.fields(Config)}
             given = {k: getattr(config, k) for k in RESUMABLE_SETTINGS if getattr(config, k) != defaults[k]}
             return start_pretrain(resume=path, settings=given, reporter=self.reporter)

@@ -17,6 +17,7 @@ from mixnn.config import Config, UserError, calling
 from mixnn.data import Images, open_images
 from mixnn.data.image_set import NORMALIZATIONS
 from mixnn.device import pick_device
+from mixnn.files import expand
 from mixnn.nn.backbone import Network, build_backbone
 from mixnn.nn.folding import folded
 from mixnn.progress import Reporter, reporter_for
@@ -105,7 +106,7 @@ class Encoder(nn.Module):
     ) -> Iterator[tuple[list[str], np.ndarray, list[tuple[str, str]]]]:
         """Yield for each batch: names, their vectors, and (name, reason) of the images that cannot be read.
 
-        `first` and `every` select batches: the first of them, and each that is so many further on.
+        `first` and `every` select batches: first, first + every, first + 2 * every, ...
         """
         backbone = folded(self.backbone) if len(images) > BATCH else self.backbone  # for fewer the copy does not pay
         if every > 1:
@@ -137,24 +138,25 @@ def load(run: str | Path | Run, device: str = "auto", *, backbone: Network | Non
         raise UserError(
             "backbone= takes the network that was trained: a torch.nn.Module, or the function that makes it"
         )
-    if str(run) in STARTS and not (Path(str(run)) / "config.yaml").is_file():  # any other folder may have that name
-        encoder = read_start(str(run))
-    elif not isinstance(run, Run) and Path(run).suffix == ".safetensors" and not Path(run).is_dir():
-        encoder = read_export(Path(run), backbone)
-    else:
-        run = run if isinstance(run, Run) else Run.open(run)
-        run = run if backbone is None else replace(run, network=backbone)
-        return load_encoder(run, device, reporter_for(False))
-    return _place(encoder, device)
+    if not isinstance(run, Run):
+        path = expand(run)
+        if str(run) in STARTS and not (path / "config.yaml").is_file():  # any other folder may have that name
+            return place(read_start(str(run)), pick_device(device))
+        if path.suffix == ".safetensors" and not path.is_dir():
+            return place(read_export(path, backbone), pick_device(device))
+        run = Run.open(path)
+    run = run if backbone is None else replace(run, network=backbone)
+    return load_encoder(run, device, reporter_for(False))
 
 
 def load_encoder(run: Run, device: str, reporter: Reporter) -> Encoder:
     """The encoder of a run. The reporter hears of damaged checkpoints that were passed over."""
-    return _place(encoder_from_checkpoint(run, *run.load_checkpoint(reporter.warn)), device)
+    return place(encoder_from_checkpoint(run, *run.load_checkpoint(reporter.warn)), pick_device(device))
 
 
-def _place(encoder: Encoder, device: str) -> Encoder:
-    return encoder.to(pick_device(device), memory_format=torch.channels_last)  # type: ignore[call-overload]
+def place(encoder: Encoder, device: torch.device) -> Encoder:
+    """The encoder on a device, in the memory format that is fastest there."""
+    return encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def encoder_from_checkpoint(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Encoder:

@@ -123,24 +123,34 @@ class Run:
         """UserError if the path exists, unless it is a run folder and may be overwritten."""
         if not path.exists():
             return
-        is_run, is_begun = Run.is_run_folder(path), _is_begun(path)
+        run, is_begun = Run.find(path), _is_begun(path)
         if not overwrite:
             resume, overwriting = setting("resume", path), setting("overwrite", True)
-            continuing = f", {resume} to continue it" if is_run and Run.open(path).can_resume else ""
-            ways = f"{continuing}, or {overwriting} to replace it" if is_run else ""
+            continuing = f", {resume} to continue it" if run and run.can_resume else ""
+            ways = f"{continuing}, or {overwriting} to replace it" if run else ""
             ways = f", or {overwriting} to use it" if is_begun else ways
             raise FolderExists(f"{path} exists: use another {setting('out')}{ways}")
-        if not (is_run or is_begun):
+        if not (run or is_begun):
             raise UserError(f"{path} is not a run folder, so it is not overwritten: use another {setting('out')}")
 
     @staticmethod
     def is_run_folder(path: Path) -> bool:
         """Whether the path is a run folder, not just any folder with a config.yaml."""
+        return Run.find(path) is not None
+
+    @staticmethod
+    def find(path: Path) -> Run | None:
+        """The run of a folder; None if the path is not a run folder."""
         try:
-            Run.open(path)
+            run = Run.open(path)
         except UserError:
-            return False
-        return (path / "command.txt").is_file() or bool(checkpoint.list_checkpoints(path / "checkpoints"))
+            return None
+        return run if run.made_by_mixnn else None
+
+    @property
+    def made_by_mixnn(self) -> bool:
+        """Whether the folder has more of a run than a config.yaml, which any program may write."""
+        return (self.path / "command.txt").is_file() or self.has_checkpoint
 
     @staticmethod
     def reserve(path: Path, overwrite: bool = False) -> Path:
@@ -214,7 +224,7 @@ class Run:
             ) from None
 
     def moved(self, source: Any, labels: Any = "") -> Run:
-        """The run with its images as `source` gives them; with an empty `source`, the run as it is.
+        """This run, reading its images from `source`; unchanged if that is empty.
 
         `source` is the folder where the images are now or, if they were in memory, the same images; images with another
         digest are refused when they are read. `labels`: one for each image in memory.
@@ -238,8 +248,8 @@ class Run:
                 "holdout": c.holdout,
                 "on_error": c.on_error,
             }
-            dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options)
-            dataset.normalization, dataset.expected_digest = c.normalization, digest
+            dataset = open_dataset(source, limit=c.limit, mirror=c.mirror == "yes", **options).emptied()
+            dataset = dataclasses.replace(dataset, normalization=c.normalization, expected_digest=digest)
             return dataclasses.replace(self, data=dataset)
         if not isinstance(source, str | Path):
             raise UserError(f"{self.path} was trained on the folder {data}: give the folder where its images are now")
@@ -329,14 +339,14 @@ class Run:
         hint = hint or f"use `{calling('pretrain', 'FOLDER', resume=self.path)}`"
         raise UserError(f"{data}, which {self.path} was trained on, is gone: {hint}")
 
-    def images(self, source: Any = "", data_dir: str = "", split: str = "all", hint: str = "") -> Images:
-        """The images of a source; without one, those of the run's data. `hint`: what to do if these are gone.
+    def images(self, source: Any = "", data_dir: str = "", split: str = "all") -> Images:
+        """The images of a source; without one, those of the run's data.
 
         "all" are all images of a folder, a list of files or shards, also the test images. Of other data, they are the
         training images.
         """
         if not is_given(source):
-            self.check_data(hint or f"use {setting('source', 'FOLDER')}")
+            self.check_data(f"use {setting('source', 'FOLDER')}")
             if self.data is not None:
                 return self.data.images(split)
             if split != "all":  # as training split them, by labels and holdout; its limit is for training only

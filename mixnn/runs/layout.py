@@ -1,4 +1,4 @@
-"""Layout: where things are in the image, for folders whose images are aligned.
+"""Layout: raw pixels as extra features, for folders whose images are aligned.
 
 Images are aligned if they show the same things at the same places, as scans, X-rays, digits and objects in front of a
 plain background do. Their raw pixels say much that an encoder loses when it averages over places. Photographs are not

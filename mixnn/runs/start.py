@@ -20,7 +20,6 @@ from mixnn.data.images import ImageBatch
 from mixnn.data.shards import is_shards
 from mixnn.files import check_folder_creatable, expand
 from mixnn.progress import Reporter, plural, reporter_for
-from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.encoder import Encoder
 from mixnn.runs.folder import Run, did_you_mean, environment
 from mixnn.runs.layout import SAMPLE, SIDE, Layout, mean_layout, spread
@@ -56,7 +55,7 @@ def create_untrained_run(folder: Path, reporter: Reporter) -> Run:
     """The run of a folder's images with the ImageNet encoder, made on first use: runs/FOLDER-imagenet."""
     data, stem = str(folder.absolute()), f"{folder.resolve().name}-{DEFAULT_START}"
     for path in sorted(Path("runs").glob(f"{glob.escape(stem)}*")):
-        if Run.is_run_folder(path) and _is_start_of(run := Run.open(path), folder):
+        if (run := Run.find(path)) and _is_start_of(run, folder):
             reporter.info(f"{run.path}: the {DEFAULT_START} encoder, not trained on these images")
             return run
     images = open_images(folder)
@@ -104,6 +103,6 @@ def untrained_config(data: str, images: Images) -> Config:
 def _is_start_of(run: Run, folder: Path) -> bool:
     """Whether a run holds the encoder as it comes for this folder, which a link may lead to."""
     config = run.config
-    is_complete = bool(list_checkpoints(run.path / "checkpoints"))  # the process that made it was not stopped
     is_untrained = config.epochs == 0 and config.init_from in STARTS
+    is_complete = run.has_checkpoint  # the process that made it was not stopped
     return is_complete and is_untrained and Path(config.data).resolve() == folder.resolve()

@@ -29,7 +29,7 @@ from mixnn.runs.folder import Run
 from mixnn.runs.layout import PREFIX
 
 STUDENT = "method.student.f."  # prefix of the student's backbone in a checkpoint
-KEPT = "encoder."  # prefix of the encoder that a run keeps, if that is not the student as training left it
+KEPT = "encoder."  # prefix of the kept encoder, if it differs from the final student
 NO_START = ("", "none")  # random weights
 TORCHVISION = "torchvision:"
 PUBLISHED_RESNETS = ("resnet18", "resnet34", "resnet50")  # those of ARCHITECTURES that torchvision has
@@ -395,8 +395,8 @@ def with_checksum(content: bytes) -> bytes:
     return content[:place] + f"{zlib.crc32(content):08x}".encode() + content[place + len(NO_CHECKSUM) :]
 
 
-def has_checksum(path: Path) -> bool:
-    """Whether an exported file has a checksum; UserError if that does not match.
+def verify_checksum(path: Path) -> bool:
+    """Check the CRC-32 of an exported file; False if it has none, UserError if it does not match.
 
     Files of other programs, and of earlier versions, have none. The card in a file with a checksum names it, so damage
     to the name itself is noticed too.
@@ -424,7 +424,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         header = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if any(CHECKSUM in text for text in (*header, *header.values())):
-        has_checksum(path)
+        verify_checksum(path)
     return tensors, header
 
 

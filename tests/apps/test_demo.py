@@ -7,6 +7,7 @@ from PIL import Image
 
 import mixnn
 from mixnn.apps.demo import show_demo
+from mixnn.config import UserError
 from mixnn.progress import Reporter
 
 
@@ -25,3 +26,12 @@ def test_the_demo_ends_with_its_table_and_a_picture(tmp_path: Path, capsys: pyte
     with Image.open(result["picture"]) as picture:
         assert min(picture.size) > 500
         assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50, "an empty picture has few colors"
+
+
+def test_a_run_of_another_command_in_the_home_folder_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = mixnn.pretrain("digits", epochs=0, device="cpu", out="~/mine", verbose=Reporter(quiet=True))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="was not made by the demo"):
+        mixnn.demo(out="~/mine", epochs=1, verbose=Reporter(quiet=True))
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before

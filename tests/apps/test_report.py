@@ -438,6 +438,26 @@ def test_a_run_itself_may_be_given(pages, place, tmp_path):
     assert values(page) == values(pages["own"])
 
 
+def test_a_run_on_images_in_memory_has_its_map_and_its_neighbors(tmp_path):
+    """The run that pretrain returns knows its images and its network; a folder stores neither."""
+
+    def network() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+
+    small = {"epochs": 1, "batch_size": 8, "image_size": 8, "device": "cpu", "verbose": QUIET}
+    options = {"support_size": 8, "hidden": 8, "dim": 4}
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 8, 8, 3), dtype=np.uint8)
+    runs = [
+        mixnn.pretrain(some, backbone=network, options=options, out=tmp_path / f"{i}", **small)
+        for i, some in enumerate(images)
+    ]
+    shown = values(report(runs, tmp_path / "page.html", device="cpu", verbose=QUIET))
+    assert [run["embedding"]["gallery"] for run in shown["runs"]] == [0, 1], "they were trained on different images"
+    again = Run.open(runs[0].path, backbone=network)
+    (run,) = values(report(again, source=images[0], device="cpu", verbose=QUIET))["runs"]
+    assert run["embedding"]["xy"] == shown["runs"][0]["embedding"]["xy"]
+
+
 def test_curves_are_those_of_the_log_with_their_meanings(pages, place):
     shown = values(pages["two"])
     first = shown["runs"][0]["curves"]

@@ -1,5 +1,6 @@
 """A folder is decoded once per size, again when it changes, and an entry is complete and undamaged or not used."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -63,6 +64,15 @@ def test_a_second_reading_decodes_nothing(folder, monkeypatch, tmp_path, memory)
     assert again.infos == infos
     assert cache.decoded(folder, names(folder), 8).images is again.images, "held once"
     assert len(entries(tmp_path)) == 1
+
+
+def test_an_entry_that_nobody_uses_is_forgotten(folder, tmp_path):
+    found = cache.decoded(folder, names(folder), 8)
+    (entry,) = entries(tmp_path)
+    assert entry in cache._open_entries
+    del found
+    gc.collect()
+    assert entry not in cache._open_entries
 
 
 def test_the_processes_of_a_run_share_the_memory(folder, monkeypatch):
@@ -357,11 +367,13 @@ def test_a_size_limit_that_is_no_size_is_refused(folder, monkeypatch, text):
         cache.decoded(folder, names(folder), 8)
 
 
-def test_progress_is_reported(folder, monkeypatch):
+def test_chunks_of_files_make_the_same_entry_as_all_at_once(folder, tmp_path, monkeypatch):
+    images, infos = copy_of_decoded(folder)
+    monkeypatch.setenv("MIXNN_CACHE", str(tmp_path / "another"))
     monkeypatch.setattr(cache, "CHUNK", 3)
-    seen = []
-    cache.decoded(folder, names(folder), 8, lambda *now: seen.append(now))
-    assert seen == [(3, 7), (6, 7), (7, 7)]
+    in_chunks, same = copy_of_decoded(folder)
+    assert np.array_equal(in_chunks, images)
+    assert same == infos
 
 
 def test_a_folder_says_what_it_is(folder):

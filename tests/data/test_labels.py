@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from mixnn.config import UserError
-from mixnn.data.labels import from_csv, from_folders
+from mixnn.data.labels import from_csv, from_folders, from_values
 
 NAMES = ["a/1.png", "a/2.png", "b/c/3.png", "4.png"]
 
@@ -168,3 +168,20 @@ def test_names_that_mean_two_images_are_refused_unless_the_other_rows_decide(pho
     assert from_csv(decided, names, photos) == {"4.png": "cat", "a/1.png": "dog"}
     monkeypatch.chdir("/")
     assert from_csv(write(tmp_path, "photos/4.png,cat\n"), names, photos) == {"photos/4.png": "cat"}
+
+
+class Table(dict):
+    """The part of a DataFrame that is used: columns by name."""
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self]
+
+
+@pytest.mark.parametrize("label", ["cat", 1])
+def test_a_table_may_repeat_a_row_and_may_not_contradict_itself(label):
+    files, names = ["a/1.png", "a/1.png", "4.png"], ["a/1.png", "4.png"]
+    assert from_values(Table(file=files, label=[label, label, "dog"]), names)["a/1.png"] == str(label)
+    assert from_values(Table(file=files, label=[None, label, "dog"]), names)["a/1.png"] == str(label)
+    with pytest.raises(UserError, match=f"'a/1.png' has two labels, '{label}' and 'dog'"):
+        from_values(Table(file=files, label=[label, "dog", "dog"]), names)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import mixnn
 from mixnn.config import UserError
-from mixnn.data import DATASETS, cifar, default_root, describe, load
+from mixnn.data import DATASETS, cifar, default_root, describe, load, open_images
 from mixnn.data.image_set import channel_stats
 from tests.data.test_cifar import SMALL10, write
 
@@ -96,6 +97,14 @@ def test_digits_are_normalised_alike_in_every_split_and_not_mirrored():
     assert train.mean == test.mean == channel_stats(train.images)[0]
     assert train.std == test.std
     assert not train.mirror
+
+
+def test_the_folder_of_data_sets_may_be_a_text_and_begin_with_a_tilde(small: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(small.parent))
+    for place in (str(small), f"~/{small.name}"):
+        assert mixnn.data.get("cifar10", place) == small / "cifar-10-batches-bin"
+        assert {row.where for row in describe(place) if row.present} == {small / "cifar-10-batches-bin", None}
+        assert len(load("cifar10", "train", data_dir=place)) == len(open_images("cifar10", data_dir=place)) == 20
 
 
 def test_describe_tells_what_is_on_disk_and_where(small: Path):

@@ -184,6 +184,16 @@ def test_changed_images_are_refused(change: str, tmp_path: Path):
     assert all(torch.equal(t, before[name]) for name, t in weights(mixnn.Run.open(path)).items())
 
 
+def test_a_dataset_of_other_images_is_refused_though_it_was_read_before(tmp_path: Path):
+    run = mixnn.pretrain(IMAGES, out=tmp_path / "run", **TINY)
+    other = open_dataset(255 - IMAGES)
+    images = other.load("pretrain", 8)
+    with pytest.raises(UserError, match="these are not the images"):
+        run.moved(other).dataset().load("pretrain", 8)
+    assert other.load("pretrain", 8) is images, "the user's own data set stays as it was"
+    assert len(run.moved(open_dataset(IMAGES)).dataset().load("pretrain", 8)) == len(IMAGES)
+
+
 def test_other_labels_are_refused_only_by_a_method_that_trains_with_them(tmp_path: Path):
     settings = TINY | {"epochs": 1, "options": {}, "method": "supervised"}
     path = mixnn.pretrain(IMAGES, labels=NAMES, out=tmp_path / "run", **settings).path
@@ -305,6 +315,29 @@ def test_a_share_of_labeled_images_is_held_out(tmp_path: Path):
     assert not {*test.names} & {*train.names}
     found = mixnn.evaluate(run.path, source=Pictures(labels=NAMES), protocol="knn", verbose=QUIET)
     assert found["knn"]["protocol"]["test_images"] == 6
+
+
+@pytest.mark.parametrize("data", [IMAGES, Pictures(), Pictures(labels=NUMBERS)])
+def test_each_part_has_the_labels_of_its_own_images(data):
+    labels = "" if getattr(data, "labels", None) else NAMES
+    dataset = open_dataset(data, labels=labels, holdout=0.25)
+    for split, count in {"train": 18, "test": 6}.items():
+        images = dataset.images(split)
+        assert (len(images), [*images.labels]) == (count, images.names)
+        assert [*images.rows([2, 0]).labels] == [images.names[2], images.names[0]]
+    assert dataset.load("test", 8).classes == dataset.load("train", 8).classes
+
+
+@pytest.mark.parametrize("num_labels", [0, 12, 24])
+def test_a_dataset_knows_whether_training_images_lack_a_label(num_labels: int, tmp_path: Path):
+    texts = [*NAMES[:num_labels], *[""] * (24 - num_labels)]
+    paths = files(tmp_path / "x")
+    lines = [f"{path.name},{text}" for path, text in zip(paths, texts, strict=True)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    folder = open_dataset(tmp_path / "x", labels=tmp_path / "labels.csv" if num_labels else "")
+    others = [open_dataset(data, labels=texts) for data in (IMAGES, Pictures(), paths)]
+    for dataset in (folder, *others, open_dataset(Pictures(labels=texts))):
+        assert dataset.has_unlabeled == (num_labels < 24)
 
 
 def test_evaluate_and_diagnose_take_the_labels_as_pretrain_does(tmp_path: Path):

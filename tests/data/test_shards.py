@@ -14,6 +14,7 @@ import mixnn
 from mixnn.config import UserError
 from mixnn.data import cache, open_dataset, open_images, to_folder
 from mixnn.data.shards import expand_ranges
+from mixnn.progress import Reporter
 
 LABELS = [("dog", "cat")[i % 2] for i in range(20)]
 WORDS = {"epochs": 1, "batch_size": 8, "bn_groups": 2, "backbone": "resnet8", "init_from": "none", "warmup_epochs": 0}
@@ -99,6 +100,17 @@ def test_embed_holds_out_the_same_images_of_shards_as_training(tmp_path: Path, p
     assert (len(train), len(test)) == (16, 4)
     assert test == run.dataset().load("test", 8).names
     assert len(mixnn.embed(run.path)) == 20
+
+
+def test_a_run_whose_shards_are_gone_is_still_reported_and_exported(tmp_path: Path, pixels: np.ndarray):
+    run = mixnn.pretrain(write_tars(tmp_path, pixels), holdout=0.2, out=tmp_path / "run", **WORDS)
+    for file in tmp_path.glob("*.tar"):
+        file.unlink()
+    page = mixnn.report(run, verbose=Reporter(quiet=True))
+    assert "No map and no neighbors" in page.read_text()
+    assert mixnn.load(mixnn.export(run)).num_features == mixnn.load(run).num_features
+    with pytest.raises(UserError, match=r"train-000.tar is missing"):
+        mixnn.embed(run)
 
 
 def test_an_image_that_cannot_be_read_is_left_out(tmp_path: Path, pixels: np.ndarray):

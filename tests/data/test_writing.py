@@ -32,14 +32,28 @@ def test_without_labels_and_in_gray(tmp_path: Path):
     assert (images.labels == -1).all()
 
 
+@pytest.mark.parametrize("classes", [["cat", "dog", "eel"], []])
+def test_an_image_whose_class_is_unknown_lies_beside_the_class_folders(tmp_path: Path, classes: list[str]):
+    labels = np.where(np.arange(40) < 4, -1, Y)
+    folder = mixnn.data.to_folder(X / 255, tmp_path / "mine", labels, classes)
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [f"{i:02}.png" for i in range(4)]
+    images = mixnn.data.load(folder, "pretrain", labels="folders", size=9)
+    order = [int(Path(name).stem) for name in images.names]
+    assert np.array_equal(images.images.permute(0, 2, 3, 1).numpy(), X[order])
+    assert images.labels.tolist() == labels[order].tolist()
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
-        ((X.astype(float), "new"), "images are float64 .*takes uint8"),
-        ((X[..., :2], "new"), r"uint8 \(40, 9, 9, 2\): to_folder takes"),
-        ((X[0, 0], "new"), "to_folder takes uint8"),
+        ((X.astype(float), "new"), "images are float64 .*: give uint8"),
+        ((X[..., :2], "new"), r"the shape \(40, 9, 9, 2\): give"),
+        ((X[0, 0], "new"), r"the shape \(9, 3\): give"),
+        ((X[:0], "new"), "there are no images"),
+        ((X[:0], "new", [], ["cat"]), "there are no images"),
+        ((X, "new", Y - 2), "a label is -2"),
         ((X, "new", Y[:3]), "40 images and 3 labels"),
-        ((X, "new", Y, ["a", "b"]), "labels run from 0 to 2, but there are 2 classes"),
+        ((X, "new", Y, ["a", "b"]), "labels run to 2, but there are 2 classes"),
         ((X, "there"), "exists and is not empty"),
         ((X, "new", Y, ["T-shirt/top", "T-shirt", "Shoe"]), "'T-shirt/top' cannot be the name of a folder"),
         ((X, "new", Y, ["a", "..", "b"]), "cannot be the name of a folder"),

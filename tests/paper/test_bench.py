@@ -40,6 +40,14 @@ def test_bench_measures_counts_and_compares(tmp_path: Path, capsys: pytest.Captu
     assert "plain loop" in capsys.readouterr().out
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark, "matmul_tflops", lambda _: 0.1)
+    mixnn.bench(options=OPTIONS, baseline=False, save="~/bench.json", **TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
 def test_a_machine_too_slow_to_have_a_hundredth_of_a_teraflop_is_measured_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(benchmark, "matmul_tflops", lambda _: 0.004)
     result = mixnn.bench(options=OPTIONS, baseline=False, **TINY)

@@ -394,6 +394,7 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     assert Run.open("~/run").path == run.path
     assert mixnn.embed("~/run", "~/photos", "~/x.npz", device="cpu", verbose=QUIET).path == tmp_path / "x.npz"
     assert mixnn.export("~/run", out="~/x.safetensors", verbose=QUIET) == tmp_path / "x.safetensors"
+    assert mixnn.load("~/x.safetensors", "cpu").num_features == mixnn.load("~/run", "cpu").num_features
     assert mixnn.report("~/run", out="~/x.html", images=0, verbose=QUIET) == tmp_path / "x.html"
     assert not (tmp_path / "~").exists()
 

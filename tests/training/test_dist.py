@@ -436,6 +436,27 @@ def test_vectors_from_several_processes_are_those_from_one(tmp_path: Path, alone
     assert [each.code for each in again] == [0, 0], again[0].err
 
 
+def make_file(rank: int, size: int, port: int, path: Path) -> None:
+    enter(rank, size, port)
+    dist.init(torch.device("cpu"))
+    with dist.main_process_first():
+        if rank:
+            assert path.read_text() == "made"
+        else:
+            path.write_text("made")
+    dist.shutdown()
+
+
+def test_what_the_main_process_makes_first_is_there_for_the_others(tmp_path: Path):
+    port = free_port()
+    processes = [FORKS.Process(target=make_file, args=(rank, 3, port, tmp_path / "file")) for rank in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 3
+
+
 def small_batches() -> None:
     encoder.BATCH = 100
 

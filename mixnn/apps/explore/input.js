@@ -151,27 +151,5 @@ recolor();
 drawGroups();
 map.paint();
 
-/** For tests and measurements: where an image is on the screen, and how fast the map redraws. */
-window.explore = {
-  where: map.where, names, marks: map.marks, selection: () => selection, groups, firstDrawn: performance.now(),
-  /** Moves and zooms the map for `count` frames; milliseconds of each frame, and of painting alone. */
-  measure(count) {
-    return new Promise((done) => {
-      const frames = [], paints = [];
-      let last = performance.now(), n = 0;
-      const step = () => {
-        const start = performance.now();
-        frames.push(start - last);
-        last = start;
-        if (n === count) { map.home(); done({ frames: frames.slice(1), paints }); return; }
-        map.pan(8 * Math.sin(n / 9), 8 * Math.cos(n / 9));
-        map.zoom(1 + 0.01 * Math.sin(n / 20));
-        map.paint();
-        paints.push(performance.now() - start);
-        n++;
-        requestAnimationFrame(step);
-      };
-      requestAnimationFrame(step);
-    });
-  },
-};
+/** For tests: where an image is on the screen, and what is shown. */
+window.explore = { where: map.where, names, marks: map.marks, selection: () => selection, groups };

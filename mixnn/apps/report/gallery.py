@@ -24,8 +24,8 @@ from mixnn.data.images import resized
 from mixnn.evaluation.neighbors import nearest
 from mixnn.functional import unit
 from mixnn.progress import Reporter
-from mixnn.runs import Run, checkpoint
-from mixnn.runs.encoder import Encoder, encoder_from_checkpoint
+from mixnn.runs import Run
+from mixnn.runs.encoder import Encoder, encoder_from_checkpoint, place
 
 SEED = 0
 MAX_BANK = {"cpu": 5_000, "cuda": 200_000}  # training images to search: a CPU encodes some 100 per second (ResNet-18)
@@ -98,7 +98,7 @@ def _names(dataset: Dataset, split: str, images: ImageSet, at: Tensor) -> list[s
 
 def load_last_encoder(run: Run, device: torch.device, warn: Callable[[str], None]) -> tuple[Encoder, int]:
     """The encoder of the run's last usable checkpoint, and its step; UserError if there is none."""
-    if not checkpoint.list_checkpoints(run.path / "checkpoints"):
+    if not run.has_checkpoint:
         raise UserError("the run has no checkpoint")
     damaged: list[str] = []
     try:
@@ -107,8 +107,7 @@ def load_last_encoder(run: Run, device: torch.device, warn: Callable[[str], None
         raise UserError("; ".join(damaged) or str(error)) from None
     for text in damaged:
         warn(f"{text}.")
-    encoder = encoder_from_checkpoint(run, tensors, state)
-    return encoder.to(device, memory_format=torch.channels_last), state["step"]  # type: ignore[call-overload]
+    return place(encoder_from_checkpoint(run, tensors, state), device), state["step"]
 
 
 def embed_sample(

@@ -75,7 +75,7 @@ def report(
         raise UserError(f"report needs at least one run folder; `{calling('pretrain')}` makes one")
     if len(runs) > len(LETTERS):
         raise UserError(f"{len(runs)} runs do not fit on one page: give at most {len(LETTERS)}")
-    loaded = [run_data.read(run.path if isinstance(run, Run) else run) for run in runs]
+    loaded = [run_data.read(run) for run in runs]
     loaded = [replace(data, run=data.run.moved(source)) for data in loaded]
     if str(out) and not on_command_line() and Run.is_run_folder(expand(out)):
         raise UserError(f"{out} is a run folder, not a file: give several runs as a list, mixnn.report([run1, run2])")

@@ -13,7 +13,7 @@ from mixnn.apps.report.judged import Judged
 from mixnn.apps.report.verdict import Verdict, is_number, judge
 from mixnn.config import Config, UserError, calling
 from mixnn.evaluation.evaluate import PROTOCOLS
-from mixnn.runs import Run, checkpoint
+from mixnn.runs import Run
 from mixnn.runs.folder import DIVERGED, JUDGEMENT
 from mixnn.training.judgement import NUMBERS
 
@@ -55,12 +55,16 @@ class RunData:
         return judge(self.metrics, self.config.epochs, self.diverged, self.init_from, self.judged)
 
 
-def read(path: str | Path) -> RunData:
-    """The data of a run folder; UserError if it is not one."""
-    run = Run.open(path)
-    if not Run.is_run_folder(run.path) or not isinstance(run.config.options, dict):
-        raise UserError(f"{path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one")
-    data = read_files(run)
+def read(run: str | Path | Run) -> RunData:
+    """The data of a run, or of a run folder; UserError if it is not one."""
+    found = Run.open(run.path if isinstance(run, Run) else run)  # a run may have gone on since it was opened
+    if not found.made_by_mixnn:
+        raise UserError(
+            f"{found.path} is not a run folder, though it has a config.yaml; `{calling('pretrain')}` makes one"
+        )
+    if isinstance(run, Run):
+        found = dataclasses.replace(found, data=run.data, network=run.network)
+    data = read_files(found)
     data.missing += find_gaps(data)
     return data
 
@@ -91,7 +95,7 @@ def read_files(run: Run) -> RunData:
         command=run.command(note),
         environment=run.environment(note),
         results=_well_formed(run.results(note)),
-        metrics=[record for record in metrics if isinstance(record, dict) and is_number(record.get("epoch"))],
+        metrics=[record for record in metrics if is_number(record.get("epoch"))],
         diverged=part(DIVERGED, lambda: _text(run.path / DIVERGED), ""),
         judgement=part(JUDGEMENT, lambda: _judgement(run.path / JUDGEMENT), {}),
         missing=missing,
@@ -103,15 +107,14 @@ def find_gaps(data: RunData) -> list[str]:
     gaps, run, evaluate = [], data.run, f"`{data.run.command_line('evaluate')}`"
     if not data.metrics and run.config.epochs:
         gaps.append("No epoch is logged, so there are no curves.")
-    has_checkpoint = bool(checkpoint.list_checkpoints(run.path / "checkpoints"))
     not_evaluated = [protocol.label for name, protocol in PROTOCOLS.items() if name not in data.results]
     if run.dataset().has_labeled_test and not_evaluated:
-        what_to_do = f"run {evaluate}" if has_checkpoint else "the run has no checkpoint"
+        what_to_do = f"run {evaluate}" if run.has_checkpoint else "the run has no checkpoint"
         gaps.append(f"Not evaluated: {', '.join(not_evaluated)} ({what_to_do}).")
     for name, protocol in PROTOCOLS.items():
         step = data.results.get(name, {}).get("protocol", {}).get("checkpoint_step")
         last_step = data.metrics[-1].get("step", 0) if data.metrics else 0
-        if has_checkpoint and step is not None and step < last_step:
+        if run.has_checkpoint and step is not None and step < last_step:
             older = f"evaluated at step {step}, but training went on to step {last_step}"
             gaps.append(f"{protocol.label}: {older} (run {evaluate} again).")
     return gaps

@@ -14,7 +14,6 @@ from mixnn.functional import unit
 from mixnn.paper.plots.drawing import GREEN, RED, CannotDraw, Drawing, FinishedRuns, caption, make_figure
 from mixnn.paper.plots.tsne import backbone_of, title
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import list_checkpoints
 
 NUM_ANCHORS = 5
 NUM_NEIGHBORS = 5
@@ -24,7 +23,7 @@ SIDE = 0.85  # inches per image
 
 def examples(finished: FinishedRuns) -> Drawing:
     """The first test image of each of five classes, and its five nearest training images, by the last run given."""
-    runs = [run for run in finished.folders if list_checkpoints(run.path / "checkpoints")]
+    runs = [run for run in finished.folders if run.has_checkpoint]
     if not runs:
         raise CannotDraw(
             f"it needs a run folder on {finished.data_name} with a checkpoint: use {setting('runs', 'RUN')}"

@@ -18,7 +18,6 @@ from mixnn.functional import unit
 from mixnn.paper.plots.drawing import HALO, PAGE_WIDTH, CannotDraw, Drawing, FinishedRuns, caption, make_figure
 from mixnn.paper.tables import TABLES
 from mixnn.runs import Run
-from mixnn.runs.checkpoint import list_checkpoints
 from mixnn.runs.weights import load_backbone
 from mixnn.training.configure import configure
 
@@ -34,7 +33,7 @@ MARKERS = "os^DvP<X>p"
 
 def tsne(finished: FinishedRuns) -> Drawing:
     """One panel per run folder that was given. They may be runs on several data sets."""
-    runs = [run for run in finished.folders if list_checkpoints(run.path / "checkpoints")]
+    runs = [run for run in finished.folders if run.has_checkpoint]
     if not runs:
         raise CannotDraw(
             f"it needs a run folder on {finished.data_name} with a checkpoint: use {setting('runs', 'RUN')}"
