@@ -148,20 +148,19 @@ def import_code(code: str | Path) -> ModuleType:
     if is_file and not path.is_file():
         raise UserError(f"there is no file {code} to import")
     name, origin = (path.stem, str(path)) if is_file else (code, code)
-    if name not in _imported:
-        folder = str(path.parent if is_file else Path.cwd())
-        sys.path += [] if folder in sys.path else [folder]
-        token = _importing.set(origin)
-        try:
-            module = _import_file(path) if is_file else importlib.import_module(name)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"cannot import {code}: {failure(error)}") from error
-        finally:
-            _importing.reset(token)
-        _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
-    return _imported[name][0]
+    folder = str(path.parent if is_file else Path.cwd())
+    sys.path += [] if folder in sys.path else [folder]
+    token = _importing.set(origin)
+    try:
+        module = _import_file(path) if is_file else importlib.import_module(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot import {code}: {failure(error)}") from error
+    finally:
+        _importing.reset(token)
+    _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
+    return module
 
 
 def imported(name: str) -> tuple[ModuleType, str] | None:

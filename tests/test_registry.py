@@ -470,6 +470,15 @@ def test_a_file_that_is_imported_already_does_not_run_again(my_code: Path, capsy
     assert capsys.readouterr().out.count("my_code runs") == 1
 
 
+def test_a_second_file_of_the_same_name_is_refused_and_not_skipped(my_code: Path):
+    other = my_code.parent / "other" / "my_code.py"
+    other.parent.mkdir()
+    other.write_text("")
+    import_code(my_code)
+    with pytest.raises(mixnn.UserError, match="has the name of another module, my_code: rename it"):
+        import_code(other)
+
+
 POINTS = """
 import sys, mixnn
 from mixnn.nn.backbone import build_backbone
