@@ -515,6 +515,12 @@ def parse_resolution(text: str, image_size: int) -> list[tuple[int, float]]:
     return found if found and found[-1][1] == 1 else [*found, (image_size, 1.0)]
 
 
+def check_options(given: Any) -> None:
+    """UserError if options do not have the form that a configuration stores. Their values are not checked."""
+    if not (isinstance(given, dict) and all(isinstance(name, str) for name in given)):
+        raise UserError("options maps names to values, as in {topk: 5}")
+
+
 def check_augmentation(given: Any) -> None:
     """UserError if changes of views do not have the form that a configuration stores. Their values are not checked."""
     if not (isinstance(given, dict) and all(isinstance(parts, dict) for parts in given.values())):
@@ -673,8 +679,7 @@ class Config(Checked):
     imports: list[str] = dataclasses.field(default_factory=list)
 
     def check(self) -> None:
-        if not (isinstance(self.options, dict) and all(isinstance(name, str) for name in self.options)):
-            raise UserError("options maps names to values, as in {topk: 5}")
+        check_options(self.options)
         check_augmentation(self.augmentation)
         if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):
             raise UserError("imports is a list of files and modules")

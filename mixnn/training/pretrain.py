@@ -20,6 +20,8 @@ from mixnn.config import (
     Param,
     UserError,
     calling,
+    check_options,
+    checked,
     duration_text,
     method_option,
     parse_duration,
@@ -142,6 +144,7 @@ def start_pretrain(
     """
     reporter = reporter if is_main_process() else NullReporter()
     settings = dict(settings or {})
+    check_options(options or {})
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
@@ -174,11 +177,12 @@ def start_pretrain(
             return start_pretrain(resume=again, settings={"backbone": network} if network else {}, **how)
         overwrite = True  # it was stopped before there was anything to continue
     settings, options = split_options(settings, options or {})
+    settings = checked(Config, "setting", settings)
     if isinstance(views, str):
         options["views"] = views  # of the method: s/w, s/s or w/w
     elif views is not None:
         settings["augmentation"], size = view_changes(views)
-        if size and int(settings.setdefault("image_size", size)) != size:
+        if size and settings.setdefault("image_size", size) != size:
             raise UserError(f"the views have {size} pixels: leave out {setting('image_size', settings['image_size'])}")
     given = {*settings, *options} - {"augmentation"}  # what the user chose; the report tells it from the rest
     given |= {f"{view}.{part}" for view, parts in settings.get("augmentation", {}).items() for part in parts}

@@ -206,6 +206,8 @@ def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
         ({"method": "byol", "topk": 1}, "unknown setting or option of byol 'topk'"),
         ({"topk": 1, "options": {"topk": 2}}, "topk is given twice, also in options"),
         ({"topk": -1}, "topk=-1: topk must be at least 0"),
+        ({"options": [1]}, "options maps names to values, as in {topk: 5}"),
+        ({"options": {1: 2}}, "options maps names to values, as in {topk: 5}"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_work(tmp_path: Path, given: dict[str, Any], message: str):
