@@ -102,12 +102,13 @@ class TargetSide(NamedTuple):
 class Siamese(Method):
     """Student, teacher and support sets; a method adds `loss`, and `heads` unless its heads are BYOL's.
 
+    There is a teacher if Options derives from Momentum.
+
     Without a backbone it has neither networks nor support sets, only `heads` and `loss`, for a method that is built on
     it (see unmix.py).
     """
 
     Options: ClassVar[type[Common]] = Common
-    has_teacher: ClassVar[bool] = True
     num_rings: ClassVar[int] = 1
     teacher_rate: Tensor  # see begin_step
     rings: Any  # nn.ModuleList of SupportSet (ring buffers); checkpoints hold them under this name
@@ -118,7 +119,8 @@ class Siamese(Method):
         self.pairs = self.directions(o)
         self.student_views, self.teacher_views = self.encoded_views(o)
         self.student = Student(backbone, *self._checked_heads(num_features), views=len(self.student_views))
-        self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
+        has_teacher = isinstance(o, Momentum)
+        self.teacher = Teacher(self.student, views=len(self.teacher_views)) if has_teacher else None
         if self.momentum_end:  # a tensor, so that a captured step sees its changes; not a part of checkpoints
             self.register_buffer("teacher_rate", torch.ones(()), persistent=False)
         num_rings = self.num_rings if self.has_support(o) else 0
@@ -162,7 +164,7 @@ class Siamese(Method):
     @classmethod
     def encoded_views(cls, o: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, targets = zip(*cls.directions(o), strict=True)
-        return (students, tuple(dict.fromkeys(targets))) if cls.has_teacher else ((0, 1), ())
+        return (students, tuple(dict.fromkeys(targets))) if isinstance(o, Momentum) else ((0, 1), ())
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -9,9 +9,12 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 import mixnn
+from mixnn import functional
 from mixnn.config import Config, UserError
 from mixnn.data import load
 from mixnn.methods import METHODS, Method
+from mixnn.methods.contract import Direction
+from mixnn.methods.siamese import Siamese
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.progress import Reporter
 from mixnn.runs.weights import make_backbone
@@ -68,6 +71,18 @@ def test_a_loop_trains_the_student_and_after_step_the_rest(name):
     if method.support is not None:
         assert method.support.position == 3 * B % 20
         assert (method.support.index_Q == -1).all()  # nobody said which images these were
+
+
+def test_a_method_that_defines_only_a_loss_has_no_teacher_and_compares_with_the_students_embeddings():
+    class Closer(Siamese):
+        def loss(self, d: Direction) -> Tensor:
+            return functional.weighted_squared_error(d.p_BD, functional.unit(d.z_BD)[:, None], d.p_BD.new_ones(1))
+
+    method = Closer(network(), hidden=16, dim=8)
+    method(*images(method)).backward()
+    method.after_step()
+    assert method.teacher is None
+    assert Closer.encoded_views(method.options) == ((0, 1), ())
 
 
 @pytest.mark.parametrize("name", METHODS)
