@@ -231,10 +231,10 @@ def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, 
         raise UserError(f"{spell(name, given)}: {label} takes {' or '.join(KINDS[kind] for kind in kinds)}")
     if isinstance(value, str) and param.choices and value not in param.choices:
         raise UserError(f"{unknown(label, value, param.choices)}{'; or a number' * (float in kinds)}")
-    if isinstance(value, int | float) and not param.low <= value <= param.high:
-        raise UserError(f"{spell(name, value)}: {label} must be {_bounds(param.low, param.high, value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{spell(name, given)}: {label} takes a finite number")
+    if isinstance(value, int | float) and not param.low <= value <= param.high:
+        raise UserError(f"{spell(name, value)}: {label} must be {_bounds(param.low, param.high, value)}")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise UserError(f"{spell(name, given)}: {label} takes a number of at most 18 digits")
     return value
