@@ -18,7 +18,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -270,7 +270,10 @@ R = TypeVar("R")
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function a command too, and check its arguments, also when Python calls it."""
+    """Make a function a command too, and check its arguments, also when Python calls it.
+
+    None for an argument that has a default means that it was not given.
+    """
 
     @functools.wraps(function)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -283,14 +286,21 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.BoundArguments:
     """The arguments of a verb by name, each in its type; UserError if one is wrong."""
     signature, known = inspect.signature(function), parameters(function)
+    names = {*known, *signature.parameters}
     for name, value in kwargs.items():
-        if name not in {*known, *signature.parameters}:
+        if name not in names:
             _check_not_flag(name, value, known, "verbose" in signature.parameters)
-    given = signature.bind(*args, **kwargs)
+    optional = names - {name for name, about in signature.parameters.items() if about.default is about.empty}
+    given = signature.bind(*args, **_without_none(kwargs, optional))
+    given.arguments = _without_none(given.arguments, optional)
     for name, value in given.arguments.items():
         if name in known:
             given.arguments[name] = check(name, value, known[name].hint, known[name].param)
     return given
+
+
+def _without_none(given: Mapping[str, Any], optional: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
 def _check_not_flag(name: str, value: Any, known: Mapping[str, Parameter], has_verbose: bool) -> None:

@@ -98,10 +98,10 @@ def split_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
     for name in settings:
         if name not in own | known:
             raise unknown(f"setting or option of {method}", name, [*sorted(known), *fields_of(Config)])
-    given = {name: value for name, value in settings.items() if name in known - own}
+    given = {name: value for name, value in settings.items() if name in known - own and value is not None}
     for name in given.keys() & options.keys():
         raise UserError(f"{name} is given twice, also in options: give it once")
-    return {name: value for name, value in settings.items() if name not in given}, {**options, **given}
+    return {name: value for name, value in settings.items() if name in own}, {**options, **given}
 
 
 def check_setting(name: str, method: str) -> None:
