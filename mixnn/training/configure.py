@@ -83,6 +83,11 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     config = replace(config, imports=imports_of(config))
     if isinstance(config.trained_share, float) and (dataset.recipe is not None or config.init_from in NO_START):
         raise UserError(f"{setting('trained_share')} is for a folder of images and weights to start from: leave it out")
+    if config.encode_size and dataset.stored_size:
+        raise UserError(
+            f"{setting('encode_size', config.encode_size)} is for folders of images: {dataset.name} is encoded at its "
+            f"own size, {dataset.stored_size} pixels, so leave it out"
+        )
     check_device(config)
     check_backbone(config.backbone)
     read_normalization(config.normalization)

@@ -219,6 +219,7 @@ def test_none_means_that_an_argument_was_not_given(tmp_path: Path, monkeypatch: 
         ({"method": "byol", "topk": 1}, "unknown setting or option of byol 'topk'"),
         ({"topk": 1, "options": {"topk": 2}}, "topk is given twice, also in options"),
         ({"topk": -1}, "topk=-1: topk must be at least 0"),
+        ({"encode_size": 16}, "encode_size=16 is for folders of images: digits is encoded at its own size, 8 pixels"),
         ({"options": [1]}, "options maps names to values, as in {topk: 5}"),
         ({"options": {1: 2}}, "options maps names to values, as in {topk: 5}"),
     ],
