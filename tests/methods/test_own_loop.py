@@ -247,6 +247,33 @@ def test_a_method_says_which_input_it_cannot_do_without(name, settings, says):
     method(*images(method), labels=torch.arange(B) % 3, index=torch.arange(B)).backward()
 
 
+@pytest.mark.parametrize("convert", [Tensor.int, Tensor.byte, Tensor.tolist, Tensor.numpy])
+@pytest.mark.parametrize("name", ["supervised", "mnn", "cmsf"])
+def test_labels_and_indices_may_be_whole_numbers_of_any_type(name, convert):
+    settings = {"mnn": {"select": "labels"}, "cmsf": {"auxiliary": "prev_epoch"}}.get(name, {})
+    numbers = {"labels": torch.arange(B) % 3, "index": torch.arange(B)}
+    method = make(name, **settings)
+    other = copy.deepcopy(method)
+    x, draws = images(method), {key: torch.rand(shape) for key, shape in method.draws(B).items()}
+    loss = method(*x, **numbers, draws=draws)
+    assert torch.equal(loss, other(*x, **{key: convert(value) for key, value in numbers.items()}, draws=draws))
+    for each in (method, other):
+        each.after_step()
+    assert all(torch.equal(t, other.state_dict()[key]) for key, t in method.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["labels", "index"])
+def test_labels_and_indices_that_do_not_fit_the_batch_are_refused_at_once(name):
+    method = make()
+    x = images(method)
+    with pytest.raises(UserError, match=rf"{name} have the shape \(6,\): give one for each of the 8 images"):
+        method(*x, **{name: torch.arange(6)})
+    with pytest.raises(UserError, match=f"{name} are float32: give whole numbers, one per image"):
+        method(*x, **{name: torch.zeros(B)})
+    with pytest.raises(UserError, match=f"{name} must be whole numbers, one per image, not list"):
+        method(*x, **{name: ["cat"] * B})
+
+
 def test_mistakes_are_named():
     method = make()
     x1, x2 = images(method)
