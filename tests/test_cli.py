@@ -559,7 +559,7 @@ def test_a_data_set_that_is_not_on_disk(ask: Ask, tmp_path: Path):
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = replace(DATASETS["cifar10"], read=partial(cifar.read, SMALL10), layouts=SMALL10.layouts)
-    monkeypatch.setitem(DATASETS, "cifar10", row)
+    monkeypatch.setitem(DATASETS._entries, "cifar10", row)
     write(tmp_path, SMALL10, "binary")
     return tmp_path
 

@@ -449,6 +449,16 @@ def test_registering_again_replaces_what_the_same_file_registered(monkeypatch: p
         names.find("c")
 
 
+def test_what_is_assigned_is_checked_as_what_is_registered_and_replaces_nothing_of_mixnns():
+    with pytest.raises(mixnn.UserError, match="mixnn has a method called mnn: choose another name"):
+        mixnn.METHODS["mnn"] = mixnn.methods.MSF
+    with pytest.raises(mixnn.UserError, match="the method mine must be a class that derives from"):
+        mixnn.METHODS["mine"] = int
+    assert "mine" not in mixnn.METHODS
+    mixnn.METHODS["mine"] = mixnn.methods.MSF
+    assert mixnn.METHODS.find("mine") is mixnn.methods.MSF
+
+
 @pytest.mark.parametrize(
     "module, file, origin",
     [
