@@ -42,7 +42,7 @@ from mixnn.runs import Run
 from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
-from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
+from mixnn.training.configure import check_device, choices, configure, new_folder, open_data, resolve, split_options
 from mixnn.training.folder_settings import Choice, lines
 from mixnn.training.judgement import Judge, judge_start, views_for
 from mixnn.training.loggers import check_loggers
@@ -246,7 +246,7 @@ def _prepare(
     if trainer.plan:
         trainer.measure()
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
-        planned, _ = resolve(dataset, options, settings)
+        planned = configure(dataset, options, settings, len(images))
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
     decided = {"mirror": config.mirror} | ({"crop_area": config.crop_area} if judge and has_start else {})
     for line in lines(choices(dataset, options, settings | decided, len(images))):
