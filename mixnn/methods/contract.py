@@ -279,7 +279,8 @@ class Method(nn.Module):
         if draws is None:
             shapes = self.draws(size).items()
             draws = {name: torch.rand(shape, generator=generator, device=device) for name, shape in shapes}
-        batch = Batch(views, *numbers, dict(draws))
+        labels_B, index_B = numbers
+        batch = Batch(views, labels_B, index_B, dict(draws))
         if self.process_group is not None and not self._is_shared:
             networks = ("student.", "teacher.")
             broadcast_tensors((t for n, t in self.named_buffers() if not n.startswith(networks)), self.process_group)
