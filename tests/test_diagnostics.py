@@ -213,6 +213,7 @@ def test_a_method_with_a_loss_of_its_own_does_not_show_the_share_of_the_one_it_e
     assert _derived(MEANS, type("Derived", (other,), {})(network)) == {}
     own = type("Own", (parent,), {"loss": loss, "neighbor_share": lambda *_: 0.25})
     assert _derived(MEANS, own(network)) == {"neighbor_share": 0.25}
+    assert _derived(MEANS, type("Again", (own,), {"loss": loss})(network)) == {}
     assert "neighbor_share" in _derived(MEANS, type("Same", (parent,), {})(network))
 
 

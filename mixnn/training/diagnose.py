@@ -16,7 +16,6 @@ from mixnn.device import seeded_generators
 from mixnn.diagnostics import NAMES
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
-from mixnn.methods.siamese import Siamese
 from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
@@ -93,14 +92,11 @@ def _derived(means: dict[str, float], method: Method) -> dict[str, float]:
 
 
 def _share_is_of_its_loss(method: type[Method]) -> bool:
-    """Whether `neighbor_share` is about the method's own loss, and not about one that a subclass has replaced.
-
-    A class without a loss, such as Mixture, means the first loss that is derived from it.
-    """
-    owner = next(cls for cls in method.__mro__ if "neighbor_share" in vars(cls))
-    is_abstract = getattr(owner, "loss", Siamese.loss) is Siamese.loss
-    below = method.__mro__[: method.__mro__.index(owner)]
-    return sum("loss" in vars(cls) for cls in below) <= int(is_abstract)
+    """Whether `neighbor_share` is about the method's loss: the loss is mixnn's, or no subclass replaced it alone."""
+    loss, share = (
+        next((cls for cls in method.__mro__ if name in vars(cls)), object) for name in ("loss", "neighbor_share")
+    )
+    return loss.__module__.startswith("mixnn.methods.") or issubclass(share, loss)
 
 
 def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
