@@ -372,15 +372,15 @@ class GatherBatch(nn.Module):
         self.group: ProcessGroup | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.dim() != 2:
-            raise not_features(x)
-        return gather_batch(x, self.group, self.views)
+        return gather_batch(check_features(x), self.group, self.views)
 
 
-def not_features(value: object) -> UserError:
-    """The error for a backbone that does not return features (B, F)."""
-    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    return UserError(f"the backbone must return features (B, F), and returns {what}: pool or flatten them")
+def check_features(x: Any, rows: int | None = None, backbone: str = "backbone") -> Tensor:
+    """The features (B, F) that a backbone returned, B being `rows` if given; UserError for anything else."""
+    if isinstance(x, Tensor) and x.dim() == 2 and rows in (None, len(x)):
+        return x
+    what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    raise UserError(f"the {backbone} must return features (B, F), and returns {what}: pool or flatten them")
 
 
 def set_data_parallel(module: nn.Module, group: ProcessGroup | None) -> None:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError
 from mixnn.device import keep_alive
-from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
+from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, check_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import WeightStream, is_cast, run_parts
@@ -93,9 +93,7 @@ def count_features(backbone: nn.Module) -> int:
             features = network(torch.zeros(2, 3, size, size).to(weights))
         except (RuntimeError, ValueError, AssertionError):  # not its size
             continue
-        if not isinstance(features, Tensor) or features.dim() != 2:
-            raise not_features(features)
-        return features.shape[1]
+        return check_features(features, rows=2).shape[1]
     raise UserError("the backbone refuses images of all usual sizes: pass the length of its features as num_features=")
 
 
