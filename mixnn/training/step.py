@@ -242,7 +242,7 @@ class Step:
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
         measured = measure(aux.record, self.labels[self.index], self.index)
         check_metrics(aux.metrics, {*LOGGED, *measured}, type(self.method).__name__)
-        names, values = log(loss.detach(), aux.metrics, measured)
+        names, values = log(loss, aux.metrics, measured)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
