@@ -361,9 +361,9 @@ def gather_chunks(own: list[Tensor], num_rows: int, chunk: int, device: torch.de
 
 
 class GatherBatch(nn.Module):
-    """`gather_batch` as a layer between backbone and heads; without a group, as it is made, it gathers nothing.
+    """`gather_batch` as a layer between backbone and heads.
 
-    It refuses what is not features (B, F).
+    Does nothing until `set_data_parallel` gives it a process group. UserError unless the input is features (B, F).
     """
 
     def __init__(self, views: int) -> None:
@@ -384,7 +384,7 @@ def check_features(x: Any, rows: int | None = None, backbone: str = "backbone") 
 
 
 def set_data_parallel(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Let the backbones below encode only their own process's rows of each batch, which all processes are given."""
+    """Make each backbone in `module` encode only this process's rows. Every process must pass the same whole batch."""
     for part in module.modules():
         if isinstance(part, GatherBatch):
             part.group = group

@@ -74,7 +74,7 @@ def linear(
     held: list[Tensor] = []  # what the classifier learns from; the memory must not be reused meanwhile
 
     def read(epochs: int) -> None:
-        """Report these many epochs, unless that was done before."""
+        """Read back the accuracies of the first `epochs` epochs that were not reported yet."""
         for share in right[len(accuracies) : epochs]:
             accuracies.append(round(100 * share.item(), 4))
             progress(len(accuracies), accuracies[-1])

@@ -306,7 +306,7 @@ class Method(nn.Module):
         self.update_state(aux)
 
     def _keep(self, aux: Aux) -> None:
-        """Keep it for after_step, and forget the oldest whose rows the support set could not hold."""
+        """Keep `aux` for after_step, and forget the oldest whose rows the support set could not hold."""
         self._pending.append(aux)
         size = 0 if self.support is None else len(self.support.z_QD)
         while len(self._pending) > 1 and sum(len(a.push[0].z_QD) if a.push else 0 for a in self._pending[1:]) >= size:

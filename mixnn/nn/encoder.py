@@ -100,7 +100,7 @@ def count_features(backbone: nn.Module) -> int:
 class Student(nn.Module):
     """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h.
 
-    The batch norms of all three are replaced by ones that keep views apart, in f too, which it takes over.
+    Replaces every batch norm in f, g and h, in place, by SplitBatchNorm, so that views never share statistics.
 
     >>> student = mixnn.nn.Student(backbone, mixnn.nn.mlp([32, 64, 16]), None, views=2)
     >>> q, p = student(x1, x2)

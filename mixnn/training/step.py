@@ -61,7 +61,10 @@ class Step:
         group: ProcessGroup | None = None,
         sides: Sequence[int] = (),
     ) -> None:
-        """`sides`: those of the views that calls will ask for, if not only the views' own; recorded at once."""
+        """`sides`: all crop sizes that later calls will use (default: that of the views).
+
+        If steps are captured, one is captured for each of them here.
+        """
         device = next(method.parameters()).device
         assert mode in MODES
         assert mode != "recorded" or device.type == "cuda"
@@ -116,7 +119,7 @@ class Step:
         """One step. If the indices of the next call are given, images that are not on the device are read ahead.
 
         `backbone` multiplies the learning rate of the backbone; with 0 it gets no gradients, which halves the work.
-        `side` is that of the views, from now on.
+        `side`: size of the views in this step and later ones.
         """
         self._resize(side or self.views[0].size)
         self._load(index, generator, next_index)

@@ -69,8 +69,8 @@ class Trainer:
 
     Its random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. Those that a network
     or a loss draws from torch's default generators follow from the seed and the step, see `_seeded_step`. A time budget
-    counts from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network`
-    is a backbone that the user handed in.
+    counts from `started`, a reading of `clock`. `ending`: estimated seconds until the process has exited. `network`: a
+    backbone that the user handed in.
     """
 
     def __init__(
