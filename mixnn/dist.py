@@ -519,7 +519,7 @@ def average_statistics(module: nn.Module, group: ProcessGroup | None) -> None:
         buffer.copy_(mean)
 
 
-def check(bn_groups: int) -> None:
+def check_bn_groups(bn_groups: int) -> None:
     """Every process needs the same number of whole batch-norm groups."""
     if bn_groups % world_size():
         valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]

@@ -100,7 +100,7 @@ def linear(
 class Classifier:
     """Softmax classifier trained by SGD with Nesterov momentum and no weight decay.
 
-    The gradient is written out: autograd with fused SGD took 0.7 ms per step on an H200. On CUDA an epoch is recorded
+    The gradient is written out: autograd with fused SGD took 0.7 ms per step on an H200. On CUDA an epoch is captured
     in a graph, once for each learning rate, because its small kernels take longer to launch than to run.
     """
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mixnn.config import Checked, UserError, make
 from mixnn.dist import PartialBatch, broadcast_tensors, gather_batch
-from mixnn.nn.encoder import Student, Teacher, count_features, shuffle_order
+from mixnn.nn.encoder import Student, Teacher, feature_length, shuffle_order
 from mixnn.nn.support_set import SupportRows, SupportSet
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Method(nn.Module):
         self._is_shared = False  # whether all processes hold the same support set
         self._pending: list[Aux] = []  # of forward passes since the last after_step
         if backbone is not None:
-            num_features = num_features or count_features(backbone)
+            num_features = num_features or feature_length(backbone)
             self.build(deepcopy(backbone) if copy else backbone, num_features)
             self.to(next(backbone.parameters(), torch.zeros(())).device)
 

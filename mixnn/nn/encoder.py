@@ -26,7 +26,7 @@ from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import WeightStream, is_cast, run_parts
 
-IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `count_features` tries; some networks accept one size only
+IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `feature_length` tries; some networks accept one size only
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
@@ -81,7 +81,7 @@ class _Linear(torch.autograd.Function):
 
 
 @torch.no_grad()
-def count_features(backbone: nn.Module) -> int:
+def feature_length(backbone: nn.Module) -> int:
     """Length F of a backbone's features: its attribute `num_features` or else what a copy of it returns."""
     attribute = getattr(backbone, "num_features", None)
     if isinstance(attribute, int):

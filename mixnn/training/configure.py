@@ -192,7 +192,7 @@ def check_device(config: Config) -> None:
         raise UserError(
             f"mode={config.mode} works with one process only: use another {setting('mode')} or leave it out"
         )
-    dist.check(config.bn_groups)
+    dist.check_bn_groups(config.bn_groups)
 
 
 def check_images(config: Config, images: ImageSet) -> None:

@@ -43,7 +43,7 @@ MAX_LEAD, LEADING_SHARE = 3.0, 0.25  # of the first direction over the second, a
 FEW_IMAGES = 64  # the directions of fewer images say nothing
 LEAST_HEADS_FIRST, MOST_HEADS_FIRST = 0.2, 0.4
 ENOUGH_STEPS, MOST_STEPS = 600, 5000  # for images that the start knows perfectly, and for those it does not know
-POINTS = (0.25, 0.45, 0.75, 1.0)  # when to judge, as shares of the run: twice before half of it
+CHECK_AT = (0.25, 0.45, 0.75, 1.0)  # when to judge, as shares of the run: twice before half of it
 
 NUMBERS = {
     "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
@@ -104,8 +104,8 @@ class Judge:
         return {name: round(float(value), 4) for name, value in numbers.items()}
 
     def due(self, progress: float) -> bool:
-        """Whether another of POINTS has been reached since the last check."""
-        return any(self.last < point <= progress for point in POINTS)
+        """Whether another of CHECK_AT has been reached since the last check."""
+        return any(self.last < point <= progress for point in CHECK_AT)
 
     def check(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
         """Measure the encoder; return what is wrong with it, in sentences."""
