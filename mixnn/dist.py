@@ -216,7 +216,7 @@ def shutdown() -> None:
         _peers.leave("")
         _peers = None
     if torch_dist.is_initialized():
-        gc.collect()  # NCCL waits for recorded steps that hold its messages, and they are parts of reference cycles
+        gc.collect()  # NCCL waits for captured steps that hold its messages, and they are parts of reference cycles
         torch_dist.destroy_process_group()
 
 
