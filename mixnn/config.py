@@ -18,7 +18,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -231,10 +231,10 @@ def check(name: str, value: Any, hint: Any, param: Param, spell: Callable[[str, 
         raise UserError(f"{spell(name, given)}: {label} takes {' or '.join(KINDS[kind] for kind in kinds)}")
     if isinstance(value, str) and param.choices and value not in param.choices:
         raise UserError(f"{unknown(label, value, param.choices)}{'; or a number' * (float in kinds)}")
-    if isinstance(value, int | float) and not param.low <= value <= param.high:
-        raise UserError(f"{spell(name, value)}: {label} must be {_bounds(param.low, param.high, value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{spell(name, given)}: {label} takes a finite number")
+    if isinstance(value, int | float) and not param.low <= value <= param.high:
+        raise UserError(f"{spell(name, value)}: {label} must be {_bounds(param.low, param.high, value)}")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise UserError(f"{spell(name, given)}: {label} takes a number of at most 18 digits")
     return value
@@ -270,7 +270,10 @@ R = TypeVar("R")
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function a command too, and check its arguments, also when Python calls it."""
+    """Make a function a command too, and check its arguments, also when Python calls it.
+
+    None for an argument that has a default means that it was not given.
+    """
 
     @functools.wraps(function)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -283,14 +286,21 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.BoundArguments:
     """The arguments of a verb by name, each in its type; UserError if one is wrong."""
     signature, known = inspect.signature(function), parameters(function)
+    names = {*known, *signature.parameters}
     for name, value in kwargs.items():
-        if name not in {*known, *signature.parameters}:
+        if name not in names:
             _check_not_flag(name, value, known, "verbose" in signature.parameters)
-    given = signature.bind(*args, **kwargs)
+    optional = names - {name for name, about in signature.parameters.items() if about.default is about.empty}
+    given = signature.bind(*args, **_without_none(kwargs, optional))
+    given.arguments = _without_none(given.arguments, optional)
     for name, value in given.arguments.items():
         if name in known:
             given.arguments[name] = check(name, value, known[name].hint, known[name].param)
     return given
+
+
+def _without_none(given: Mapping[str, Any], optional: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None or name not in optional}
 
 
 def _check_not_flag(name: str, value: Any, known: Mapping[str, Parameter], has_verbose: bool) -> None:
@@ -515,6 +525,12 @@ def parse_resolution(text: str, image_size: int) -> list[tuple[int, float]]:
     return found if found and found[-1][1] == 1 else [*found, (image_size, 1.0)]
 
 
+def check_options(given: Any) -> None:
+    """UserError if options do not have the form that a configuration stores. Their values are not checked."""
+    if not (isinstance(given, dict) and all(isinstance(name, str) for name in given)):
+        raise UserError("options maps names to values, as in {topk: 5}")
+
+
 def check_augmentation(given: Any) -> None:
     """UserError if changes of views do not have the form that a configuration stores. Their values are not checked."""
     if not (isinstance(given, dict) and all(isinstance(parts, dict) for parts in given.values())):
@@ -673,8 +689,7 @@ class Config(Checked):
     imports: list[str] = dataclasses.field(default_factory=list)
 
     def check(self) -> None:
-        if not (isinstance(self.options, dict) and all(isinstance(name, str) for name in self.options)):
-            raise UserError("options maps names to values, as in {topk: 5}")
+        check_options(self.options)
         check_augmentation(self.augmentation)
         if not (isinstance(self.imports, list) and all(isinstance(code, str) for code in self.imports)):
             raise UserError("imports is a list of files and modules")

@@ -86,14 +86,14 @@ def side_stream(device: torch.device, *tensors: torch.Tensor) -> Iterator[None]:
 def wait_side_stream(device: torch.device) -> None:
     """Make what follows wait for the work on the side stream, if there is any.
 
-    A CUDA graph that is being recorded could not wait for a stream that is not a part of it.
+    A CUDA graph that is being captured could not wait for a stream that is not a part of it.
     """
     if torch.compiler.is_compiling():
         return
     if device in _in_use:
         _in_use.discard(device)
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
-    _held.pop(device, None)
+    _kept_alive.pop(device, None)
 
 
 def keep_alive(tensor: torch.Tensor) -> None:
@@ -102,11 +102,11 @@ def keep_alive(tensor: torch.Tensor) -> None:
     Without a second reference, autograd might add another gradient to it in place. On a CPU this does nothing.
     """
     if tensor.is_cuda and not torch.compiler.is_compiling():
-        _held.setdefault(tensor.device, []).append(tensor)
+        _kept_alive.setdefault(tensor.device, []).append(tensor)
 
 
 _in_use: set[torch.device] = set()  # devices whose side stream has work that nothing waited for yet
-_held: dict[torch.device, list[torch.Tensor]] = {}
+_kept_alive: dict[torch.device, list[torch.Tensor]] = {}
 
 
 @functools.cache
@@ -127,7 +127,7 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
     except ImportError:  # no Triton, or one without these: kernels compile when they are launched, one by one
         yield
         return
-    with _Loading(device) as threads, AsyncCompileMode(threads, ignore_errors=True):
+    with _KernelCompiler(device) as threads, AsyncCompileMode(threads, ignore_errors=True):
         context = copy_context()  # the mode is the calling thread's, and autograd's threads launch kernels too
 
         def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -135,15 +135,15 @@ def compiling_in_parallel(device: torch.device) -> Iterator[None]:
             context.copy().run(run, kernel, *args, grid=grid, warmup=True, **options)
 
         run = JITFunction.run
-        with patch.object(JITFunction, "run", compile_only), _Filled(device):
+        with patch.object(JITFunction, "run", compile_only), _FillNewMemory(device):
             yield
 
 
-class _Loading(ThreadPoolExecutor):
+class _KernelCompiler(ThreadPoolExecutor):
     """Threads that compile kernels and also load them, for which Triton calls a C compiler."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(initializer=_use, initargs=(device,))
+        super().__init__(initializer=_set_device, initargs=(device,))
         self.device = device
 
     def submit(self, compile_kernel: Callable[[], Any]) -> Any:  # type: ignore[override]
@@ -156,12 +156,12 @@ class _Loading(ThreadPoolExecutor):
         return kernel
 
 
-def _use(device: torch.device) -> None:
+def _set_device(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-class _Filled(TorchFunctionMode):
+class _FillNewMemory(TorchFunctionMode):
     """Mode in which new memory is filled: indices with 0, which is valid, other numbers with noise.
 
     Zeros would mislead cuDNN, which may be choosing the fastest algorithms: the GPU is faster on zeros. Inside custom

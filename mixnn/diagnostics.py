@@ -60,8 +60,8 @@ def measure(record: DirectionRecord | None, labels_B: Tensor, index_B: Tensor) -
     sharp = F.attention(q, neighbors, 0.1)
     order = sharp.argsort(dim=1, descending=True, stable=True)  # the same at any temperature
     out["inconsistency"] = (order != torch.arange(topk, device=order.device)).to(z.dtype).mean()
-    out["cas_entropy"] = entropy(F.attention(q, neighbors)).mean()
-    out["cas_entropy_0.1"] = entropy(sharp).mean()
+    out["cas_entropy"] = torch.special.entr(F.attention(q, neighbors)).sum(1).mean()
+    out["cas_entropy_0.1"] = torch.special.entr(sharp).sum(1).mean()
     both = [torch.cat([columns, columns.gather(1, order)], dim=1) for columns in (neighbor_labels, counts)]
     by_rank = F.purity(both[0], labels, both[1], dim=0).unbind()
     for k in range(topk):
@@ -73,16 +73,18 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (F.unit(a) * F.unit(b)).sum(-1)
 
 
-def entropy(p_BK: Tensor) -> Tensor:
-    """-sum p ln p of each row, (B,)."""
-    return -torch.special.xlogy(p_BK, p_BK).sum(1)
-
-
 def effective_dimensions(z_BD: Tensor) -> Tensor:
     """Participation ratio of the eigenvalues of unit z's covariance: D if all are equal, 1 if only one is not 0."""
     centered = F.unit(z_BD) - F.unit(z_BD).mean(0)
     covariance = centered.T @ centered
     return centered.square().sum().square() / covariance.square().sum().clamp(min=1e-30)
+
+
+def effective_rank(eigenvalues: Tensor) -> Tensor:
+    """exp(entropy) of a covariance's eigenvalues, scaled to sum to 1 (Roy and Vetterli, 2007)."""
+    shares = eigenvalues.clamp(min=0)
+    shares = shares / shares.sum().clamp(min=1e-30)
+    return torch.special.entr(shares).sum().exp()
 
 
 def shrinkage(spreads: Sequence[tuple[int, float]]) -> str:

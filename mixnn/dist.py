@@ -216,7 +216,7 @@ def shutdown() -> None:
         _peers.leave("")
         _peers = None
     if torch_dist.is_initialized():
-        gc.collect()  # NCCL waits for recorded steps that hold its messages, and they are parts of reference cycles
+        gc.collect()  # NCCL waits for captured steps that hold its messages, and they are parts of reference cycles
         torch_dist.destroy_process_group()
 
 
@@ -371,9 +371,9 @@ def gather_chunks(own: list[Tensor], num_rows: int, chunk: int, device: torch.de
 
 
 class GatherBatch(nn.Module):
-    """`gather_batch` as a layer between backbone and heads; without a group, as it is made, it gathers nothing.
+    """`gather_batch` as a layer between backbone and heads.
 
-    It refuses what is not features (B, F).
+    Does nothing until `set_data_parallel` gives it a process group. UserError unless the input is features (B, F).
     """
 
     def __init__(self, views: int) -> None:
@@ -382,19 +382,19 @@ class GatherBatch(nn.Module):
         self.group: ProcessGroup | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor) or x.dim() != 2:
-            raise not_features(x)
-        return gather_batch(x, self.group, self.views)
+        return gather_batch(check_features(x), self.group, self.views)
 
 
-def not_features(value: object) -> UserError:
-    """The error for a backbone that does not return features (B, F)."""
-    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    return UserError(f"the backbone must return features (B, F), and returns {what}: pool or flatten them")
+def check_features(x: Any, rows: int | None = None, backbone: str = "backbone") -> Tensor:
+    """The features (B, F) that a backbone returned, B being `rows` if given; UserError for anything else."""
+    if isinstance(x, Tensor) and x.dim() == 2 and rows in (None, len(x)):
+        return x
+    what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    raise UserError(f"the {backbone} must return features (B, F), and returns {what}: pool or flatten them")
 
 
 def set_data_parallel(module: nn.Module, group: ProcessGroup | None) -> None:
-    """Let the backbones below encode only their own process's rows of each batch, which all processes are given."""
+    """Make each backbone in `module` encode only this process's rows. Every process must pass the same whole batch."""
     for part in module.modules():
         if isinstance(part, GatherBatch):
             part.group = group
@@ -529,7 +529,7 @@ def average_statistics(module: nn.Module, group: ProcessGroup | None) -> None:
         buffer.copy_(mean)
 
 
-def check(bn_groups: int) -> None:
+def check_bn_groups(bn_groups: int) -> None:
     """Every process needs the same number of whole batch-norm groups."""
     if bn_groups % world_size():
         valid = [str(n) for n in range(1, bn_groups + 1) if bn_groups % n == 0]

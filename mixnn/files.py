@@ -35,9 +35,9 @@ except ImportError:  # no file locks on this system: run one process at a time
 PACKAGE = Path(__file__).parent
 SOURCES = (".py", ".yaml")  # endings of the package's source files
 TEMPORARY = re.compile(r"\.mixnn-(\d+)-[0-9a-f]{8}\.tmp")
-ABANDONED = 24 * 3600.0  # seconds after which a temporary file without a lock counts as left behind, whoever wrote it
+ABANDONED_AFTER = 24 * 3600.0  # seconds; an older temporary file without a lock was left behind, whoever wrote it
 LOCK = ".lock"  # held in a run folder while it is being trained
-PROBE = 4096  # bytes that are written to see whether a folder takes files
+PROBE_BYTES = 4096  # bytes that are written to see whether a folder takes files
 MAX_YAML_BYTES, MAX_YAML_DEPTH, MAX_YAML_NODES = 10**6, 50, 100_000  # aliases count as what they stand for
 # What a run folder consists of; no other output may replace any of it.
 RUN_FILES = (
@@ -154,7 +154,7 @@ def _is_left_over(path: Path) -> bool:
     named = TEMPORARY.fullmatch(path.name)
     if named is None or path.is_symlink():
         return False
-    is_old = time.time() - path.stat().st_mtime > ABANDONED
+    is_old = time.time() - path.stat().st_mtime > ABANDONED_AFTER
     if not (is_old or _is_gone(int(named[1]))):
         return False
     descriptor = os.open(path, os.O_RDONLY)
@@ -251,7 +251,7 @@ def why_not_writable(folder: Path) -> str:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "")
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(PROBE))
+            file.write(bytes(PROBE_BYTES))
     except OSError as error:
         is_read_only = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
         return f"the folder {folder} is read-only" if is_read_only else f"{error.strerror} in {folder}"

@@ -66,9 +66,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
         origin = _importing.get() or origin_of(caller.get("__name__", ""), caller.get("__file__"))
 
         def add(decorated: Object) -> Object:
-            if name in self._own:
-                raise UserError(f"mixnn has a {self.kind} called {name}: choose another name")
-            if self._origins.get(name, origin) != origin:
+            self._refuse_own(name)
+            if (self.origin(name) or origin) != origin:
                 raise UserError(f"two files register a {self.kind} called {name}: {self._origins[name]} and {origin}")
             entry: Any = decorated if self._make is None else self._make(name, decorated, **about)
             self.add(name, entry, origin)
@@ -78,8 +77,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def add(self, name: str, entry: T, origin: str) -> None:
         """Add or replace an entry of the user's. `origin` is what to import to get it in another process."""
+        self._refuse_own(name)
         self._check(name, entry)
         self._entries[name], self._origins[name] = entry, origin
+
+    def _refuse_own(self, name: str) -> None:
+        if name in self._own:
+            raise UserError(f"mixnn has a {self.kind} called {name}: choose another name")
 
     def find(self, name: str) -> T:
         """The entry of this name; UnknownName lists the valid ones."""
@@ -99,9 +103,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return self._entries[name]
 
     def __setitem__(self, name: str, entry: T) -> None:
-        self._entries[name] = entry
-        if _importing.get():
-            self._origins[name] = _importing.get()
+        self.add(name, entry, _importing.get() or self.origin(name))
 
     def __delitem__(self, name: str) -> None:
         del self._entries[name]
@@ -148,20 +150,19 @@ def import_code(code: str | Path) -> ModuleType:
     if is_file and not path.is_file():
         raise UserError(f"there is no file {code} to import")
     name, origin = (path.stem, str(path)) if is_file else (code, code)
-    if name not in _imported:
-        folder = str(path.parent if is_file else Path.cwd())
-        sys.path += [] if folder in sys.path else [folder]
-        token = _importing.set(origin)
-        try:
-            module = _import_file(path) if is_file else importlib.import_module(name)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"cannot import {code}: {failure(error)}") from error
-        finally:
-            _importing.reset(token)
-        _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
-    return _imported[name][0]
+    folder = str(path.parent if is_file else Path.cwd())
+    sys.path += [] if folder in sys.path else [folder]
+    token = _importing.set(origin)
+    try:
+        module = _import_file(path) if is_file else importlib.import_module(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"cannot import {code}: {failure(error)}") from error
+    finally:
+        _importing.reset(token)
+    _imported[name] = module, origin if is_file else origin_of(name, getattr(module, "__file__", None))
+    return module
 
 
 def imported(name: str) -> tuple[ModuleType, str] | None:

@@ -162,8 +162,9 @@ def test_a_seed_of_thousands_of_digits_is_refused(capsys, words, tmp_path, monke
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400, "inf", "9" * 400])
 def test_a_setting_takes_no_infinite_number(value: object):
-    with pytest.raises(UserError, match=r"weight_decay takes a finite number|weight_decay must be"):
-        Config("digits", "mnn", weight_decay=value)
+    for name in ("weight_decay", "lr", "crop_area"):
+        with pytest.raises(UserError, match=f"{name} takes a finite number"):
+            Config("digits", "mnn", **{name: value})
 
 
 @pytest.mark.parametrize("value", [2**63, 10**400, "9" * 400])

@@ -506,8 +506,8 @@ def test_one_process_under_torchrun_is_welcome(ask: Ask, size: str, monkeypatch:
         ("--epochs -1", "epochs must be at least 0"),
         ("--limit -5", "limit must be at least 0"),
         ("--batch-size 1 --bn-groups 1", "batch_size must be at least 2"),
-        ("--lr nan", "lr must be"),
-        ("--lr inf", "lr must be"),
+        ("--lr nan", "lr takes a finite number"),
+        ("--lr inf", "lr takes a finite number"),
         ("--crop-area 0", "crop_area must be from 0.01 to 1"),
         ("--seed 99999999999999999999", "seed must be"),
         ("--set lam=2", "lam must be from 0 to 1"),
@@ -559,7 +559,7 @@ def test_a_data_set_that_is_not_on_disk(ask: Ask, tmp_path: Path):
 @pytest.fixture
 def small_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     row = replace(DATASETS["cifar10"], read=partial(cifar.read, SMALL10), layouts=SMALL10.layouts)
-    monkeypatch.setitem(DATASETS, "cifar10", row)
+    monkeypatch.setitem(DATASETS._entries, "cifar10", row)
     write(tmp_path, SMALL10, "binary")
     return tmp_path
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from mixnn.device import _Loading, compiling_in_parallel
+from mixnn.device import _KernelCompiler, compiling_in_parallel
 
 
 def test_kernels_compile_in_parallel_without_a_launch_and_from_every_thread(monkeypatch):
@@ -47,7 +47,7 @@ def test_kernels_are_compiled_in_threads_and_errors_come_later():
     def fails():
         raise ValueError("no kernel")
 
-    with _Loading(torch.device("cpu")) as threads:
+    with _KernelCompiler(torch.device("cpu")) as threads:
         kernel, failed = threads.submit(lambda: "kernel"), threads.submit(fails)
     assert kernel.result() == "kernel"
     with pytest.raises(ValueError, match="no kernel"):

@@ -92,7 +92,7 @@ def test_what_no_process_here_wrote_stays_for_a_day(tmp_path: Path):
     left.touch()
     write_atomically(tmp_path / "a.txt", b"")
     assert left.exists()
-    then = time.time() - 2 * files.ABANDONED
+    then = time.time() - 2 * files.ABANDONED_AFTER
     os.utime(left, (then, then))
     with atomic_file(tmp_path / "b.txt") as writing:
         os.utime(writing, (then, then))

@@ -80,7 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def small_cifar(patch: pytest.MonkeyPatch) -> None:
     row = replace(DATASETS["cifar10"], read=partial(cifar.read, SMALL10), layouts=SMALL10.layouts)
-    patch.setitem(DATASETS, "cifar10", row)
+    patch.setitem(DATASETS._entries, "cifar10", row)
     write(mixnn.data.default_root(), SMALL10, "binary")
 
 

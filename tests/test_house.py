@@ -1,6 +1,7 @@
 """Rules that no test of a single part can see: imports, host reads in the step, dependencies."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,13 @@ def test_torchvision_and_timm_are_not_needed():
 def test_the_rules_look_at_files_that_are_there():
     assert all(any(file.startswith(start) for file in FILES) for start in STEP_FILES)
     assert {DATA_OF_OTHERS, "training/step.py", "dist.py"} <= FILES.keys()
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if "__all__ =" in (ROOT / file).read_text()])
+def test_every_name_of_all_exists(file):
+    name = ".".join(("mixnn", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+    module = importlib.import_module(name)
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize(

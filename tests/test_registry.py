@@ -449,6 +449,16 @@ def test_registering_again_replaces_what_the_same_file_registered(monkeypatch: p
         names.find("c")
 
 
+def test_what_is_assigned_is_checked_as_what_is_registered_and_replaces_nothing_of_mixnns():
+    with pytest.raises(mixnn.UserError, match="mixnn has a method called mnn: choose another name"):
+        mixnn.METHODS["mnn"] = mixnn.methods.MSF
+    with pytest.raises(mixnn.UserError, match="the method mine must be a class that derives from"):
+        mixnn.METHODS["mine"] = int
+    assert "mine" not in mixnn.METHODS
+    mixnn.METHODS["mine"] = mixnn.methods.MSF
+    assert mixnn.METHODS.find("mine") is mixnn.methods.MSF
+
+
 @pytest.mark.parametrize(
     "module, file, origin",
     [
@@ -468,6 +478,15 @@ def test_a_file_that_is_imported_already_does_not_run_again(my_code: Path, capsy
     assert import_code("my_code.py") is first
     assert import_code("my_code") is first
     assert capsys.readouterr().out.count("my_code runs") == 1
+
+
+def test_a_second_file_of_the_same_name_is_refused_and_not_skipped(my_code: Path):
+    other = my_code.parent / "other" / "my_code.py"
+    other.parent.mkdir()
+    other.write_text("")
+    import_code(my_code)
+    with pytest.raises(mixnn.UserError, match="has the name of another module, my_code: rename it"):
+        import_code(other)
 
 
 POINTS = """

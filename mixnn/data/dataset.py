@@ -651,8 +651,8 @@ def file_list_dataset(paths: Sequence[str | Path], labels: Any = "", **options: 
 
 
 def is_given(value: Any) -> bool:
-    """Whether an argument was given: it is not an empty text."""
-    return not (isinstance(value, str | Path) and not str(value))
+    """Whether an argument was given: it is neither None nor an empty text."""
+    return value is not None and not (isinstance(value, str | Path) and not str(value))
 
 
 def open_dataset(

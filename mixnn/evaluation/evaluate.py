@@ -132,7 +132,7 @@ def evaluate(
     dist.init(pick_device(device))
     if str(save) and is_main_process():
         check_writable(save, overwrite)
-    if data is None or (isinstance(data, str) and not data):
+    if not is_given(data):
         if run is None:
             raise UserError(f"which images? use {setting('data', 'cifar10')}, or a folder with labels and test images")
         given: dict[str, Any] = {"image_size": image_size, "normalization": normalization != "auto"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,14 +87,20 @@ def labeled_features(train_features: Any, train_labels: Any, test_features: Any,
         _vector(train_labels, len(train), "train_labels", "train_features"),
         _vector(test_labels, len(test), "test_labels", "test_features"),
     ]
-    try:
-        classes, numbers = np.unique(np.concatenate(labels), return_inverse=True)
-    except TypeError:
-        raise UserError("labels must be all numbers or all text, and none may be missing") from None
+    kinds = {_kind(label) for part in labels for label in part.tolist()}
+    if None in kinds or len(kinds) > 1:
+        raise UserError("labels must be all numbers or all text, and none may be missing")
+    classes, indices = np.unique(np.concatenate(labels), return_inverse=True)
     if len(classes) < 2:
         raise UserError(f"all labels are {classes[0]}: there must be two classes at least")
-    train_numbers, test_numbers = torch.from_numpy(numbers.reshape(-1)).to(train.device).split([len(train), len(test)])
+    train_numbers, test_numbers = torch.from_numpy(indices.reshape(-1)).to(train.device).split([len(train), len(test)])
     return LabeledFeatures(train, train_numbers, test, test_numbers, len(classes))
+
+
+def _kind(label: Any) -> type | None:
+    """Whether a label is a number or text; None for anything else, and for NaN, which pandas has for missing labels."""
+    kinds = (numbers.Number, str, bytes)
+    return next((kind for kind in kinds if isinstance(label, kind) and label == label), None)
 
 
 def _matrix(features: Any, name: str) -> Tensor:

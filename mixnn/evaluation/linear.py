@@ -74,7 +74,7 @@ def linear(
     held: list[Tensor] = []  # what the classifier learns from; the memory must not be reused meanwhile
 
     def read(epochs: int) -> None:
-        """Report these many epochs, unless that was done before."""
+        """Read back the accuracies of the first `epochs` epochs that were not reported yet."""
         for share in right[len(accuracies) : epochs]:
             accuracies.append(round(100 * share.item(), 4))
             progress(len(accuracies), accuracies[-1])
@@ -100,7 +100,7 @@ def linear(
 class Classifier:
     """Softmax classifier trained by SGD with Nesterov momentum and no weight decay.
 
-    The gradient is written out: autograd with fused SGD took 0.7 ms per step on an H200. On CUDA an epoch is recorded
+    The gradient is written out: autograd with fused SGD took 0.7 ms per step on an H200. On CUDA an epoch is captured
     in a graph, once for each learning rate, because its small kernels take longer to launch than to run.
     """
 

@@ -51,7 +51,6 @@ __all__ = [
     "build",
     "cost",
     "describe",
-    "digest",
     "explain",
     "find",
     "has_support",

@@ -25,7 +25,7 @@ class BYOLOptions(Momentum, Common):
 
 
 class BYOL(Siamese):
-    """mean d(p, z)."""
+    """Mean squared distance of the prediction p from the teacher's z: mean of d(p, z)."""
 
     about = About(2020, "Grill et al., arXiv 2006.07733", "predict the teacher's embedding of the other view")
     Options = BYOLOptions

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mixnn.config import Checked, UserError, make
 from mixnn.dist import PartialBatch, broadcast_tensors, gather_batch
-from mixnn.nn.encoder import Student, Teacher, count_features, shuffle_order
+from mixnn.nn.encoder import Student, Teacher, feature_length, shuffle_order
 from mixnn.nn.support_set import SupportRows, SupportSet
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Method(nn.Module):
         self._is_shared = False  # whether all processes hold the same support set
         self._pending: list[Aux] = []  # of forward passes since the last after_step
         if backbone is not None:
-            num_features = num_features or count_features(backbone)
+            num_features = num_features or feature_length(backbone)
             self.build(deepcopy(backbone) if copy else backbone, num_features)
             self.to(next(backbone.parameters(), torch.zeros(())).device)
 
@@ -244,8 +244,8 @@ class Method(nn.Module):
     def forward(
         self,
         *views: Tensor,
-        labels: Tensor | None = None,
-        index: Tensor | None = None,
+        labels: Tensor | Sequence[int] | None = None,
+        index: Tensor | Sequence[int] | None = None,
         draws: Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -258,12 +258,6 @@ class Method(nn.Module):
         if len(views) != len(self.views):
             wanted = f"{len(self.views)} ({', '.join(self.views)})"
             raise UserError(f"{type(self).__name__} takes {wanted} views of a batch, and got {len(views)}")
-        for name, value, needed in (
-            ("labels", labels, self.uses_labels(self.options)),
-            ("index", index, self.uses_index(self.options)),
-        ):
-            if needed and value is None:
-                raise UserError(f"{type(self).__name__} with these options needs {name}: pass {name}=, one per image")
         sizes = [len(view) for view in views]
         if len(set(sizes)) > 1:
             raise UserError(f"the views have {' and '.join(map(str, sizes))} images: give views of the same images")
@@ -273,11 +267,20 @@ class Method(nn.Module):
                 f"the views are {kinds}: give normalized floats, which mixnn.augment.TwoViews makes of uint8 images"
             )
         size, device = sizes[0], views[0].device
-        unknown = torch.full((size,), -1, device=device)
+        numbers = []
+        for name, value, needed in (
+            ("labels", labels, self.uses_labels(self.options)),
+            ("index", index, self.uses_index(self.options)),
+        ):
+            if needed and value is None:
+                raise UserError(f"{type(self).__name__} with these options needs {name}: pass {name}=, one per image")
+            unknown = torch.full((size,), -1, device=device)
+            numbers.append(unknown if value is None else _whole_numbers(name, value, size, device))
         if draws is None:
             shapes = self.draws(size).items()
             draws = {name: torch.rand(shape, generator=generator, device=device) for name, shape in shapes}
-        batch = Batch(views, unknown if labels is None else labels, unknown if index is None else index, dict(draws))
+        labels_B, index_B = numbers
+        batch = Batch(views, labels_B, index_B, dict(draws))
         if self.process_group is not None and not self._is_shared:
             networks = ("student.", "teacher.")
             broadcast_tensors((t for n, t in self.named_buffers() if not n.startswith(networks)), self.process_group)
@@ -303,7 +306,7 @@ class Method(nn.Module):
         self.update_state(aux)
 
     def _keep(self, aux: Aux) -> None:
-        """Keep it for after_step, and forget the oldest whose rows the support set could not hold."""
+        """Keep `aux` for after_step, and forget the oldest whose rows the support set could not hold."""
         self._pending.append(aux)
         size = 0 if self.support is None else len(self.support.z_QD)
         while len(self._pending) > 1 and sum(len(a.push[0].z_QD) if a.push else 0 for a in self._pending[1:]) >= size:
@@ -316,3 +319,16 @@ class Method(nn.Module):
         leaves the share out for a class that overrides `loss` and not this.
         """
         return None
+
+
+def _whole_numbers(name: str, given: Any, count: int, device: torch.device) -> Tensor:
+    """The labels or indices of a batch as int64, on the device of its views; UserError unless each image has one."""
+    try:
+        numbers = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{name} must be whole numbers, one per image, not {type(given).__name__}") from None
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise UserError(f"{name} are {str(numbers.dtype).removeprefix('torch.')}: give whole numbers, one per image")
+    if numbers.shape != (count,):
+        raise UserError(f"{name} have the shape {tuple(numbers.shape)}: give one for each of the {count} images")
+    return numbers.long()

@@ -29,7 +29,10 @@ class MNNOptions(MixtureOptions):
 
 
 class MNN(Mixture):
-    """d(p, z) + mean over i of d(p, lam z_i + (1 - lam) z)."""
+    """Squared distance of the prediction p from z, plus its mean squared distance from the mixed neighbors.
+
+    d(p, z) + mean over i of d(p, lam z_i + (1 - lam) z)
+    """
 
     about = About(2023, "Long, Peng, Li, arXiv 2311.00562", "predict z and its neighbors, each mixed with z")
     Options = MNNOptions

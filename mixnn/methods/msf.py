@@ -21,7 +21,7 @@ class MSFOptions(Neighbors, Momentum, Common):
 
 
 class MSF(Siamese):
-    """mean of d(p, z), d(p, z_1), ..., d(p, z_K)."""
+    """Mean squared distance of prediction p from z and its neighbors: mean of d(p, z), d(p, z_1), ..., d(p, z_K)."""
 
     about = About(2021, "Koohpayegani et al., arXiv 2105.07269", "predict z and its neighbors with equal weights")
     Options = MSFOptions

@@ -45,7 +45,6 @@ class NNCLR(Siamese):
     about = About(2021, "Dwibedi et al., arXiv 2104.14548", "SimCLR, with the other view's neighbor for the other view")
     Options = NNCLROptions
     options: NNCLROptions
-    has_teacher = False
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         dim, hidden = self.options.dim, self.options.hidden

@@ -90,7 +90,7 @@ class Neighbors(Support):
 ByView = dict[int, Tensor]  # embeddings by the number of the view (0 is x1)
 
 
-class TargetSide(NamedTuple):
+class Targets(NamedTuple):
     """Target embeddings, rows to push, and each direction's neighbors: all that needs no gradient."""
 
     z: ByView
@@ -102,12 +102,13 @@ class TargetSide(NamedTuple):
 class Siamese(Method):
     """Student, teacher and support sets; a method adds `loss`, and `heads` unless its heads are BYOL's.
 
+    There is a teacher if Options derives from Momentum.
+
     Without a backbone it has neither networks nor support sets, only `heads` and `loss`, for a method that is built on
     it (see unmix.py).
     """
 
     Options: ClassVar[type[Common]] = Common
-    has_teacher: ClassVar[bool] = True
     num_rings: ClassVar[int] = 1
     teacher_rate: Tensor  # see begin_step
     rings: Any  # nn.ModuleList of SupportSet (ring buffers); checkpoints hold them under this name
@@ -118,7 +119,8 @@ class Siamese(Method):
         self.pairs = self.directions(o)
         self.student_views, self.teacher_views = self.encoded_views(o)
         self.student = Student(backbone, *self._checked_heads(num_features), views=len(self.student_views))
-        self.teacher = Teacher(self.student, views=len(self.teacher_views)) if self.has_teacher else None
+        has_teacher = isinstance(o, Momentum)
+        self.teacher = Teacher(self.student, views=len(self.teacher_views)) if has_teacher else None
         if self.momentum_end:  # a tensor, so that a captured step sees its changes; not a part of checkpoints
             self.register_buffer("teacher_rate", torch.ones(()), persistent=False)
         num_rings = self.num_rings if self.has_support(o) else 0
@@ -162,7 +164,7 @@ class Siamese(Method):
     @classmethod
     def encoded_views(cls, o: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         students, targets = zip(*cls.directions(o), strict=True)
-        return (students, tuple(dict.fromkeys(targets))) if cls.has_teacher else ((0, 1), ())
+        return (students, tuple(dict.fromkeys(targets))) if isinstance(o, Momentum) else ((0, 1), ())
 
     @property
     def views(self) -> tuple[str, ...]:
@@ -194,20 +196,20 @@ class Siamese(Method):
         views, device = self.all_views(batch), batch.views[0].device
         if self.teacher is not None:
             with side_stream(device):  # neither network waits for the other, and a search needs the teacher alone
-                side = self.target_side(self.encode_teacher(views, batch.draws), batch)
+                targets = self.find_targets(self.encode_teacher(views, batch.draws), batch)
         q, p = self.encode_student(views)
         if self.teacher is None:
-            side = self.target_side(self.student_targets(q), batch)
+            targets = self.find_targets(self.student_targets(q), batch)
         wait_side_stream(device)
         with full_precision(device):  # only networks run under the caller's autocast
             directions = [
-                Direction(i, q[a], p[a], side.z[b], side.neighbor_lists[i], side.supports_QD[i], batch.draws)
+                Direction(i, q[a], p[a], targets.z[b], targets.neighbor_lists[i], targets.supports_QD[i], batch.draws)
                 for i, (a, b) in enumerate(self.pairs)
             ]
             loss = self.combine([self._checked_loss(d) for d in directions], batch)
             loss = loss if self.options.loss_scale == 1 else self.options.loss_scale * loss
             record = DirectionRecord.stack(directions[: 2 if self.options.symmetric else 1])
-            return loss, Aux(side.push, record, self.metrics(directions))
+            return loss, Aux(targets.push, record, self.metrics(directions))
 
     def all_views(self, batch: Batch) -> tuple[Tensor | PartialBatch, ...]:
         """Views by number: the batch's own, and those that a method makes of them."""
@@ -232,7 +234,7 @@ class Siamese(Method):
         """Embeddings of these views from one stack of them."""
         return dict(zip(numbers, stacked.chunk(len(numbers)), strict=True))
 
-    def target_side(self, z: ByView, batch: Batch) -> TargetSide:
+    def find_targets(self, z: ByView, batch: Batch) -> Targets:
         """Embeddings, new rows of the support sets, and the neighbors of each direction."""
         lists: list[tuple[NeighborList, ...]] = []
         supports_QD = []
@@ -245,7 +247,7 @@ class Siamese(Method):
                 else:  # topk=0, or a method without neighbors
                     lists.append((no_neighbors(z[b]),) if isinstance(self.options, Neighbors) else ())
                 supports_QD.append(supports[0].z_QD if supports else z[b][:0])
-        return TargetSide(z, push, lists, supports_QD)
+        return Targets(z, push, lists, supports_QD)
 
     def rows_to_push(self, z: ByView, batch: Batch) -> tuple[SupportRows, ...]:
         """New rows of each support set after the step: the targets of x2, as the authors do."""

@@ -38,7 +38,6 @@ class SimCLR(Siamese):
     about = About(2020, "Chen et al., arXiv 2002.05709", "tell an image's other view from those of other images")
     Options = SimCLROptions
     options: SimCLROptions
-    has_teacher = False
 
     def heads(self, features: int) -> tuple[nn.Module, nn.Module | None]:
         return mlp([features, self.options.hidden, self.options.dim], out_norm="affine"), None

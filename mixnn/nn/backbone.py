@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnn.config import UserError, setting, unknown
+from mixnn.dist import check_features
 from mixnn.nn.batch_norm import split_batch_norms
 from mixnn.nn.efficientnet import EfficientNetLite0
 from mixnn.nn.resnet import ARCHITECTURES, ResNet
@@ -208,7 +209,4 @@ def check_network(network: nn.Module, name: str, image_size: int) -> int:
             f"the backbone {name} fails on images of {image_size} pixels: {type(error).__name__}: {reason}\n"
             f"use another {setting('image_size')}, or change the network"
         ) from error
-    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
-        what = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise UserError(f"the backbone {name} must return features (B, F), and returns {what}: pool or flatten them")
-    return features.shape[1]
+    return check_features(features, rows=2, backbone=f"backbone {name}").shape[1]

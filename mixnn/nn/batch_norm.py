@@ -64,6 +64,12 @@ class SplitBatchNorm(nn.BatchNorm2d):
                 f"({self.views} views, {self.groups} each): leave out an incomplete last batch (drop_last=True), "
                 "or use a batch size that the number of groups divides"
             )
+        if x.numel() < 2 * self.views * self.groups * x.shape[1]:
+            raise UserError(
+                f"{len(x)} images of shape {tuple(x.shape[1:])} give each of {self.views * self.groups} batch-norm "
+                f"groups ({self.views} views, {self.groups} each) one value per channel, which has no variance: use a "
+                "larger batch or fewer groups"
+            )
         if self.groups == 1 and x.device.type == "cpu":
             # torch's own kernel, which on a CPU is 1.4 times as fast as the operator
             y = torch.cat([self._one_group(view) for view in x.chunk(self.views)])
@@ -118,7 +124,7 @@ def split_batch_norms(module: nn.Module, groups: int, path: str = "") -> None:
                     "make it a BatchNorm2d, which is split by view"
                 )
             split = SplitBatchNorm(child.num_features, groups, child.affine)
-            split.eps, split.momentum = child.eps, child.momentum or 0.1
+            split.eps, split.momentum = child.eps, 0.1 if child.momentum is None else child.momentum
             split.load_state_dict(child.state_dict(), strict=child.track_running_stats)
             for old in [*child.parameters(), *child.buffers()][:1]:
                 split.to(old)  # its device and type

@@ -54,7 +54,7 @@ class Convolution(nn.Conv2d):
 
 
 def group_sums(x: Tensor, groups: int) -> Tensor | None:
-    """The sums that a convolution has attached to its output, if they are of these groups and still true."""
+    """The sums that a convolution attached to x, if they belong to these groups and x was not changed since."""
     found, sums, version = getattr(x, "group_sums", (0, None, 0))
     return sums if found == groups and version == _version(x) else None
 

@@ -154,13 +154,6 @@ class EfficientNetLite0(nn.Module):
             x = stage(x)
         return self.head(x, relu6=True).mean((2, 3))
 
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """Feature maps (B, C, H', W') after the stem, after each of the seven stages, and after the head."""
-        maps = [self.stem(x, relu6=True)]
-        for stage in self.stages:
-            maps.append(stage(maps[-1]))
-        return [*maps, self.head(maps[-1], relu6=True)]
-
 
 def _check_size(pixels: int) -> None:
     if pixels < MIN_SIZE:

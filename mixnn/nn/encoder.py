@@ -21,12 +21,12 @@ from torch.autograd.function import once_differentiable
 
 from mixnn.config import UserError
 from mixnn.device import keep_alive
-from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, not_features, scatter_batch
+from mixnn.dist import BUCKET_BYTES, GatherBatch, PartialBatch, check_features, scatter_batch
 from mixnn.functional import at_least_float32
 from mixnn.nn.batch_norm import SplitBatchNorm, set_views, split_batch_norms
 from mixnn.nn.precision import WeightStream, is_cast, run_parts
 
-IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `count_features` tries; some networks accept one size only
+IMAGE_SIZES = (32, 224, 64, 96, 128, 256)  # which `feature_length` tries; some networks accept one size only
 
 
 def mlp(sizes: list[int], out_norm: str = "none", hidden_norm: bool = True) -> nn.Sequential:
@@ -81,7 +81,7 @@ class _Linear(torch.autograd.Function):
 
 
 @torch.no_grad()
-def count_features(backbone: nn.Module) -> int:
+def feature_length(backbone: nn.Module) -> int:
     """Length F of a backbone's features: its attribute `num_features` or else what a copy of it returns."""
     attribute = getattr(backbone, "num_features", None)
     if isinstance(attribute, int):
@@ -93,16 +93,14 @@ def count_features(backbone: nn.Module) -> int:
             features = network(torch.zeros(2, 3, size, size).to(weights))
         except (RuntimeError, ValueError, AssertionError):  # not its size
             continue
-        if not isinstance(features, Tensor) or features.dim() != 2:
-            raise not_features(features)
-        return features.shape[1]
+        return check_features(features, rows=2).shape[1]
     raise UserError("the backbone refuses images of all usual sizes: pass the length of its features as num_features=")
 
 
 class Student(nn.Module):
     """f, g, h with gradient: views -> q = g(f(x)) and p = h(q); p is q if there is no h.
 
-    The batch norms of all three are replaced by ones that keep views apart, in f too, which it takes over.
+    Replaces every batch norm in f, g and h, in place, by SplitBatchNorm, so that views never share statistics.
 
     >>> student = mixnn.nn.Student(backbone, mixnn.nn.mlp([32, 64, 16]), None, views=2)
     >>> q, p = student(x1, x2)

@@ -70,18 +70,13 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
-def can_fold(network: object) -> bool:
-    """Whether the network is one of this package's. Convolutions of other networks may have uses that nobody knows."""
-    return type(network) in (ResNet, EfficientNetLite0)
-
-
 @torch.no_grad()
 def folded(network: nn.Module) -> nn.Module:
     """A copy of a ResNet or EfficientNet-Lite0 with the same features in eval mode; other networks are returned as is.
 
     The copy has no batch norm and no gradient, and does not follow later changes of the network.
     """
-    if not can_fold(network):
+    if type(network) not in (ResNet, EfficientNetLite0):  # elsewhere, convolutions may have uses that nobody knows
         return network
     copy = deepcopy(network).eval().requires_grad_(False)
     for module in list(copy.modules()):

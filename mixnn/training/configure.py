@@ -83,6 +83,11 @@ def configure(data: Any, options: Mapping[str, Any], settings: Mapping[str, Any]
     config = replace(config, imports=imports_of(config))
     if isinstance(config.trained_share, float) and (dataset.recipe is not None or config.init_from in NO_START):
         raise UserError(f"{setting('trained_share')} is for a folder of images and weights to start from: leave it out")
+    if config.encode_size and dataset.stored_size:
+        raise UserError(
+            f"{setting('encode_size', config.encode_size)} is for folders of images: {dataset.name} is encoded at its "
+            f"own size, {dataset.stored_size} pixels, so leave it out"
+        )
     check_device(config)
     check_backbone(config.backbone)
     read_normalization(config.normalization)
@@ -98,10 +103,10 @@ def split_options(settings: Mapping[str, Any], options: Mapping[str, Any]) -> tu
     for name in settings:
         if name not in own | known:
             raise unknown(f"setting or option of {method}", name, [*sorted(known), *fields_of(Config)])
-    given = {name: value for name, value in settings.items() if name in known - own}
+    given = {name: value for name, value in settings.items() if name in known - own and value is not None}
     for name in given.keys() & options.keys():
         raise UserError(f"{name} is given twice, also in options: give it once")
-    return {name: value for name, value in settings.items() if name not in given}, {**options, **given}
+    return {name: value for name, value in settings.items() if name in own}, {**options, **given}
 
 
 def check_setting(name: str, method: str) -> None:
@@ -187,7 +192,7 @@ def check_device(config: Config) -> None:
         raise UserError(
             f"mode={config.mode} works with one process only: use another {setting('mode')} or leave it out"
         )
-    dist.check(config.bn_groups)
+    dist.check_bn_groups(config.bn_groups)
 
 
 def check_images(config: Config, images: ImageSet) -> None:

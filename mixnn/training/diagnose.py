@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
 
+from mixnn import functional as F
 from mixnn import methods
 from mixnn.config import RUN, DataDir, Device, MovedTo, Param, setting, verb
 from mixnn.device import seeded_generators
-from mixnn.diagnostics import NAMES
+from mixnn.diagnostics import NAMES, effective_rank
 from mixnn.evaluation.features import features
 from mixnn.methods import Method
-from mixnn.methods.siamese import Siamese
 from mixnn.progress import Reporter, print_table, reporter_for
 from mixnn.runs import Run
 from mixnn.training.trainer import Trainer
@@ -93,14 +92,11 @@ def _derived(means: dict[str, float], method: Method) -> dict[str, float]:
 
 
 def _share_is_of_its_loss(method: type[Method]) -> bool:
-    """Whether `neighbor_share` is about the method's own loss, and not about one that a subclass has replaced.
-
-    A class without a loss, such as Mixture, means the first loss that is derived from it.
-    """
-    owner = next(cls for cls in method.__mro__ if "neighbor_share" in vars(cls))
-    is_abstract = getattr(owner, "loss", Siamese.loss) is Siamese.loss
-    below = method.__mro__[: method.__mro__.index(owner)]
-    return sum("loss" in vars(cls) for cls in below) <= int(is_abstract)
+    """Whether `neighbor_share` is about the method's loss: the loss is mixnn's, or no subclass replaced it alone."""
+    loss, share = (
+        next((cls for cls in method.__mro__ if name in vars(cls)), object) for name in ("loss", "neighbor_share")
+    )
+    return loss.__module__.startswith("mixnn.methods.") or issubclass(share, loss)
 
 
 def _observe(trainer: Trainer, batches: int, reporter: Reporter) -> dict[str, float]:
@@ -130,20 +126,13 @@ def feature_health(trainer: Trainer) -> dict[str, float]:
     images = trainer.images
     index = torch.arange(min(len(images), MAX_IMAGES), device=images.images.device)
     x = features(trainer.method.student.f, images, index, bf16=False).double()
-    unit = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    unit = F.unit(x)
     deviation = unit.std(0)
     return {
-        "feature_spread": float(deviation.mean() * x.shape[1] ** 0.5),
-        "feature_rank": float(effective_rank(unit)),
+        "feature_spread": float(F.spread(x)),
+        "feature_rank": float(effective_rank(torch.linalg.eigvalsh(unit.T.cov()))),
         "dead_features": float((deviation < 1e-3 * deviation.mean()).double().mean()),
     }
-
-
-def effective_rank(x_MF: Tensor) -> Tensor:
-    """exp(entropy) of the covariance's eigenvalues, scaled to sum to 1 (Roy and Vetterli, 2007)."""
-    shares = torch.linalg.eigvalsh(x_MF.T.cov()).clamp(min=0)
-    shares = shares / shares.sum().clamp(min=1e-30)
-    return torch.special.entr(shares).sum().exp()
 
 
 def meanings(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:

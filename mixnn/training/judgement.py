@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixnn import functional as F
 from mixnn.augment import View
 from mixnn.config import Config, method_option, setting
 from mixnn.data import ImageSet
+from mixnn.diagnostics import effective_rank
 from mixnn.evaluation.features import features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.progress import plural
@@ -41,7 +43,7 @@ MAX_LEAD, LEADING_SHARE = 3.0, 0.25  # of the first direction over the second, a
 FEW_IMAGES = 64  # the directions of fewer images say nothing
 LEAST_HEADS_FIRST, MOST_HEADS_FIRST = 0.2, 0.4
 ENOUGH_STEPS, MOST_STEPS = 600, 5000  # for images that the start knows perfectly, and for those it does not know
-POINTS = (0.25, 0.45, 0.75, 1.0)  # when to judge, as shares of the run: twice before half of it
+CHECK_AT = (0.25, 0.45, 0.75, 1.0)  # when to judge, as shares of the run: twice before half of it
 
 NUMBERS = {
     "view_retrieval": "share of images whose other view is the most similar one among all images of a sample",
@@ -102,8 +104,8 @@ class Judge:
         return {name: round(float(value), 4) for name, value in numbers.items()}
 
     def due(self, progress: float) -> bool:
-        """Whether another of POINTS has been reached since the last check."""
-        return any(self.last < point <= progress for point in POINTS)
+        """Whether another of CHECK_AT has been reached since the last check."""
+        return any(self.last < point <= progress for point in CHECK_AT)
 
     def check(self, backbone: nn.Module, progress: float, step: int) -> list[str]:
         """Measure the encoder; return what is wrong with it, in sentences."""
@@ -255,7 +257,7 @@ class WeightAverage:
 
 def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:
     """Measure how the variance of unit features is distributed, and how much of it color explains."""
-    unit = x_MF / x_MF.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    unit = F.unit(x_MF)
     centered = unit - unit.mean(0)
     total = centered.square().sum().clamp(min=1e-30)
     values, vectors = torch.linalg.eigh(centered @ centered.T)  # M is usually smaller than F
@@ -263,7 +265,7 @@ def _variance(x_MF: Tensor, colors_M3: Tensor) -> dict[str, Tensor]:
     color = torch.linalg.qr(colors_M3 - colors_M3.mean(0) + 1e-12 * torch.eye(*colors_M3.shape).to(x_MF)).Q
     return {
         "spread": (total / len(x_MF)).sqrt(),
-        "feature_rank": torch.special.entr(shares).sum().exp(),
+        "feature_rank": effective_rank(values),
         "first_share": shares[-1],
         "first_lead": shares[-1] / shares[-2].clamp(min=1e-3) if len(shares) >= FEW_IMAGES else shares.new_zeros(()),
         "first_color": (color.T @ vectors[:, -1]).square().sum(),

@@ -24,9 +24,10 @@ from mixnn.registry import Registry
 
 Group = dict[str, Any]  # params, names, weight_decay; as torch's optimizers take it
 BACKBONE = "student.f."  # the backbone's parameters in a method
-VECTORS = 5.0  # Muon: learning rate of biases and norms, relative to that of matrices; 0.012 becomes SGD's 0.06
-SHORTEST = 0.1  # Muon: matrices that are shorter, as those that start from zero, grow until they have this length
-TRUST = 1e-3  # LARS: length of an update, in lengths of the weights it changes
+# Muon: learning rate of biases and norms, relative to that of matrices; 0.012 becomes SGD's 0.06
+VECTOR_LR_SCALE = 5.0
+MIN_WEIGHT_NORM = 0.1  # Muon: shorter matrices, such as those that start from zero, grow until they have this length
+TRUST_COEFFICIENT = 1e-3  # LARS: length of an update, in lengths of the weights it changes
 CHECKPOINT_NAMES = {"momentum_buffer": "momentum"}  # state of an optimizer -> its name in a checkpoint, if another
 
 
@@ -50,7 +51,7 @@ def _by_decay(named: list[tuple[str, Parameter]], config: Config) -> list[Group]
     weights, others = ([one for one in named if (one[1].ndim > 1) == is_weight] for is_weight in (True, False))
     groups = [_group(weights, config.weight_decay), _group(others, config.weight_decay if decays_all else 0.0)]
     if config.optimizer == "muon":
-        groups = [groups[0] | {"weight_decay": 0.0}, groups[1] | {"lr_scale": VECTORS}]
+        groups = [groups[0] | {"weight_decay": 0.0}, groups[1] | {"lr_scale": VECTOR_LR_SCALE}]
     return [group for group in groups if group["params"]]
 
 
@@ -105,7 +106,7 @@ class LARS(torch.optim.Optimizer):
                 update, momentum = p.grad, self.state[p]["momentum_buffer"]
                 if p.ndim > 1:
                     update = update.add(p, alpha=group["weight_decay"])
-                    ratio = TRUST * p.norm() / update.norm()
+                    ratio = TRUST_COEFFICIENT * p.norm() / update.norm()
                     update = update * torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)
                 momentum.mul_(group["momentum"]).add_(update)
                 p.sub_(momentum * group["lr"])
@@ -148,12 +149,12 @@ class Muon(torch.optim.Optimizer):
                 device = params[0].device
                 with side_stream(device):
                     for batch in batches[:-1]:
-                        self._turn(batch, group)
-                self._turn(batches[-1], group)  # takes about as long as all others
+                        self._update_matrices(batch, group)
+                self._update_matrices(batches[-1], group)  # takes about as long as all others
                 wait_side_stream(device)
 
-    def _turn(self, params: list[Tensor], group: Group) -> None:
-        """Turn the weights of a batch, all at once."""
+    def _update_matrices(self, params: list[Tensor], group: Group) -> None:
+        """Turn the matrices of a batch, all at once."""
         rows, columns = (max(sizes) for sizes in zip(*map(_matrix_shape, params), strict=True))
         dtype = torch.bfloat16 if params[0].is_cuda else params[0].dtype
         x_NRC = torch.zeros(len(params), _padded(rows), columns, dtype=dtype, device=params[0].device)
@@ -164,11 +165,11 @@ class Muon(torch.optim.Optimizer):
         x_NRC = orthogonal(x_NRC)
         lengths_N = torch.stack(torch._foreach_norm(params))
         of_updates_N = torch.linalg.vector_norm(x_NRC, dim=(1, 2), dtype=lengths_N.dtype)
-        ratios_N = lengths_N.clamp(min=SHORTEST) / of_updates_N.clamp(min=1e-12)
+        ratios_N = lengths_N.clamp(min=MIN_WEIGHT_NORM) / of_updates_N.clamp(min=1e-12)
         for p, matrix, step in zip(params, x_NRC, ratios_N * group["lr"], strict=True):
             p.addcmul_(_like_weights(matrix, p), step, value=-1)
         after_N = torch.stack(torch._foreach_norm(params)).clamp(min=1e-12)
-        for p, scale in zip(params, torch.where(lengths_N < SHORTEST, 1.0, lengths_N / after_N), strict=True):
+        for p, scale in zip(params, torch.where(lengths_N < MIN_WEIGHT_NORM, 1.0, lengths_N / after_N), strict=True):
             p.mul_(scale)
 
 

@@ -20,6 +20,8 @@ from mixnn.config import (
     Param,
     UserError,
     calling,
+    check_options,
+    checked,
     duration_text,
     method_option,
     parse_duration,
@@ -40,7 +42,7 @@ from mixnn.runs import Run
 from mixnn.runs.code import training_digest
 from mixnn.runs.folder import environment
 from mixnn.runs.weights import NO_START, initial_backbone
-from mixnn.training.configure import check_device, choices, new_folder, open_data, resolve, split_options
+from mixnn.training.configure import check_device, choices, configure, new_folder, open_data, resolve, split_options
 from mixnn.training.folder_settings import Choice, lines
 from mixnn.training.judgement import Judge, judge_start, views_for
 from mixnn.training.loggers import check_loggers
@@ -142,6 +144,7 @@ def start_pretrain(
     """
     reporter = reporter if is_main_process() else NullReporter()
     settings = dict(settings or {})
+    check_options(options or {})
     labels = settings.get("labels", "")
     if not isinstance(labels, str | Path):  # one per image: not a setting, since a run folder does not store them
         del settings["labels"]
@@ -174,11 +177,12 @@ def start_pretrain(
             return start_pretrain(resume=again, settings={"backbone": network} if network else {}, **how)
         overwrite = True  # it was stopped before there was anything to continue
     settings, options = split_options(settings, options or {})
+    settings = checked(Config, "setting", settings)
     if isinstance(views, str):
         options["views"] = views  # of the method: s/w, s/s or w/w
     elif views is not None:
         settings["augmentation"], size = view_changes(views)
-        if size and int(settings.setdefault("image_size", size)) != size:
+        if size and settings.setdefault("image_size", size) != size:
             raise UserError(f"the views have {size} pixels: leave out {setting('image_size', settings['image_size'])}")
     given = {*settings, *options} - {"augmentation"}  # what the user chose; the report tells it from the rest
     given |= {f"{view}.{part}" for view, parts in settings.get("augmentation", {}).items() for part in parts}
@@ -242,7 +246,7 @@ def _prepare(
     if trainer.plan:
         trainer.measure()
         settings = settings | {"epochs": _epochs_that_fit(trainer)}
-        planned, _ = resolve(dataset, options, settings)
+        planned = configure(dataset, options, settings, len(images))
         trainer.config = config = _with_planned_epochs(config, planned, "warmup_epochs" in settings, trainer.plan)
     decided = {"mirror": config.mirror} | ({"crop_area": config.crop_area} if judge and has_start else {})
     for line in lines(choices(dataset, options, settings | decided, len(images))):

@@ -1,10 +1,10 @@
-"""One training step, defined once and run eager, recorded in a CUDA graph, or compiled.
+"""One training step, defined once and run eager, captured in a CUDA graph, or compiled.
 
     images[index] -> views -> method.forward_batch -> backward -> optimizer -> method.update_state
 
 - eager runs it operator by operator.
-- recorded (CUDA) records the whole step once for replay, so that the host has nothing to do.
-- compiled compiles everything from images to loss, and on CUDA records the step too. It takes longest to start and is
+- recorded (CUDA) means a captured step: the whole step is captured once for replay, so that the host has nothing to do.
+- compiled compiles everything from images to loss, and on CUDA captures the step too. It takes longest to start and is
   hardly faster: the time lies in convolutions and in batch norm. Batch norm and small views have kernels of their own,
   and the log, hundreds of small operators, runs in parallel with the backward pass.
 
@@ -43,7 +43,7 @@ MODES = ("eager", "recorded", "compiled")
 # and take 7 s longer to start.
 ALGORITHMS_TO_TRY = 10
 LOGGED = ("epoch", "step", "loss", "knn", "knn_k", "images_per_s", "seconds", "crc32")  # in each line of metrics.jsonl
-WARM_UP_STEPS = 3  # before recording: compilation, cuDNN's choice of algorithms, handles that are made on first use
+WARM_UP_STEPS = 3  # before capturing: compilation, cuDNN's choice of algorithms, handles that are made on first use
 
 
 class Step:
@@ -61,7 +61,10 @@ class Step:
         group: ProcessGroup | None = None,
         sides: Sequence[int] = (),
     ) -> None:
-        """`sides`: those of the views that calls will ask for, if not only the views' own; recorded at once."""
+        """`sides`: all crop sizes that later calls will use (default: that of the views).
+
+        If steps are captured, one is captured for each of them here.
+        """
         device = next(method.parameters()).device
         assert mode in MODES
         assert mode != "recorded" or device.type == "cuda"
@@ -116,7 +119,7 @@ class Step:
         """One step. If the indices of the next call are given, images that are not on the device are read ahead.
 
         `backbone` multiplies the learning rate of the backbone; with 0 it gets no gradients, which halves the work.
-        `side` is that of the views, from now on.
+        `side`: size of the views in this step and later ones.
         """
         self._resize(side or self.views[0].size)
         self._load(index, generator, next_index)
@@ -220,7 +223,7 @@ class Step:
         return parts[: len(self.views)], dict(zip(names, parts[len(self.views) :], strict=True))
 
     def _run(self) -> Callable[[], None]:
-        """The function that runs a step: the step itself, or the replay of a recording made the first time."""
+        """The function that runs a step: the step itself, or the replay of one that was captured the first time."""
         kind = self.heads_only, self.views[0].size
         if kind not in self._runs:
             self._runs[kind] = self._capture() if self.captures else self._train_step
@@ -242,14 +245,14 @@ class Step:
     def _accumulate(self, loss: Tensor, aux: Aux) -> None:
         measured = measure(aux.record, self.labels[self.index], self.index)
         check_metrics(aux.metrics, {*LOGGED, *measured}, type(self.method).__name__)
-        names, values = log(loss.detach(), aux.metrics, measured)
+        names, values = log(loss, aux.metrics, measured)
         if not self.names:
             self.names = list(names)
             self.sums = self.sums.new_zeros(len(values))
         self.sums += values
 
     def _capture(self) -> Callable[[], None]:
-        """Warm up on a side stream, put every tensor back as it was, then record the step once for replay."""
+        """Warm up on a side stream, put every tensor back as it was, then capture the step once for replay."""
         state = [*self.method.state_dict().values(), *self.method.buffers()]  # also buffers that are not stored
         state += optimizer_tensors(self.optimizer).values()
         before = [t.clone() for t in state]
@@ -267,7 +270,7 @@ class Step:
             t.copy_(saved)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        # NCCL's own thread asks for events while this one records; only what this thread does must be recordable
+        # NCCL's own thread asks for events while this one captures; only what this thread does must be capturable
         mode = "global" if self.group is None else "thread_local"
         with torch.cuda.graph(graph, capture_error_mode=mode):
             self._train_step()

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from mixnn import dist, methods
+from mixnn.augment import View
 from mixnn.config import Config, Interrupted, UserError, calling, parse_duration, parse_resolution, setting
 from mixnn.data import ImageSet
 from mixnn.device import pick_device, seeded_generators
 from mixnn.diagnostics import shrinkage
 from mixnn.evaluation.features import features
 from mixnn.evaluation.knn import accuracy_by_vote, default_k
+from mixnn.methods import Method
 from mixnn.nn.backbone import BUILT_IN, Network
 from mixnn.nn.batch_norm import freeze_statistics
 from mixnn.nn.encoder import set_compute_dtype
@@ -67,8 +69,8 @@ class Trainer:
 
     Its random numbers (order, crops, lam, shuffle) come from one generator, whose state is saved. Those that a network
     or a loss draws from torch's default generators follow from the seed and the step, see `_seeded_step`. A time budget
-    counts from `started`, a reading of `clock`; `ending` are the seconds that leaving the process will take. `network`
-    is a backbone that the user handed in.
+    counts from `started`, a reading of `clock`. `ending`: estimated seconds until the process has exited. `network`: a
+    backbone that the user handed in.
     """
 
     def __init__(
@@ -86,8 +88,8 @@ class Trainer:
         self.plan: TimePlan | None = None
         if config.time_budget:
             now = clock() if started is None else started
-            self.plan = TimePlan(parse_duration(config.time_budget), now, clock, ending, warmup=WARMUP_SHARE)
-            self.plan.shape = config.lr_shape
+            budget = parse_duration(config.time_budget)
+            self.plan = TimePlan(budget, now, clock, ending, warmup=WARMUP_SHARE, shape=config.lr_shape)
         device = pick_device(config.device)
         dist.init(device)
         self.group = dist.run_group()
@@ -109,22 +111,13 @@ class Trainer:
                 f"{config.method} trains with labels, and some images of {config.data} have none: add labels with "
                 f"{setting('labels')}, or use a method that needs none (`{calling('methods')}` lists them)"
             )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            facts = {"num_classes": images.num_classes, "num_images": len(images)}
-            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()), network)
-            self.method = methods.build(config.method, backbone, config.options, **facts)
-        if config.batch_norm == "frozen":
-            for backbone in self._backbones():
-                freeze_statistics(backbone)
-        self.method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.bf16 = device.type == "cuda" and config.precision != "fp32"
-        set_compute_dtype(self.method, torch.bfloat16 if self.bf16 else torch.float32)
-        dist.set_data_parallel(self.method, self.group)
+        self.method = self._make_method(device, network)
         self.optimizer = make_optimizer(self.method.named_parameters(), config)
         self.optimizer_state = OptimizerState(self.optimizer)
         may_capture = device.type == "cuda" and can_be_captured(self.optimizer)
-        self.mode = self._fastest_mode(may_capture) if config.mode == "auto" else config.mode
+        fastest = "recorded" if may_capture else "eager"
+        self.mode = fastest if config.mode == "auto" else config.mode
         if self.mode != "eager" and device.type == "cuda" and not may_capture:
             raise UserError(
                 f"a step with the optimizer {config.optimizer} cannot be captured, because it has state or a learning "
@@ -134,17 +127,7 @@ class Trainer:
             reporter.info("compiling: half a minute or more the first time")
         views = configured_views(config, images.mirror, self.method.views)
         self.stages = parse_resolution(config.resolution, views[0].size)
-        parts = self.method, self.images, views, config.batch_size, self.optimizer, self.mode, self.resident
-        try:
-            self.step = Step(*parts, self.group, [side for side, _ in self.stages])
-        except RuntimeError as error:
-            if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"a step with the backbone {config.backbone} cannot be {self.mode}: {reason}\n"
-                f"use {setting('mode', 'eager')}, or take what depends on values of tensors out of the network"
-            ) from error
+        self.step = self._make_step(views)
         self.generator = torch.Generator(device).manual_seed(config.seed + DRAWS_SEED)
         self.order = torch.arange(len(images), device=device)
         self.image_order = self.order  # the same on the device of the images, which may be the host
@@ -162,12 +145,38 @@ class Trainer:
         self.blend: WeightAverage | None = None  # makes the encoder to keep from the starting weights and the student's
         self.last_good: tuple[dict[str, Tensor], float] = {}, 0.0  # weights not worse than the start's, and their time
 
-    def _fastest_mode(self, may_capture: bool) -> str:
-        return "recorded" if may_capture else "eager"
+    def _make_method(self, device: torch.device, network: Network | None) -> Method:
+        """The method with its networks, on the device; its weights follow from the seed alone."""
+        config, images = self.config, self.images
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            facts = {"num_classes": images.num_classes, "num_images": len(images)}
+            backbone = make_backbone(replace(config, bn_groups=config.bn_groups // dist.size()), network)
+            method = methods.build(config.method, backbone, config.options, **facts)
+        if config.batch_norm == "frozen":
+            for f in _backbones(method):
+                freeze_statistics(f)
+        method.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        set_compute_dtype(method, torch.bfloat16 if self.bf16 else torch.float32)
+        dist.set_data_parallel(method, self.group)
+        return method
 
-    def _backbones(self) -> list[torch.nn.Module]:
-        parts = (self.method.student, getattr(self.method, "teacher", None))
-        return [part.f for part in parts if part is not None]
+    def _make_step(self, views: list[View]) -> Step:
+        """The step in this trainer's mode; UserError if somebody's network prevents that mode."""
+        config, sides = self.config, [side for side, _ in self.stages]
+        optimizer, group = self.optimizer, self.group
+        try:
+            return Step(
+                self.method, self.images, views, config.batch_size, optimizer, self.mode, self.resident, group, sides
+            )
+        except RuntimeError as error:
+            if self.mode == "eager" or config.backbone in BUILT_IN or isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"a step with the backbone {config.backbone} cannot be {self.mode}: {reason}\n"
+                f"use {setting('mode', 'eager')}, or take what depends on values of tensors out of the network"
+            ) from error
 
     @property
     def steps_per_epoch(self) -> int:
@@ -254,7 +263,7 @@ class Trainer:
 
     def start_from(self, backbone: torch.nn.Module, source: str) -> None:
         """Start student and teacher with the weights of a given backbone."""
-        for part in self._backbones():
+        for part in _backbones(self.method):
             load_weights(part, backbone.state_dict(), source)
 
     def judge_from(self, start: torch.nn.Module, judge: Judge, share: float | None = None) -> None:
@@ -555,6 +564,11 @@ class Trainer:
             return self.done / self.steps_per_epoch, _progress_note(values)
         seconds = round(self.plan.budget) if self.over else int(self.plan.elapsed())
         return seconds, f"s  epoch {self.epoch:g}  {_progress_note(values)}"
+
+
+def _backbones(method: Method) -> list[torch.nn.Module]:
+    """The backbones of student and teacher, if there is one."""
+    return [part.f for part in (method.student, method.teacher) if part is not None]
 
 
 def _check_same_images(images: ImageSet) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from mixnn.augment import VIEWS, View
-from mixnn.config import Config, UserError, unknown
+from mixnn.config import Config, UserError, check, fields_of, unknown
 
 
 def view_changes(given: Any) -> tuple[dict[str, dict[str, Any]], int]:
@@ -25,7 +25,7 @@ def view_changes(given: Any) -> tuple[dict[str, dict[str, Any]], int]:
     for key, value in named.items():
         name, _, field = str(key).partition(".")
         changes.setdefault(name, {}).update({field: value} if field else _as_changes(value))
-    sizes = {int(values.pop("size")) for values in changes.values() if "size" in values}
+    sizes = {_checked_size(f"{name}.size", values.pop("size")) for name, values in changes.items() if "size" in values}
     if len(sizes) > 1:
         raise UserError(f"views must have one size, not {' and '.join(map(str, sorted(sizes)))}")
     for name, values in changes.items():
@@ -39,6 +39,12 @@ def _as_changes(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {"kind": value}
 
 
+def _checked_size(label: str, value: Any) -> int:
+    field = fields_of(Config)["image_size"]
+    size: int = check(label, value, field.hint, field.param, lambda name, value: f"{name}={value}")
+    return size
+
+
 def _checked_field(label: str, name: str, value: Any) -> Any:
     """The value of a view's field in its type; pairs become lists, as files hold them."""
     known = {f.name: f.default for f in fields(View) if f.name != "size"}
@@ -48,7 +54,7 @@ def _checked_field(label: str, name: str, value: Any) -> Any:
         VIEWS.find(value)
         return value
     if name not in known:
-        raise unknown("part of a view", name, known)
+        raise unknown("part of a view", str(name), known)
     is_pair = isinstance(known[name], tuple)
     try:
         if not is_pair:

@@ -52,7 +52,7 @@ def set_row(monkeypatch: pytest.MonkeyPatch, data: bytes, **changes: object) -> 
     assert row.archive is not None
     archive = replace(row.archive, md5=hashlib.md5(data).hexdigest())
     changes = {"archive": archive, "read": partial(cifar.read, SMALL10), "layouts": SMALL10.layouts, **changes}
-    monkeypatch.setitem(DATASETS, "cifar10", replace(row, **changes))
+    monkeypatch.setitem(DATASETS._entries, "cifar10", replace(row, **changes))
 
 
 @pytest.fixture

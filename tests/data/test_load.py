@@ -17,7 +17,7 @@ from tests.data.test_cifar import SMALL10, write
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with a small CIFAR-10 in the binary layout, known to the table."""
     row = replace(DATASETS["cifar10"], read=partial(cifar.read, SMALL10), layouts=SMALL10.layouts)
-    monkeypatch.setitem(DATASETS, "cifar10", row)
+    monkeypatch.setitem(DATASETS._entries, "cifar10", row)
     write(tmp_path, SMALL10, "binary")
     return tmp_path
 

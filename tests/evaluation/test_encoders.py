@@ -279,7 +279,7 @@ def test_long_work_is_announced_before_it_begins(
         return {"weighted": 1.0, "majority": 1.0, "last": 1.0, "best": 1.0}, {"k": 1, "epochs": 1}
 
     for name, protocol in EVALUATE.PROTOCOLS.items():
-        monkeypatch.setitem(EVALUATE.PROTOCOLS, name, dataclasses.replace(protocol, run=run_protocol))
+        monkeypatch.setitem(EVALUATE.PROTOCOLS._entries, name, dataclasses.replace(protocol, run=run_protocol))
     monkeypatch.setattr(EVALUATE, "seconds_per_image", lambda _: milliseconds / 1000)
     assert main(["evaluate", "imagenet", "--data", "digits", "--limit", "100", "--epochs", "20"]) == 0
     # kNN: 100 + 100 images; linear: 100 + 20 x 100.

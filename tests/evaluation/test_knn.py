@@ -158,6 +158,9 @@ X, Y = torch.eye(4), [0, 0, 1, 1]
         ((X, Y, X * torch.nan, Y), "test_features contain NaN or inf"),
         ((X, [1] * 4, X, [1] * 4), "all labels are 1: there must be two classes"),
         ((X, ["a", None, "b", "a"], X, ["a"] * 4), "all numbers or all text, and none may be missing"),
+        ((X, [0.0, math.nan, 1.0, 0.0], X, Y), "all numbers or all text, and none may be missing"),
+        ((X, np.array(["a", math.nan, "b", "a"], object), X, ["a"] * 4), "all numbers or all text, and none may be"),
+        ((X, ["0", "0", "1", "1"], X, Y), "all numbers or all text"),
     ],
 )
 def test_what_is_wrong_with_features_or_labels_is_said(judge, rows, message: str):

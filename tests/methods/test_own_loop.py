@@ -9,9 +9,12 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 import mixnn
+from mixnn import functional
 from mixnn.config import Config, UserError
 from mixnn.data import load
 from mixnn.methods import METHODS, Method
+from mixnn.methods.contract import Direction
+from mixnn.methods.siamese import Siamese
 from mixnn.nn.batch_norm import SplitBatchNorm
 from mixnn.progress import Reporter
 from mixnn.runs.weights import make_backbone
@@ -68,6 +71,18 @@ def test_a_loop_trains_the_student_and_after_step_the_rest(name):
     if method.support is not None:
         assert method.support.position == 3 * B % 20
         assert (method.support.index_Q == -1).all()  # nobody said which images these were
+
+
+def test_a_method_that_defines_only_a_loss_has_no_teacher_and_compares_with_the_students_embeddings():
+    class Closer(Siamese):
+        def loss(self, d: Direction) -> Tensor:
+            return functional.weighted_squared_error(d.p_BD, functional.unit(d.z_BD)[:, None], d.p_BD.new_ones(1))
+
+    method = Closer(network(), hidden=16, dim=8)
+    method(*images(method)).backward()
+    method.after_step()
+    assert method.teacher is None
+    assert Closer.encoded_views(method.options) == ((0, 1), ())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -230,6 +245,33 @@ def test_a_method_says_which_input_it_cannot_do_without(name, settings, says):
     with pytest.raises(UserError, match=says):
         method(*images(method))
     method(*images(method), labels=torch.arange(B) % 3, index=torch.arange(B)).backward()
+
+
+@pytest.mark.parametrize("convert", [Tensor.int, Tensor.byte, Tensor.tolist, Tensor.numpy])
+@pytest.mark.parametrize("name", ["supervised", "mnn", "cmsf"])
+def test_labels_and_indices_may_be_whole_numbers_of_any_type(name, convert):
+    settings = {"mnn": {"select": "labels"}, "cmsf": {"auxiliary": "prev_epoch"}}.get(name, {})
+    numbers = {"labels": torch.arange(B) % 3, "index": torch.arange(B)}
+    method = make(name, **settings)
+    other = copy.deepcopy(method)
+    x, draws = images(method), {key: torch.rand(shape) for key, shape in method.draws(B).items()}
+    loss = method(*x, **numbers, draws=draws)
+    assert torch.equal(loss, other(*x, **{key: convert(value) for key, value in numbers.items()}, draws=draws))
+    for each in (method, other):
+        each.after_step()
+    assert all(torch.equal(t, other.state_dict()[key]) for key, t in method.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["labels", "index"])
+def test_labels_and_indices_that_do_not_fit_the_batch_are_refused_at_once(name):
+    method = make()
+    x = images(method)
+    with pytest.raises(UserError, match=rf"{name} have the shape \(6,\): give one for each of the 8 images"):
+        method(*x, **{name: torch.arange(6)})
+    with pytest.raises(UserError, match=f"{name} are float32: give whole numbers, one per image"):
+        method(*x, **{name: torch.zeros(B)})
+    with pytest.raises(UserError, match=f"{name} must be whole numbers, one per image, not list"):
+        method(*x, **{name: ["cat"] * B})
 
 
 def test_mistakes_are_named():

@@ -154,6 +154,13 @@ def test_splitting_keeps_weights_and_statistics():
     assert network[0][0].running_mean.tolist() == [3.0] * 3
 
 
+@pytest.mark.parametrize("given, kept", [(0.3, 0.3), (0.0, 0.0), (None, 0.1)])
+def test_splitting_keeps_the_momentum_of_running_statistics(given, kept):
+    network = nn.Sequential(nn.BatchNorm2d(3, momentum=given))
+    split_batch_norms(network, 2)
+    assert network[0].momentum == kept
+
+
 class WithActivation(nn.BatchNorm2d):
     """As timm's BatchNormAct2d: dropout and activation inside."""
 

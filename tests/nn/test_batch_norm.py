@@ -349,3 +349,12 @@ def test_images_that_the_groups_cannot_share_are_refused(groups, images):
     with pytest.raises(UserError, match=f"{images} images cannot be split into {2 * groups} equal batch-norm groups"):
         layer(torch.randn(images, 3, 2, 2))
     layer.eval()(torch.randn(images, 3, 2, 2))  # running statistics need no groups
+
+
+@pytest.mark.parametrize("groups, tracked", [(1, True), (4, True), (4, False)])
+def test_groups_of_one_value_per_channel_are_refused(groups, tracked):
+    layer = SplitBatchNorm(3, groups)
+    set_views(layer, 1, tracked)
+    with pytest.raises(UserError, match=rf"give each of {groups} batch-norm groups .* one value per channel"):
+        layer(torch.randn(groups, 3))
+    layer(torch.randn(groups, 3, 1, 2))

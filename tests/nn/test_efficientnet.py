@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: the features of its reference implementation, split batch norms, sizes and stages."""
+"""EfficientNet-Lite0: the features of its reference implementation, split batch norms and sizes."""
 
 import copy
 
@@ -71,8 +71,6 @@ def test_features_are_those_of_the_reference_implementation(trained, size):
     assert found[1] == pytest.approx(products, abs=1e-8)
     assert {i: features[0, i].item() for i in largest} == pytest.approx(largest, abs=1e-8)
     torch.testing.assert_close(trained(images.float()).double(), features, rtol=1e-5, atol=1e-4)  # in float32
-    last = trained.forward_stages(images.float())[-1]
-    torch.testing.assert_close(last.mean((2, 3)).double(), features, rtol=1e-5, atol=1e-4)
 
 
 @torch.no_grad()
@@ -80,15 +78,6 @@ def test_the_encoder_named_imagenet_normalizes_as_its_weights_were_trained():
     encoder = mixnn.load("imagenet", "cpu")
     assert (encoder.size, encoder.num_features) == (224, 1280)
     assert checks(encoder(pattern(224)).double())[0] == pytest.approx(REFERENCE[224][0], rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [32, 64, 100, 224])
-def test_stages_are_feature_maps_from_fine_to_coarse(size):
-    with torch.device("meta"):
-        backbone = EfficientNetLite0(size, 1).eval()
-        maps = backbone.forward_stages(torch.zeros(2, 3, size, size))
-    assert [m.shape[1] for m in maps] == [32, 16, 24, 40, 80, 112, 192, 320, 1280]
-    assert [m.shape[2] for m in maps] == [size // side for side in (2, 2, 4, 8, 16, 16, 32, 32, 32)]
 
 
 def test_parameters_are_the_published_ones_without_the_classifier():

@@ -36,7 +36,7 @@ def stl(tmp_path_factory: pytest.TempPathFactory):
     counts = {"pretrain": COUNTS["train"] + COUNTS["unlabeled"], "train": COUNTS["train"], "test": COUNTS["test"]}
     small = dataclasses.replace(DATASETS["stl10"], layouts=(stl10.layout(COUNTS),), splits=counts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASETS, "stl10", small)
+        patch.setitem(DATASETS._entries, "stl10", small)
         yield root
 
 

@@ -7,9 +7,9 @@ import mixnn
 import mixnn.progress
 from mixnn.config import Config, UserError
 from mixnn.training.optimizers import (
+    MIN_WEIGHT_NORM,
     POLYNOMIALS,
-    SHORTEST,
-    VECTORS,
+    VECTOR_LR_SCALE,
     OptimizerState,
     can_be_captured,
     make_optimizer,
@@ -332,7 +332,7 @@ def test_muon_turns_weights_by_the_learning_rate_and_others_as_sgd_does():
         moved = old - 0.02 * old.norm() * step / step.norm()
         torch.testing.assert_close(p.detach(), moved * old.norm() / moved.norm(), rtol=1e-3, atol=1e-4)
     update = parameters[3].grad + 0.1 * before[3]  # with weight decay
-    torch.testing.assert_close(parameters[3].detach(), before[3] - 0.02 * VECTORS * update)
+    torch.testing.assert_close(parameters[3].detach(), before[3] - 0.02 * VECTOR_LR_SCALE * update)
 
 
 def test_the_length_of_weights_stays_in_muon_wherever_gradients_point():
@@ -388,7 +388,7 @@ def test_muon_lets_weights_that_start_from_zero_grow():
     for _ in range(20):
         optimizer.step()  # always in the same direction
     for p in (parameters[0], parameters[2]):
-        assert SHORTEST <= p.norm().item() < 2 * SHORTEST
+        assert MIN_WEIGHT_NORM <= p.norm().item() < 2 * MIN_WEIGHT_NORM
 
 
 def test_only_state_in_tensors_that_exists_before_the_first_step_is_captured():

@@ -16,6 +16,7 @@ from mixnn.config import Config, Interrupted, duration_text, parse_duration
 from mixnn.data import load
 from mixnn.progress import Reporter
 from mixnn.runs import Run, checkpoint
+from mixnn.training import configure
 from mixnn.training import trainer as trainer_module
 from mixnn.training.judgement import max_useful_steps
 from mixnn.training.pretrain import start_pretrain
@@ -235,6 +236,17 @@ def test_a_run_from_good_weights_ends_before_its_time_if_more_steps_would_harm(t
     run = start_pretrain(images, out=tmp_path / "run", settings=settings, options=OPTIONS, **timing)
     assert run.metrics()[-1]["step"] == 200
     assert "longer training would not help" in capsys.readouterr().err
+
+
+def test_the_images_are_looked_at_once_although_the_number_of_epochs_is_known_later(tmp_path: Path, monkeypatch):
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    seen = []
+    monkeypatch.setattr(configure, "mirrored_unlike", lambda images: seen.append(images) or 0.0)
+    box = Machine(monkeypatch, lambda _: 5.0)
+    settings = SMALL | {"limit": 0, "time_budget": duration_text(BUDGET), "init_from": "none"}
+    timing: dict[str, Any] = {"started": box.started, "clock": box.clock, "reporter": QUIET}
+    start_pretrain(images, out=tmp_path / "run", settings=settings, options=OPTIONS, **timing)
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("pace", [2.0, 40.0, 900.0])

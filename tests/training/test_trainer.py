@@ -198,6 +198,19 @@ def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
     assert run.environment()["given"] == sorted(given)
 
 
+def test_none_means_that_an_argument_was_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    absent = dict.fromkeys(("out", "labels", "views", "resume", "method", "seed", "topk", "verbose"))
+    run = mixnn.pretrain("digits", epochs=0, limit=64, hidden=8, **absent)
+    assert run.path == Path("runs/digits-mnn")
+    assert run.environment()["given"] == ["epochs", "hidden", "limit"]
+    assert mixnn.evaluate(run, None, labels=None, source=None, image_size=None, protocol="knn")["knn"]
+    with pytest.raises(mixnn.UserError, match="pretrain needs a data set or a folder of images"):
+        mixnn.pretrain(None)
+    with pytest.raises(mixnn.UserError, match="unknown setting or option of mnn 'topkk'"):
+        mixnn.pretrain("digits", topkk=None)
+
+
 @pytest.mark.parametrize(
     "given, message",
     [
@@ -206,6 +219,9 @@ def test_a_methods_options_are_arguments_like_settings(tmp_path: Path):
         ({"method": "byol", "topk": 1}, "unknown setting or option of byol 'topk'"),
         ({"topk": 1, "options": {"topk": 2}}, "topk is given twice, also in options"),
         ({"topk": -1}, "topk=-1: topk must be at least 0"),
+        ({"encode_size": 16}, "encode_size=16 is for folders of images: digits is encoded at its own size, 8 pixels"),
+        ({"options": [1]}, "options maps names to values, as in {topk: 5}"),
+        ({"options": {1: 2}}, "options maps names to values, as in {topk: 5}"),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_work(tmp_path: Path, given: dict[str, Any], message: str):

@@ -75,6 +75,9 @@ def test_a_registered_view_gets_the_settings_that_it_has(monkeypatch: pytest.Mon
         ((View(32), View(16)), "views must have one size, not 16 and 32"),
         (View(32), "views takes one View or name for each view of the method"),
         ({"1": 5}, "1: a view is a View, the name of one, or changes to one"),
+        ({"strong.size": "abc"}, "strong.size=abc: strong.size takes a whole number"),
+        ({"strong.size": 10**6}, "strong.size=1000000: strong.size must be from 0 to 1024"),
+        ({"strong": {1: 2}}, "unknown part of a view '1'"),
     ],
 )
 def test_a_wrong_view_is_refused_with_what_is_valid(given, message):
@@ -94,6 +97,8 @@ def test_too_few_views_are_refused_before_a_folder_is_made(tmp_path: Path):
         mixnn.pretrain("digits", views=["strong"], out=tmp_path / "run", verbose=QUIET, **SMALL)
     with pytest.raises(UserError, match="the views have 16 pixels: leave out image_size=8"):
         mixnn.pretrain("digits", views=[View(16)] * 2, image_size=8, out=tmp_path / "run", verbose=QUIET, **SMALL)
+    with pytest.raises(UserError, match="image_size='abc': image_size takes a whole number"):
+        mixnn.pretrain("digits", views=[View(16)] * 2, image_size="abc", out=tmp_path / "run", verbose=QUIET, **SMALL)
     assert not (tmp_path / "run").exists()
 
 
