@@ -997,7 +997,8 @@ def results_with(**changes: Any) -> dict[str, Any]:
     """Results of a run that is ahead by 10 points, with balanced and consistent labels."""
     row = {"accuracy": 60.0, "ahead": changes.pop("ahead", -10.0), "error": 2.0}
     return {
-        "held_out": {"images": 50, "doubtful": [], "accuracy": changes.pop("accuracy", 80.0)},
+        "held_out": {"images": 50, "doubtful": [], "accuracy": changes.pop("accuracy", 80.0)}
+        | {"commonest": "cat", "commonest_share": 50.0},
         "comparison": {"accuracy": {RUN: {"accuracy": 70.0}, PIXELS: row}, "contradictions": []},
         "classes": {"cat": 25, "dog": 25},
         "curve": [{"labels_per_class": 5}],
@@ -1057,8 +1058,12 @@ COPIES = [{"file": "a.png", "label": "cat", "copy": "b.png", "copy_label": "dog"
             "learning",
             ["Check these labels, the images look the same: a.png ('cat') and b.png ('dog')."],
         ),
-        ({"held_out": {"images": 50, "doubtful": [{}] * 4}}, "learning", ["Check your labels: 4 of 50 contradict"]),
-        ({"held_out": {"images": 50, "doubtful": [{}] * 2}}, "learning", []),
+        (
+            {"held_out": {"images": 50, "doubtful": [{}] * 4, "accuracy": 80, "commonest_share": 50}},
+            "learning",
+            ["Check your labels: 4 of 50 contradict"],
+        ),
+        ({"held_out": {"images": 50, "doubtful": [{}] * 2, "accuracy": 80, "commonest_share": 50}}, "learning", []),
         ({"held_out": None, "classes": {"cat": 1, "dog": 1}}, "collapsed", []),
         (
             {"held_out": None, "classes": {"Big cat": 1, "big_cat": 1, "-": 1, "_": 1}},
@@ -1355,6 +1360,14 @@ def test_what_is_compared_are_raw_pixels_and_what_a_run_of_no_epochs_gives(real,
     rows = classify(none, labels, model="knn", verbose=QUIET)["comparison"]["accuracy"]
     assert found[START]["accuracy"] == rows[RUN]["accuracy"]
     assert START not in rows, "the run did not train, so the two are the same"
+
+
+def test_labels_that_say_nothing_are_doubted():
+    (doubt, *_) = advise(results_with(accuracy=54.0), "learning")
+    assert doubt == (
+        "Check that labels and files belong together: predictions are hardly better than always guessing 'cat'."
+    )
+    assert not any("belong together" in line for line in advise(results_with(accuracy=56.0), "learning"))
 
 
 def test_with_many_labels_the_same_part_of_them_is_compared(real, monkeypatch):

@@ -30,11 +30,13 @@ import mixnn
 from mixnn.apps import webpage
 from mixnn.apps.classify import classify
 from mixnn.apps.classify.features import RUN
+from mixnn.apps.embeddings import Embeddings
 from mixnn.apps.explore import layout, page
-from mixnn.apps.explore.explore import explore, purity
+from mixnn.apps.explore.explore import build_map, explore, purity
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import Server
 from mixnn.apps.projection import principal
+from mixnn.apps.search import similarity
 from mixnn.apps.thumbnails import Thumbnails
 from mixnn.config import UserError
 from mixnn.data import open_images
@@ -155,6 +157,18 @@ def toy(count: int = 30, k: int = 4, **changes: Any) -> MapData:
         "clusters": np.arange(count) % 2,
     }
     return MapData(**values | changes)
+
+
+def test_neighbors_and_similarities_are_those_of_search():
+    """Vectors that have much in common, as those of photographs."""
+    vectors = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32) + 3
+    embedded = Embeddings([f"{i}.png" for i in range(40)], vectors)
+    data = build_map(embedded, {}, layout="pca", neighbors=3)
+    bank = embedded.unit()
+    bank = similarity.center_rows(bank, similarity.bank_mean(bank))
+    hits = similarity.nearest(bank, bank, 3, [[i] for i in range(40)])
+    assert data.neighbors.tolist() == [[i for i, _ in row] for row in hits]
+    np.testing.assert_allclose(data.cosines, [[cos for _, cos in row] for row in hits], atol=1e-6)
 
 
 def test_what_is_put_into_the_page_comes_out_of_it(tmp_path: Path):

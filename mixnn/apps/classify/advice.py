@@ -14,6 +14,7 @@ RARE_LABELS = 5  # a class with fewer labels may be called rare
 RARE_RATIO = 5  # if it also has this many times fewer than the most common class
 LISTED = 5  # classes and files named in a sentence
 MANY_DOUBTFUL = 0.05  # share of the labels that contradict confident predictions
+NO_BETTER = 5.0  # points above the commonest class, below which labels may be wrong
 LOW_ACCURACY = 70.0  # percent, below which training an encoder that came as it is may help
 FEW_LABELS = 10  # per class, below which more labels help a healthy encoder more than anything else
 HEALTHY = ("judged", "start")  # verdicts on encoders whose training is not the cause of errors
@@ -30,7 +31,8 @@ def advise(results: Mapping[str, Any], state: str = "", folder: str = "", start:
     spelling = _spell_alike(results["classes"])
     if not results["held_out"]:
         return spelling
-    advice = [*spelling, *_check_labels(results), *_train(results, state, folder), *_use_start(results, start)]
+    advice = [*spelling, *_check_sense(results["held_out"]), *_check_labels(results)]
+    advice += [*_train(results, state, folder), *_use_start(results, start)]
     return [*advice, *_label_rare_classes(results), *_label_more(results, state)]
 
 
@@ -46,6 +48,14 @@ def _spell_alike(classes: Iterable[str]) -> list[str]:
         by_letters.setdefault(re.sub(r"[\s_-]", "", name.casefold()) or name, []).append(name)
     alike = [" and ".join(map(repr, names)) for names in by_letters.values() if len(names) > 1]
     return [f"Spell these classes alike if they are the same: {_listed(alike, '; ')}."] if alike else []
+
+
+def _check_sense(held: Mapping[str, Any]) -> list[str]:
+    """A doubt about labels that are predicted hardly better than by always guessing the commonest one."""
+    if held["accuracy"] >= held["commonest_share"] + NO_BETTER:
+        return []
+    guess = f"always guessing {held['commonest']!r}"
+    return [f"Check that labels and files belong together: predictions are hardly better than {guess}."]
 
 
 def _check_labels(results: Mapping[str, Any]) -> list[str]:

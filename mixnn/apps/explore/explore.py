@@ -20,6 +20,7 @@ from mixnn.apps.explore import layout as layouts
 from mixnn.apps.explore import page
 from mixnn.apps.explore.page import MapData
 from mixnn.apps.explore.server import SERVED_SIDE, Server
+from mixnn.apps.search.similarity import bank_mean, center_rows
 from mixnn.apps.thumbnails import MAX_SIDE, MIN_SIDE, SIDES, Thumbnails
 from mixnn.config import RUN_OR_FOLDER, DataDir, Device, Param, Source, UserError, setting, verb
 from mixnn.data import DATASETS
@@ -186,7 +187,8 @@ def build_map(
     """Neighbors, layout, clusters, labels and predicted labels of embedded images."""
     reporter, where = reporter or reporter_for(False), pick_device(device)
     vectors, names = embedded.unit(), embedded.names
-    bank = torch.from_numpy(vectors).to(where)
+    centered = center_rows(vectors.copy(), bank_mean(vectors))  # as `search` does it
+    bank = torch.from_numpy(centered).to(where)
     with reporter.bar("neighbors", len(names)) as advance:
         cosines, index = (t.cpu().numpy() for t in nearest(bank, bank, neighbors, torch.arange(len(bank)), advance))
     reporter.info("computing the layout of the map")

@@ -211,7 +211,7 @@ function pick(i, back = false) {
   if (meta.served) byId("picked-open").href = `/image/${i}`;
   byId("neighbors").replaceChildren(...Array.from({ length: K }, (_, k) => neighborItem(i, k)));
   const wrong = Array.from({ length: K }, (_, k) => isFalse(i, neighbors[i * K + k])).filter(Boolean).length;
-  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its cosine similarity" : "their cosine similarities"}.`
+  const text = !K ? "There is no other image." : purity[i] < 0 ? `The ${counted(K, "nearest image")}, with ${K === 1 ? "its similarity" : "their similarities"}.`
     : wrong ? `${wrong} of ${K} neighbors ${wrong === 1 ? "has" : "have"} another label (✗).` : "All labeled neighbors have the same label.";
   const guessed = Array.from({ length: K }, (_, k) => neighbors[i * K + k]).some((j) => labelOf(j) === "" && predictedOf(j) !== "");
   byId("picked-summary").textContent = guessed ? `${text} Labels in italics are predicted.` : text;
@@ -245,7 +245,7 @@ function neighborItem(i, k) {
   button.append(canvas, make("span", "rank", `${k + 1}. `), make("span", "", cosine(i, k).toFixed(3)));
   if (hasLabels || meta.predicted) button.append(make("span", guess === "" ? "label" : "label guess", text || "no label"));
   const said = guess !== "" ? `, predicted label ${guess}` : label === "" ? "" : wrong ? `, false neighbor: label ${label}` : `, label ${label}`;
-  button.setAttribute("aria-label", `Neighbor ${k + 1}, cosine similarity ${cosine(i, k).toFixed(3)}${said}: ${names[j]}`);
+  button.setAttribute("aria-label", `Neighbor ${k + 1}, similarity ${cosine(i, k).toFixed(3)}${said}: ${names[j]}`);
   button.addEventListener("click", () => { pick(j); map.reveal(j); });
   button.addEventListener("mouseenter", () => mark(j, false));
   button.addEventListener("mouseleave", () => mark(-1));
@@ -314,7 +314,7 @@ const pure = pairs && 2 * labeled >= N ? ` · neighbor purity ${(100 * alike / p
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [
-  `Layout: ${meta.layout}. Distances on the map are approximate; neighbors and cosine similarities are exact, computed from the full vectors.`,
+  `Layout: ${meta.layout}. Distances on the map are approximate; neighbors and similarities are exact and those of \`mixnn search\`.`,
   ...meta.notes,
 ];
 if (meta.skipped.length) {
