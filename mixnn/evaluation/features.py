@@ -61,6 +61,15 @@ def features(
     return torch.cat(parts) if group is None else dist.gather_chunks(parts, len(order), chunk, device, group)
 
 
+def check_finite(features: Tensor) -> Tensor:
+    """The same features; UserError if they have NaN or inf, which would still get an accuracy."""
+    if not features.isfinite().all():
+        raise UserError(
+            "the encoder gives features that are NaN or inf: its training has diverged, or it cannot take these images"
+        )
+    return features
+
+
 def _draws(num: int, view: View, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Uniforms for a view of each image, on the device."""
     source = device if generator is None else generator.device

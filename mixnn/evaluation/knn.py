@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixnn import dist
 from mixnn.config import UserError
-from mixnn.evaluation.features import features, labeled_features
+from mixnn.evaluation.features import check_finite, features, labeled_features
 from mixnn.evaluation.neighbors import nearest
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.functional import unit
@@ -95,7 +95,8 @@ def _run(subject: Subject) -> tuple[dict[str, Any], dict[str, Any]]:
     k = default_k(len(train), train.num_classes)
     subject = subject if subject.bf16 else replace(subject, precision="fp32")  # by default too: fp32 is cheap here
     group, bf16 = subject.group, subject.bf16
-    bank, queries = (features(subject.backbone, images, bf16=bf16, group=group) for images in (train, test))
+    encoded = (features(subject.backbone, images, bf16=bf16, group=group) for images in (train, test))
+    bank, queries = map(check_finite, encoded)
     labels, num_classes = test.labels, train.num_classes
     found: dict[str, Any] = dict(accuracy_by_vote(bank, train.labels, queries, labels, num_classes, k, group))
     readings = [record["knn"] for record in subject.metrics if "knn" in record]

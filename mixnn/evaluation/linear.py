@@ -19,7 +19,7 @@ from mixnn.augment import View
 from mixnn.config import calling, on_command_line
 from mixnn.data.image_set import ImageSet
 from mixnn.device import AsyncScalar, side_stream, wait_side_stream
-from mixnn.evaluation.features import features
+from mixnn.evaluation.features import check_finite, features
 from mixnn.evaluation.protocol import Protocol, Subject, recorded_settings
 from mixnn.progress import plural
 
@@ -62,7 +62,7 @@ def linear(
     next epoch is under way: waiting for each would leave the device idle. The processes of a group divide the images
     that are encoded; each trains the classifier on all features.
     """
-    test_features = features(backbone, test, bf16=bf16, group=group)
+    test_features = check_finite(features(backbone, test, bf16=bf16, group=group))
     device = test_features.device  # the backbone's; images that do not fit there stay on the host
     train_labels, test_labels = train.labels.to(device), test.labels.to(device)
     generator = torch.Generator(device).manual_seed(probe.seed)

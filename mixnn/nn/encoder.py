@@ -94,7 +94,10 @@ def feature_length(backbone: nn.Module) -> int:
         except (RuntimeError, ValueError, AssertionError):  # not its size
             continue
         return check_features(features, rows=2).shape[1]
-    raise UserError("the backbone refuses images of all usual sizes: pass the length of its features as num_features=")
+    raise UserError(
+        "the backbone refuses images with three channels of all usual sizes: pass the length of its features as "
+        "num_features="
+    )
 
 
 class Student(nn.Module):

@@ -198,7 +198,9 @@ class Run:
             hint = did_you_mean(path, lambda other: (other / "config.yaml").is_file())
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
-            raise UserError(f"{path} is not a run folder (it has no config.yaml); `{calling('pretrain')}` makes one")
+            made = Path("runs") / f"{path.resolve().name}-imagenet"  # by a command that takes a folder of images
+            advice = f"use {made}" if (made / "config.yaml").is_file() else f"`{calling('pretrain')}` makes one"
+            raise UserError(f"{path} is not a run folder (it has no config.yaml): {advice}")
         try:
             values = read_yaml(path / "config.yaml")
             with spelling(in_python):  # the mistake is in the file
@@ -279,6 +281,15 @@ class Run:
         if known and digest not in known.split("+"):
             self.write_environment(about | {"training_code": f"{known}+{digest}"})
         return bool(known) and digest != known.rpartition("+")[2]
+
+    def change_threads(self) -> int:
+        """Record the number of torch's threads from now on; returns the number until now, or 0 if it is the same."""
+        about, now = self.environment(), torch.get_num_threads()
+        before = about.get("threads", now)
+        if before == now or not isinstance(before, int):
+            return 0
+        self.write_environment(about | {"threads": now})
+        return before
 
     def environment(self, warn: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         """environment.json; empty if there is none, or if it is damaged."""

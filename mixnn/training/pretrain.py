@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from torch import nn
 
 from mixnn import dist, methods
@@ -461,6 +462,11 @@ def _resume(run: Run, settings: dict[str, Any], timing: dict[str, Any], reporter
             is_new = run.add_training_code(training_digest(config.method, config.imports))
             if is_new:
                 reporter.warn(f"the code that trains {run.path} has changed since; it continues with today's")
+            if (before := run.change_threads()) and trainer.order.device.type == "cpu":
+                reporter.warn(
+                    f"{run.path} used {plural(before, 'thread')} and now uses {torch.get_num_threads()}, so numbers "
+                    f"differ in their last digits: OMP_NUM_THREADS={before} continues it bit for bit"
+                )
     if trainer.plan and not trainer.over:
         changes |= _plan_rest(trainer)
     if run.config.data != Run.open(run.path).config.data:  # its images are the same, as `load` has checked

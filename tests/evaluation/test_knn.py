@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import mixnn
 from mixnn.config import UserError
 from mixnn.evaluation import linear_probe
 from mixnn.evaluation.knn import accuracy_by_vote, default_k, knn, votes
+from mixnn.progress import Reporter
 
 
 def brute_force(bank: Tensor, bank_labels: list[int], queries: Tensor, k: int, classes: int, vote: str) -> list[int]:
@@ -166,3 +168,11 @@ X, Y = torch.eye(4), [0, 0, 1, 1]
 def test_what_is_wrong_with_features_or_labels_is_said(judge, rows, message: str):
     with pytest.raises(UserError, match=message):
         judge(*rows)
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_an_encoder_whose_features_are_no_numbers_has_no_accuracy(protocol):
+    with pytest.raises(UserError, match="the encoder gives features that are NaN or inf"):
+        mixnn.evaluate(
+            lambda x: x.flatten(1) * math.nan, "digits", protocol=protocol, epochs=1, verbose=Reporter(quiet=True)
+        )

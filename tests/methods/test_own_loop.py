@@ -175,7 +175,7 @@ def test_the_length_of_features_is_the_networks_attribute_or_what_it_returns():
     assert make(backbone=nn.Identity(), num_features=5).student.g[0].in_features == 5
     with pytest.raises(UserError, match=r"must return features \(B, F\), and returns shape \(2, 12, 14, 14\)"):
         make(backbone=network()[:-2])
-    with pytest.raises(UserError, match="refuses images of all usual sizes: pass the length of its features"):
+    with pytest.raises(UserError, match="refuses images with three channels of all usual sizes: pass the length"):
         make(backbone=nn.Linear(5, 5))
 
 

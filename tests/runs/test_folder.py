@@ -10,7 +10,7 @@ import yaml
 
 import mixnn
 from mixnn import data, files
-from mixnn.config import Config, UserError
+from mixnn.config import Config, MixnnWarning, UserError
 from mixnn.files import code_digest
 from mixnn.progress import Reporter
 from mixnn.runs.folder import Run, environment
@@ -407,3 +407,25 @@ def test_a_data_set_that_is_not_registered_here_is_named(tmp_path, monkeypatch):
         run.check_data("use --source FOLDER")
     monkeypatch.setitem(data.DATASETS, "mine", data.DATASETS["digits"])
     run.check_data()
+
+
+def test_a_folder_of_images_is_pointed_to_the_run_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    with pytest.raises(UserError, match=r"photos is not a run folder .*: `mixnn.pretrain\(...\)` makes one"):
+        Run.open("photos")
+    Run.create(Path("runs/photos-imagenet"), Config(data="photos"), "mixnn.embed('photos')")
+    with pytest.raises(UserError, match=r"photos is not a run folder .*: use runs/photos-imagenet$"):
+        Run.open("photos")
+
+
+def test_another_number_of_threads_is_recorded_and_told(tmp_path):
+    settings = {"limit": 64, "epochs": 1, "backbone": "resnet8", "batch_size": 32, "knn_every": 0, "device": "cpu"}
+    settings["warmup_epochs"] = 0
+    before = torch.get_num_threads()
+    run = mixnn.pretrain("digits", out=tmp_path / "run", **settings)
+    run.write_environment(run.environment() | {"threads": before + 1})
+    with pytest.warns(MixnnWarning, match=rf"used {before + 1} threads and now uses {before}, so numbers differ"):
+        mixnn.pretrain(resume=run, epochs=2)
+    assert Run.open(run.path).environment()["threads"] == before
+    mixnn.pretrain(resume=run, epochs=3)  # no warning, which would be an error
