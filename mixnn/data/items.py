@@ -25,6 +25,7 @@ from mixnn.data.labels import label_text, scalar
 
 IMAGE_COLUMNS = ("image", "img")  # names of columns, the preferred one first
 LABEL_COLUMNS = ("label", "labels")
+READ_TWICE = 8  # images, because a random flip leaves about half of them as they are
 SIDES_SAMPLE = 64  # items that are read to estimate how large the images are
 ARRAY_SHAPES = "(M, H, W, 3), (M, 3, H, W) or (M, H, W)"
 
@@ -85,11 +86,19 @@ class Items:
         self.classes: Sequence[str] = getattr(label, "names", None) or getattr(source, "classes", None) or ()
         second = first[1] if isinstance(first, tuple | list) and len(first) > 1 else None
         self.has_labels = bool(self.columns[1]) if self.columns else scalar(second) is not None
-        if self.read(0).tobytes() != self.read(0).tobytes():
-            raise UserError("the first image differs each time it is read: leave out random transforms")
+        self.read(0)  # an error here is told at once; other images that cannot be read are skipped later
+        if any(map(self._is_random, range(min(READ_TWICE, len(source))))):
+            raise UserError("an image differs each time it is read: leave out random transforms")
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def _is_random(self, i: int) -> bool:
+        """Whether an image differs when it is read again; False if it cannot be read."""
+        try:
+            return self.read(i).tobytes() != self.read(i).tobytes()
+        except Exception:  # of the user's code
+            return False
 
     def _parts(self, item: Any) -> tuple[Any, Any]:
         """Image and label of an item; None for a label that is missing or not a class."""

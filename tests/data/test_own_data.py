@@ -661,3 +661,17 @@ def test_images_that_are_read_only_are_used_without_a_warning():
     finally:
         torch.set_warn_always(False)
     assert np.array_equal(loaded.images[:].numpy(), images)
+
+
+def test_a_random_flip_is_noticed_though_it_often_leaves_the_first_image_as_it_is():
+    class Flipping(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            self.count = getattr(self, "count", 0) + 1
+            image = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+            return image[:, ::-1] if i == 5 and self.count % 2 else image
+
+    with pytest.raises(UserError, match="differs each time it is read"):
+        open_dataset(Flipping())
