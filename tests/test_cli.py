@@ -51,7 +51,7 @@ FLAGS = {
     "completion": set(),
     "data": {"--data-dir"},
     "embed": {"--source", "--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
-    "export": {"--out", "--format", "--licence", "--license", "--opset", "--overwrite", "--quiet"},
+    "export": {"--out", "--format", "--opset", "--overwrite", "--quiet"},
     "figures": {"--data", "--results", "--run", "--out", "--overwrite", "--setting", "--quiet"},
     "report": {"--out", "--overwrite", "--images", "--source", "--device", "--data-dir", "--quiet"},
     "search": {
@@ -308,11 +308,6 @@ def test_source_is_a_word_or_a_flag(ask: Ask, verb: str):
     assert parse(shlex.split(f"{verb} run --source a.png --source b.png"))[1]["source"] == ["a.png", "b.png"]
     assert "source is given twice" in refused(ask, f"{verb} run here --source there")
     assert f"usage: mixnn {verb} RUN [source ...] [options]" in command(verb).parser.format_help()
-
-
-def test_licence_has_two_spellings():
-    for spelled in ("--licence", "--license"):
-        assert parse(["export", "run", spelled, "MIT"])[1] == {"run": "run", "licence": "MIT"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -63,7 +63,7 @@ CHECKSUM_PLACES = {"safetensors": "the header", "onnx": "metadata_props", "pt2":
 PROGRAM = {
     "takes": "images: uint8 RGB, (batch, 3, height, width), any batch; best at the size below",
     "gives": "features: float32 (batch, features)",
-    "normalisation": "inside: scale, mean and std below are applied already",
+    "normalization": "inside: scale, mean and std below are applied already",
 }
 WEIGHTS = {
     "takes": "float32 RGB, (batch, 3, height, width), scaled and normalized as below",
@@ -79,8 +79,8 @@ def export(
     output: Annotated[
         str, Param("format of the file [as its name ends, else safetensors]", choices=tuple(WRITERS), flag="--format")
     ] = "",
-    licence: Annotated[
-        str, Param("license of the weights, for the model card", metavar="TEXT", aliases=("--license",))
+    weights_license: Annotated[
+        str, Param("license of the weights, for the model card", flag="--license", metavar="TEXT")
     ] = "",
     opset: Annotated[int, Param("ONNX operator set", low=OPSETS[0], high=OPSETS[-1])] = OPSET,
     overwrite: Overwrite = False,
@@ -112,7 +112,7 @@ def export(
         _check_onnx()
     tensors, state = run.load_checkpoint(reporter.warn)
     encoder = encoder_from_checkpoint(run, tensors, state)
-    card = json.dumps(make_card(run, state, output, licence, reporter), indent=1)
+    card = json.dumps(make_card(run, state, output, weights_license, reporter), indent=1)
     try:
         content = WRITERS[output](encoder, card, opset, reporter)
     except UserError:
@@ -236,7 +236,7 @@ def _compare(encoder: Encoder, program: Callable[[Tensor], Tensor], what: str, r
     reporter.info(f"the {what} was run and differs from the encoder by at most {error:.1g}")
 
 
-def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter: Reporter) -> dict[str, Any]:
+def make_card(run: Run, state: dict[str, Any], form: str, weights_license: str, reporter: Reporter) -> dict[str, Any]:
     """The card of an exported file: all that is needed to use it without the run or mixnn."""
     c, step = run.config, state["step"]
     trained_with = run.environment(reporter.warn)
@@ -269,7 +269,7 @@ def make_card(run: Run, state: dict[str, Any], form: str, licence: str, reporter
             "trained_with": {k: v for k, v in trained_with.items() if k != "startup_s"},
             "exported_with": {k: here[k] for k in ("mixnn", "git", "python", "torch")},
         },
-        "licence": licence or None,
+        "license": weights_license or None,
     }
 
 
@@ -289,7 +289,7 @@ def _start(data: RunData, step: int, depth: int = MAX_STARTS) -> dict[str, Any] 
         inputs = {"size": start.image_size, "scale": 1 / 255, "mean": list(mean), "std": list(std)}
         return {"name": source, **start.card, "input_in_training": inputs, **became}
     if source.startswith((TIMM, TORCHVISION)):
-        return {"name": source, "licence": "see the publisher of these weights", **became}
+        return {"name": source, "license": "see the publisher of these weights", **became}
     run = Run.find(Path(source)) if depth else None
     if run is None:
         return {"name": "a file of weights, or a run that is gone", **became}

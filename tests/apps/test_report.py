@@ -76,7 +76,7 @@ SATURATING = {**HEALTHY, "knn": lambda t: 50 + 40 * min(1, 1.5 * t), "purity": l
         ("short", made(4, **SATURATING), 4),
         ("flat", made(40, **HEALTHY, knn=52.0, purity=0.21), 40),
         ("worse", made(40, **HEALTHY, knn=lambda t: 80 - 30 * t), 40),
-        ("unlabelled", made(40, **HEALTHY), 40),
+        ("unlabeled", made(40, **HEALTHY), 40),
         ("short", made(8, **HEALTHY, knn=lambda t: 85.6 if t == 1 else None), 8),
         ("collapsed", made(40, **{**SATURATING, "spread": 0.02}), 40),
         ("collapsed", made(40, **{**HEALTHY, "rank": 1.05}), 40),
@@ -163,11 +163,11 @@ def test_a_rank_that_fell_is_a_partial_collapse_unless_labels_say_otherwise():
     )
     assert judge(made(30, **fallen, purity=lambda t: 0.2 + 0.5 * t), 30).state == "rising"
     assert judge(made(4, **fallen), 4).state == "short"
-    for last, state in ((4.0, "shrunk"), (4.5, "unlabelled")):  # a third of 12.8 is 4.27
+    for last, state in ((4.0, "shrunk"), (4.5, "unlabeled")):  # a third of 12.8 is 4.27
         ranks = {**fallen, "rank": lambda t, last=last: last if t == 1 else 12.8}
         assert judge(made(30, **ranks), 30).state == state
     high = {**fallen, "rank": lambda t: 6.0 if t == 1 else 50.0}
-    assert judge(made(30, **high), 30).state == "unlabelled", "six dimensions are enough"
+    assert judge(made(30, **high), 30).state == "unlabeled", "six dimensions are enough"
 
 
 def test_the_first_the_lowest_and_the_last_loss_are_stated():
@@ -418,7 +418,7 @@ def test_a_finished_run_with_a_time_budget_is_not_called_unfinished(place, tmp_p
         run.log({"epoch": epoch, "step": steps * epoch, "loss": 1.0, "spread": 0.8, "seconds": 90.0 * epoch})
     run.log({"epoch": 6.4, "step": 6 * steps + 3, "loss": 0.9, "spread": 0.8, "seconds": 580.0})
     shown = values(report(run, tmp_path / "timed.html", images=0, verbose=QUIET))["runs"][0]
-    assert shown["verdict"]["state"] == "unlabelled"
+    assert shown["verdict"]["state"] == "unlabeled"
     assert shown["overview"]["progress"].startswith("6.4 epochs, as many as fit into 10m, 10 min of training")
     assert shown["overview"]["training"].startswith("10m, batch size")
     run.update_config(epochs=9)  # planned, but stopped early

@@ -528,7 +528,7 @@ def test_classify_takes_labels_and_images_in_memory_and_predicts(form: str, run:
     source = Pictures(images, labels=[*truth[:12], *[""] * 18]) if form == "data" else images
     where = {"out": tmp_path / "out", "device": "cpu", "verbose": QUIET}
     found = mixnn.classify(run.path, labels, source=source, **where)
-    assert found["labelled"] == 12
+    assert found["labeled"] == 12
     assert found.classes == ("bright", "dark")
     assert found.predict(images[12:]) == truth[12:]
     assert found.predict(Pictures(images[12:])) == truth[12:]

@@ -586,7 +586,7 @@ def train_classifier(
     alike = alikeness(data.vectors, unlabeled, every.scaler, seed) > MAX_ALIKE
     results = {
         "images": len(embeddings),
-        "labelled": len(every.y),
+        "labeled": len(every.y),
         "copies": len(every.y) - len(data.y),
         "classes": {c: int(count) for c, count in zip(every.classes, np.bincount(every.y), strict=True)},
         "classifier": _describe(best),

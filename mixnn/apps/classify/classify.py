@@ -333,7 +333,7 @@ def _show_accuracy(results: dict[str, Any]) -> None:
     cells = [(title, *_cells(row)) for title, row in comparison["accuracy"].items()]
     cells.append((f"always {held['commonest']!r}", f"{held['commonest_share']:.1f}%", ""))
     print_table(("same labels, trained on", "accuracy", "95% interval"), cells)
-    if comparison["labels"] < (tested := results["labelled"] - results["copies"]):
+    if comparison["labels"] < (tested := results["labeled"] - results["copies"]):
         print(f"Compared on {comparison['labels']:,} of the {tested:,} labels, chosen at random.")
     print()
     if len(held["models"]) > 1:
@@ -436,7 +436,7 @@ def _predictions(summary: dict[str, Any], which: str, calibrated: bool) -> list[
 
 
 def _calibration(results: dict[str, Any]) -> list[str]:
-    held, labels_per_class = results["held_out"], results["labelled"] / len(results["classes"])
+    held, labels_per_class = results["held_out"], results["labeled"] / len(results["classes"])
     if not held:
         return ["Use the confidence to rank predictions; it is not calibrated."]
     lines = [

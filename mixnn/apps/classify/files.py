@@ -73,7 +73,7 @@ def write_predictions(
 ) -> None:
     """One row per image: the two most likely labels with their confidences, or the label that was given."""
     order = np.argsort(-probabilities, axis=1, kind="stable")[:, :2]
-    rows: list[Sequence[object]] = [("file", "label", "confidence", "second", "second_confidence", "labelled")]
+    rows: list[Sequence[object]] = [("file", "label", "confidence", "second", "second_confidence", "labeled")]
     for name, (first, second), p in zip(names, order.tolist(), probabilities, strict=True):
         if name in labels:
             rows.append((name, labels[name], "", "", "", "yes"))

@@ -2,7 +2,7 @@
 
 const MARKS = {
   learning: ["✓", "good"], rising: ["↗", "good"], flat: ["→", "wait"], worse: ["↘", "bad"], collapsed: ["✗", "bad"], shrunk: ["✗", "bad"], diverged: ["✗", "bad"],
-  interrupted: ["‖", "wait"], short: ["…", "wait"], unlabelled: ["?", "wait"], untrained: ["○", "wait"], start: ["○", "good"],
+  interrupted: ["‖", "wait"], short: ["…", "wait"], unlabeled: ["?", "wait"], untrained: ["○", "wait"], start: ["○", "good"],
   judged: ["✓", "good"], color: ["✗", "bad"], below_start: ["↘", "bad"], kept_start: ["↩", "wait"], kept_earlier: ["↩", "wait"],
 };
 

@@ -46,7 +46,7 @@ TITLES = {
     "interrupted": "Unfinished",
     "short": "Too short to judge",
     "judged": "Healthy, judged without labels",
-    "unlabelled": "No labels to judge by",
+    "unlabeled": "No labels to judge by",
     "worse": "Got worse",
     "rising": "Learning, still improving at the end",
     "learning": "Learning",
@@ -166,7 +166,7 @@ def _state(records: Sequence[Mapping[str, Any]], judged: Judged | None) -> tuple
     if logged and not curves:
         return "short", ["A single value does not show a trend.", *evidence]
     if not curves:
-        return "unlabelled", [_without_labels(last), *evidence]
+        return "unlabeled", [_without_labels(last), *evidence]
     state, reasons = _trend(curves, improved)
     return state, [*reasons, *evidence]
 
