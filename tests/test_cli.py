@@ -51,7 +51,7 @@ FLAGS = {
     "completion": set(),
     "data": {"--data-dir"},
     "embed": {"--source", "--out", "--overwrite", "--split", "--device", "--data-dir", "--quiet"},
-    "export": {"--out", "--format", "--opset", "--overwrite", "--quiet"},
+    "export": {"--out", "--format", "--license", "--opset", "--overwrite", "--quiet"},
     "figures": {"--data", "--results", "--run", "--out", "--overwrite", "--setting", "--quiet"},
     "report": {"--out", "--overwrite", "--images", "--source", "--device", "--data-dir", "--quiet"},
     "search": {
