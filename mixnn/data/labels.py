@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import functools
 import io
 import math
@@ -24,6 +25,9 @@ FOLDERS = "folders"  # instead of a CSV file: the subfolder is the label
 FILE_HEADERS = ("file", "filename", "filepath", "path", "image", "imagepath", "imagename", "imagefile", "name")
 LABEL_HEADERS = ("label", "class", "category", "classname", "labelname")
 DELIMITERS = (",", ";", "\t")
+DIGITS = re.compile("[0-9]+")
+CLOSE = 0.75  # how alike a name must be to be suggested for a wrong one
+MOST_TO_COMPARE = 100_000  # names among which the nearest to a wrong one is looked for
 EXPECTED = f"expected a CSV with the columns file and label, or the word {FOLDERS} if each subfolder is a class"
 
 
@@ -180,10 +184,13 @@ def _resolve(path: Path, rows: list[Row], known: KnownNames, has_header: bool) -
     ways = [[find(row.file) for row in rows] for find in (known.in_folder, known.on_disk)]
     complete = [way for way in ways if None not in way]
     found: list[str] = []
+    num_absent = 0 if complete else sum(not any(meant) for meant in zip(*ways, strict=True))
     for row, *meant in zip(rows, *(complete or ways), strict=True):
         names = sorted({name for name in meant if name is not None})
         if not names:
-            raise wrong_row(path, row.number, row.cells, absent(row, known.names, not has_header and row is rows[0]))
+            said = absent(row, known.names, not has_header and row is rows[0])
+            more = f"\n{num_absent - 1:,} of the other rows name no image either" if num_absent > 1 else ""
+            raise wrong_row(path, row.number, row.cells, said + more)
         if len(names) > 1:
             raise wrong_row(
                 path, row.number, row.cells,
@@ -206,8 +213,25 @@ def absent(row: Row, known: Collection[str], may_be_header: bool) -> str:
     elif not meant and in_folders:
         listed = ", ".join(map(repr, in_folders[:3])) + ", ..." * (len(in_folders) > 3)
         meant = f", but {len(in_folders)} folders below have one ({listed}): write the folder too"
+    elif not meant and (other := _nearest_name(name, known)):
+        meant = f", did you mean {other!r}?"
     header = "\nif this row is a header, name its columns file,label" * may_be_header
     return f"there is no image {name!r} in the folder{meant or '; names are relative to it'}{header}"
+
+
+def _nearest_name(name: str, known: Collection[str]) -> str:
+    """The one image whose name differs in its folder, ending, case or first zeros only; else one with like letters."""
+
+    def plain(text: str) -> str:
+        return PurePosixPath(text.replace("\\", "/")).stem.casefold().lstrip("0")
+
+    wanted = plain(name)
+    if not wanted or len(known) > MOST_TO_COMPARE:
+        return ""
+    stems = {plain(other): other for other in known if DIGITS.findall(plain(other)) == DIGITS.findall(wanted)}
+    same = [other for other in known if plain(other) == wanted]
+    close = [wanted] if len(same) == 1 else difflib.get_close_matches(wanted, stems, 1, CLOSE) if not same else []
+    return stems[close[0]] if close else ""
 
 
 # --- the table ---

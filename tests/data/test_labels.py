@@ -185,3 +185,25 @@ def test_a_table_may_repeat_a_row_and_may_not_contradict_itself(label):
     assert from_values(Table(file=files, label=[None, label, "dog"]), names)["a/1.png"] == str(label)
     with pytest.raises(UserError, match=f"'a/1.png' has two labels, '{label}' and 'dog'"):
         from_values(Table(file=files, label=[label, "dog", "dog"]), names)
+
+
+@pytest.mark.parametrize(
+    "written, meant",
+    [
+        ("cats/0012.jpg", "cats/0012.png"),
+        ("0012", "cats/0012.png"),
+        ("12.png", "cats/0012.png"),
+        ("CATS/0012.PNG", "cats/0012.png"),
+        (r"C:\Users\me\photos\0012.png", "cats/0012.png"),
+        ("cats/snowbal.png", "cats/snowball.png"),
+        ("elephant.png", ""),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_suggested_and_other_wrong_rows_are_counted(tmp_path, written, meant):
+    names = ["cats/0012.png", "cats/0013.png", "cats/snowball.png"]
+    path = tmp_path / "labels.csv"
+    path.write_text(f"file,label\ncats/0013.png,cat\n{written},cat\nnowhere.png,cat\n")
+    with pytest.raises(UserError) as error:
+        from_csv(path, names)
+    assert (f"did you mean {meant!r}?" in str(error.value)) == bool(meant)
+    assert str(error.value).endswith("1 of the other rows name no image either")
