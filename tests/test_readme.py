@@ -146,7 +146,7 @@ def test_how_fast_it_is_on_the_first_screens():
 
 
 def test_the_readme_stays_short():
-    assert len(README.splitlines()) <= 135
+    assert len(README.splitlines()) <= 140
 
 
 @pytest.mark.parametrize("data, expected", [("cifar10", {"fast": 3, "best": 1}), ("cifar100", {"fast": 1})])
