@@ -465,7 +465,7 @@ def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
 
     result = {"threshold": 0.9, "groups": [group(6), group(6), group(4)], "lowest": [0.85, 0.91, 0.5]}
     varied, copies, few = render.group_titles(result)
-    assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity is 0.8500"
+    assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity of two is 0.8500"
     assert copies == "group 2, 6 images"
     assert few == "group 3, 4 images"
     strict = result | {"threshold": 0.999, "lowest": [0.995] * 3}

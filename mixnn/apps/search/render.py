@@ -89,7 +89,9 @@ def group_titles(result: dict[str, Any]) -> list[str]:
     for number, (group, lowest) in enumerate(zip(result["groups"], result["lowest"], strict=True), 1):
         varied = len(group) >= LARGE_GROUP and lowest < max(COPY, result["threshold"] - 1e-5)  # float32 rounding
         varied = varied and not all(image["same_pixels"] for image in group)
-        note = f"; probably similar images, not copies: the lowest similarity is {lowest:.4f}" if varied else ""
+        copies = any(image["same_pixels"] or image["same_content_as"] for image in group[1:])
+        what = "probably similar images" + (", besides the copies that are marked" if copies else ", not copies")
+        note = f"; {what}: the lowest similarity of two is {lowest:.4f}" if varied else ""
         titles.append(f"group {number}, {len(group)} images{note}")
     return titles
 
