@@ -468,6 +468,9 @@ def test_the_title_of_a_large_group_says_if_its_images_are_not_copies():
     assert varied == "group 1, 6 images; probably similar images, not copies: the lowest similarity of two is 0.8500"
     assert copies == "group 2, 6 images"
     assert few == "group 3, 4 images"
+    some = [*group(5), {"file": "y", "similarity": 1.0, "same_content_as": "x", "same_pixels": True}]
+    title = render.group_titles(result | {"groups": [some, some, some]})[0]
+    assert title.startswith("group 1, 6 images; probably similar images, besides the copies that are marked: ")
     strict = result | {"threshold": 0.999, "lowest": [0.995] * 3}
     assert "not copies" in render.group_titles(strict)[0], "below the threshold"
 
