@@ -17,7 +17,7 @@ from mixnn.data.images import Images
 SIDE = 32  # pixels of the gray levels
 COLOR_SIDE = 8  # pixels of the colors, which JPEG and WebP store more coarsely
 MAX_DIFFERENCE = 0.4  # of a gray pixel in two copies, in standard deviations of the image (notes/log.md)
-MAX_COLOR_DIFFERENCE = 20.0  # of a color in two copies, of 255 levels; JPEG at quality 20 has up to 17 (notes/log.md)
+MAX_COLOR_DIFFERENCE = 0.7  # of a color in two copies, in the same unit; JPEG at quality 20 has up to 0.44
 MIN_COSINE = 0.99  # of the gray levels of two images that are compared pixel by pixel, which takes longer
 MIN_CONTRAST = 2.0  # standard deviation of the gray levels, of 255; below it, an image is blank and like no other
 BATCH = 256  # images read at a time
@@ -40,17 +40,17 @@ class FingerprintEncoder:
 def fingerprints(images_BCHW: np.ndarray) -> np.ndarray:
     """Fingerprints of squares of 32 pixels, (B, 1152): gray levels less their mean, of length 1, then two colors.
 
-    Colors are red less green and blue less green, scaled so that the largest allowed difference is that of the gray
-    levels. A blank image has zeros for its gray levels.
+    Colors are red less green and blue less green, in standard deviations of the gray levels, and scaled so that the
+    largest allowed difference is that of the gray levels. A blank image has zeros.
     """
     images, num, cell = images_BCHW.astype(np.float32), len(images_BCHW), SIDE // COLOR_SIDE
     gray = images.mean(1).reshape(num, SIDE**2)
     gray -= gray.mean(1, keepdims=True)
     length = np.linalg.norm(gray, axis=1, keepdims=True)
-    gray = np.divide(gray, length, out=np.zeros_like(gray), where=length >= MIN_CONTRAST * SIDE)
     colors = images[:, ::2] - images[:, 1:2]
     colors = colors.reshape(num, 2, COLOR_SIDE, cell, COLOR_SIDE, cell).mean((3, 5)).reshape(num, 2 * COLOR_SIDE**2)
-    return np.hstack([gray, colors * (MAX_DIFFERENCE / SIDE / MAX_COLOR_DIFFERENCE)])
+    levels = np.hstack([gray, colors * (MAX_DIFFERENCE / MAX_COLOR_DIFFERENCE)])
+    return np.divide(levels, length, out=np.zeros_like(levels), where=length >= MIN_CONTRAST * SIDE)
 
 
 def copy_pairs(fingerprints_MP: np.ndarray, rows: slice, columns: slice) -> tuple[np.ndarray, np.ndarray]:

@@ -47,6 +47,13 @@ def test_a_copy_is_found_and_another_image_is_not(digits, change):
     assert pairs_of(fingerprints(squares([*digits, *copies]))) == {(i, COUNT + i) for i in range(40)}
 
 
+@pytest.mark.parametrize("change", ["as JPEG", "reduced", "darker"])
+def test_a_copy_of_a_colored_image_is_found(digits, change):
+    colored = [Image.merge("RGB", (image, digits[i + 40], digits[i + 80])) for i, image in enumerate(digits[:40])]
+    copies = [CHANGES[change](image) for image in colored]
+    assert pairs_of(fingerprints(squares([*colored, *copies]))) == {(i, 40 + i) for i in range(40)}
+
+
 def test_one_place_that_differs_makes_another_picture(digits):
     """Two photographs of one scene have a higher cosine than some copies."""
     other = digits[0].copy()

@@ -14,7 +14,7 @@ RARE_LABELS = 5  # a class with fewer labels may be called rare
 RARE_RATIO = 5  # if it also has this many times fewer than the most common class
 LISTED = 5  # classes and files named in a sentence
 MANY_DOUBTFUL = 0.05  # share of the labels that contradict confident predictions
-NO_BETTER = 5.0  # points above the commonest class, below which labels may be wrong
+ENOUGH, NO_BETTER = 20, 5.0  # labels that were tested, and points above guessing, below which labels may be wrong
 LOW_ACCURACY = 70.0  # percent, below which training an encoder that came as it is may help
 FEW_LABELS = 10  # per class, below which more labels help a healthy encoder more than anything else
 HEALTHY = ("judged", "start")  # verdicts on encoders whose training is not the cause of errors
@@ -51,11 +51,11 @@ def _spell_alike(classes: Iterable[str]) -> list[str]:
 
 
 def _check_sense(held: Mapping[str, Any]) -> list[str]:
-    """A doubt about labels that are predicted hardly better than by always guessing the commonest one."""
-    if held["accuracy"] >= held["commonest_share"] + NO_BETTER:
+    """A doubt about labels that are predicted hardly better than by guessing, all classes counting the same."""
+    guessing = 100 / max(1, len(held["per_class"]))
+    if held["images"] < ENOUGH or held["balanced_accuracy"] >= guessing + NO_BETTER:
         return []
-    guess = f"always guessing {held['commonest']!r}"
-    return [f"Check that labels and files belong together: predictions are hardly better than {guess}."]
+    return ["Check that labels and files belong together: predictions are hardly better than guessing."]
 
 
 def _check_labels(results: Mapping[str, Any]) -> list[str]:

@@ -571,8 +571,8 @@ def train_classifier(
     """
     reporter = reporter or reporter_for(False)
     rows, every = LabeledSet.select(embeddings, labels)
-    own = np.array([i for i, row in enumerate(rows) if embeddings.names[row] not in copies])
-    data = every.subset(own) if len(own) < len(rows) else every
+    originals = np.array([i for i, row in enumerate(rows) if embeddings.names[row] not in copies])
+    data = every.subset(originals) if copies else every  # what is tested
     settings = list_settings(model)
     with reporter.bar("cross-validation", num_outer_folds(data.y)) as advance:
         held = held_out_predictions(data, settings, np.random.default_rng([seed, 0]), advance)
@@ -581,7 +581,7 @@ def train_classifier(
     best = select_settings(data, settings, np.random.default_rng([seed, 1]), MAX_CHOOSING)[0]
     classifier = every.fit(best.setting, best.temperature)
     probabilities = classifier.predict_proba(embeddings.vectors)
-    names = [embeddings.names[i] for i in rows[own]]
+    names = [embeddings.names[i] for i in rows[originals]]
     unlabeled = np.delete(embeddings.vectors, rows, axis=0)
     alike = alikeness(data.vectors, unlabeled, every.scaler, seed) > MAX_ALIKE
     results = {
@@ -666,24 +666,22 @@ def _num_suggested(names: Sequence[str], labeled: Sequence[str], suggested: Coll
 
 def _notes(held: HeldOut | None, data: LabeledSet, num_labeled: int, num_suggested: int, alike: bool) -> list[str]:
     """Limits of the accuracy that these labels can show, a sentence or two each. `data` is without copies."""
-    counts = np.bincount(data.y)
+    counts, notes = np.bincount(data.y), []
+    if copies := num_labeled - len(data.y):
+        notes.append(
+            f"{copies:,} of the {num_labeled:,} labeled images {'is a copy' if copies == 1 else 'are copies'} of "
+            "others. A copy is learned from but not tested."
+        )
     if not held:
         why = (
             "no class has a second label that could be held out to test on"
             if counts.max() == 1
             else "measuring it takes two labels in each of two classes"
         )
-        return [
-            f"Accuracy is not known yet: {why}. Label a second image of each class, or check the predictions by eye."
-        ]
+        advice = "Label a second image of each class, or check the predictions by eye."
+        return [*notes, f"Accuracy is not known yet: {why}. {advice}"]
     single = [repr(c) for c, count in zip(data.classes, counts, strict=True) if count == 1]
     listed = ", ".join(single[:5]) + (f" and {len(single) - 5} more" if len(single) > 5 else "")
-    notes = []
-    if copies := num_labeled - len(data.y):
-        notes.append(
-            f"{copies:,} of the {num_labeled:,} labeled images {'is a copy' if copies == 1 else 'are copies'} of "
-            "others. A copy is learned from but not tested."
-        )
     if alike:
         notes.append(
             "The labeled images are more alike than images chosen at random, as a group on a map is. The accuracy on "

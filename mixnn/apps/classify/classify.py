@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from mixnn.apps.classify.classifiers import (
     MODELS,
     Classifier,
     TrainingResult,
+    can_hold_out,
     summarize_predictions,
     train_classifier,
 )
@@ -27,8 +27,10 @@ from mixnn.apps.classify.features import (
     all_features,
     best_features,
     compare,
-    find_copies,
+    identical_copies,
     label_conflicts,
+    numbered,
+    pixel_copies,
     sample_pixels,
 )
 from mixnn.apps.classify.suggest import suggest_images
@@ -196,17 +198,21 @@ def _train(
     `embeddings` are the run's. Other features are used only where they are clearly better on these labels.
     """
     found: dict[str, Any] = {"features": RUN_FEATURES}
-    pixels, copies = None, set[str]()
-    if len([label for label, count in Counter(given.values()).items() if count > 1]) > 1:  # there will be a test
-        pixels = sample_pixels(images, embeddings, given, options["seed"], reporter)
-        copies = find_copies(embeddings, pixels, given)
+    copies = identical_copies(embeddings, given)
+    tested = {name: label for name, label in given.items() if name not in copies}
+    pixels = None
+    if can_hold_out(numbered(tested)):
+        pixels = sample_pixels(images, embeddings, tested, options["seed"], reporter)
+        copies |= pixel_copies(pixels, tested)
+        tested = {name: label for name, label in tested.items() if name not in copies}
     trained = train_classifier(embeddings, given, copies=copies, **options, reporter=reporter)
     if trained.held and pixels is not None:
-        tested = {name: label for name, label in given.items() if name not in copies}
         about = {key: options[key] for key in ("model", "seed")}
-        comparison = compare(features, images, embeddings, pixels, tested, trained.held, reporter=reporter, **about)
-        comparison["contradictions"] = label_conflicts(pixels, given)
-        found |= {"comparison": comparison, "features": best_features(comparison)}
+        if comparison := compare(
+            features, images, embeddings, pixels, tested, trained.held, reporter=reporter, **about
+        ):
+            comparison["contradictions"] = label_conflicts(pixels, given)
+            found |= {"comparison": comparison, "features": best_features(comparison)}
     if found["features"] != RUN_FEATURES:
         embeddings = features[found["features"]].embed(images)
         trained = train_classifier(embeddings, given, copies=copies, **options, reporter=reporter)

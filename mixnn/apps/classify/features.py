@@ -6,7 +6,6 @@ A saved classifier records the name of its features, so that new images are turn
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.stats import binom
 
 from mixnn.apps.classify.classifiers import (
     HeldOut,
     LabeledSet,
     accuracy_with_interval,
+    can_hold_out,
     effective_count,
     held_out,
     list_settings,
@@ -29,8 +31,8 @@ from mixnn.apps.classify.classifiers import (
     stratified_sample,
 )
 from mixnn.apps.embed import Embeddings, Encoder, load_or_encode
-from mixnn.apps.fingerprints import SIDE, FingerprintEncoder, copy_pairs, fingerprints
-from mixnn.apps.search.similarity import near_duplicates, normalize_rows
+from mixnn.apps.fingerprints import SIDE, copy_pairs, fingerprints
+from mixnn.apps.search.similarity import bank_mean, near_duplicates, normalize_rows
 from mixnn.config import UserError
 from mixnn.data import Images
 from mixnn.data.folder import natural_key
@@ -127,33 +129,50 @@ def shrink(pixels: Embeddings, side: int) -> Embeddings:
 # --- comparison ---
 
 
+def numbered(labels: dict[str, str]) -> np.ndarray:
+    """The class of each label as a number."""
+    return np.unique(list(labels.values()), return_inverse=True)[1]
+
+
 def sample_pixels(
     images: Images, embeddings: Embeddings, labels: dict[str, str], seed: int, reporter: Reporter = QUIET
 ) -> Embeddings:
-    """Pixels of labeled images, at most MAX_COMPARED, and of as many unlabeled ones."""
+    """Pixels of about MAX_COMPARED labeled images, two per class at least, and of up to MAX_UNLABELED others."""
     unlabeled = [name for name in embeddings.names if name not in labels]
     chosen = {*_sample(embeddings, labels, seed), *unlabeled[:: -(-len(unlabeled) // MAX_UNLABELED) or 1]}
     return read_pixels(images.named(chosen), reporter)
 
 
-def find_copies(embeddings: Embeddings, pixels: Embeddings, labels: dict[str, str]) -> set[str]:
-    """Labeled images that are copies of another one with the same label; one image of each group of copies is left out.
+def identical_copies(embeddings: Embeddings, labels: dict[str, str]) -> set[str]:
+    """Labeled images with the same vector as an earlier one with the same label.
 
-    Copies have the same vector, or nearly the same pixels, if both are in `pixels`.
+    None if the encoder has collapsed, as all its vectors are nearly the same then.
     """
     rows = [i for i, name in enumerate(embeddings.names) if name in labels]
-    names = [embeddings.names[i] for i in rows]
-    prints = np.zeros((len(rows), FingerprintEncoder.num_features), np.float32)  # zeros are like no other
-    row_of = {name: i for i, name in enumerate(names)}
-    read = [i for i, name in enumerate(pixels.names) if name in row_of]
-    prints[[row_of[pixels.names[i]] for i in read]] = _fingerprints(pixels, read)
-    unit = normalize_rows(embeddings.vectors[rows])
-    groups = near_duplicates(unit, SAME_VECTOR, also_linked=functools.partial(copy_pairs, prints))
+    unit = normalize_rows(embeddings.vectors.copy())
+    if not bank_mean(unit).any():
+        return set()
+    return _copies(
+        [[rows[i] for i, _ in group] for group in near_duplicates(unit[rows], SAME_VECTOR)], embeddings, labels
+    )
+
+
+def pixel_copies(pixels: Embeddings, labels: dict[str, str]) -> set[str]:
+    """Labeled images with nearly the same pixels as an earlier one with the same label."""
+    rows = [i for i, name in enumerate(pixels.names) if name in labels]
+    a, b = copy_pairs(_fingerprints(pixels, rows), slice(0, len(rows)), slice(0, len(rows)))
+    links = coo_array((np.ones(len(a), bool), (a, b)), shape=(len(rows), len(rows)))
+    group = connected_components(links, directed=False)[1]
+    return _copies([[rows[i] for i in np.flatnonzero(group == g)] for g in np.unique(group[a])], pixels, labels)
+
+
+def _copies(groups: list[list[int]], images: Embeddings, labels: dict[str, str]) -> set[str]:
+    """All but the first image of each label in each group of rows."""
     copies: set[str] = set()
     for group in groups:
-        members = sorted((names[i] for i, _ in group), key=natural_key)
-        first = {labels[name]: name for name in reversed(members)}
-        copies |= {name for name in members if first[labels[name]] != name}
+        names = sorted((images.names[i] for i in group), key=natural_key)
+        first = {labels[name]: name for name in reversed(names)}
+        copies |= {name for name in names if first[labels[name]] != name}
     return copies
 
 
@@ -174,10 +193,12 @@ def compare(
     `embeddings` and `held` are the run's, `pixels` a sample of the images. If it has only a part of the labeled ones,
     that part is used. For each of the others, `ahead` is its lead over the run, `error` the standard error of this
     difference, `only` how many labels it alone predicts right, `run_only` how many the run alone, and `p` the
-    probability of this or more by chance (`mcnemar_p_value`).
+    probability of this or more by chance (`mcnemar_p_value`). Empty if that part is too small for a test.
     """
     chosen = {name: labels[name] for name in pixels.names if name in labels}
     if len(chosen) < len(labels):
+        if not can_hold_out(numbered(chosen)):
+            return {}
         held = held_out(embeddings, chosen, model=model, seed=seed)
     sides = {side: shrink(pixels, side) for side in SIDES}
     side = best_side(sides, chosen, seed)
@@ -225,7 +246,8 @@ def best_side(sides: dict[int, Embeddings], labels: dict[str, str], seed: int) -
 def paired_difference(right: np.ndarray, other: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """How much more accurate one is than the other on the same labels, and the standard error of that."""
     difference = right.astype(float) - other.astype(float)
-    return float(weights @ difference), float(difference.std(ddof=1) / math.sqrt(effective_count(weights)))
+    error = weights.sum() * difference.std(ddof=1) / math.sqrt(effective_count(weights))
+    return float(weights @ difference), float(error)
 
 
 def mcnemar_p_value(only: int, other_only: int) -> float:
