@@ -28,9 +28,11 @@ UNSUPPORTED = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef"
 TEST_FOLDERS = ("test", "val")  # the first of these that exists next to train/ holds the test images
 DIGITS = re.compile("[0-9]+")
 SIGNATURES = re.compile(  # first bytes of an image file -> the ending that its name should have
-    rb"(?P<jpg>\xff\xd8\xff)|(?P<png>\x89PNG)|(?P<gif>GIF8)|(?P<webp>RIFF....WEBP)|(?P<tif>II\*\0|MM\0\*)", re.DOTALL
+    rb"(?P<jpg>\xff\xd8\xff)|(?P<png>\x89PNG)|(?P<gif>GIF8)|(?P<webp>RIFF....WEBP)",
+    re.DOTALL,  # TIFF: many formats
 )
 MAX_OPENED = 20  # files with one unknown ending that are opened to see whether they are images
+MAX_OPENED_IN_ALL = 200
 STATS_SAMPLE = 2048  # images used for mean and std, spread evenly over the training images
 
 
@@ -122,7 +124,7 @@ def list_images(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
                 names.append(prefix + file)
             elif extension in UNSUPPORTED:
                 skipped.append((printable(prefix + file), f"{extension} is not supported: convert it to JPEG or PNG"))
-            elif not file.startswith(".") and others[extension] < MAX_OPENED:
+            elif not file.startswith(".") and others[extension] < MAX_OPENED and others.total() < MAX_OPENED_IN_ALL:
                 if kind := _kind_of_image(os.path.join(place, file)):
                     reason = f"an image whose name does not say so: rename it to end in .{kind}"
                     skipped.append((printable(prefix + file), reason))

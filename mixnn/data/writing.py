@@ -47,9 +47,8 @@ def to_folder(
     names = {n: "" if n == -1 else classes[n] if classes else str(n) for n in set(numbers)}
     for name in names.values():
         (folder / name).mkdir(parents=True, exist_ok=True)
-    digits = len(str(len(array)))
+    digits, is_gray = len(str(len(array))), bool((array == array[:, :1]).all())
     for i, (pixels, number) in enumerate(zip(array, numbers, strict=True)):
-        is_gray = (pixels == pixels[0]).all()
         image = Image.fromarray(pixels[0]) if is_gray else to_image(pixels)
         image.save(folder / names[number] / f"{i:0{digits}}.png")
     return folder

@@ -393,13 +393,13 @@ class Runner:
 
     def _check_settings(self, run: PlannedRun) -> None:
         """UserError if a run of this name has other settings, because a default has changed since it was made."""
-        found: dict[Path, Mapping[str, Any]] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError):  # UserError too; training repairs what is damaged
-            found[self.summary_file(run)] = json.loads(self.summary_file(run).read_text())["config"]
+        found: dict[Path, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # training repairs what is damaged
+            found[self.summary_file(run)] = dict(json.loads(self.summary_file(run).read_text())["config"]["options"])
         with contextlib.suppress(OSError, ValueError):
-            found[self.run_folder(run)] = vars(Run.open(self.run_folder(run)).config)
-        for path, config in found.items():
-            old, new = config["options"], run.config.options
+            found[self.run_folder(run)] = Run.open(self.run_folder(run)).config.options
+        for path, old in found.items():
+            new = run.config.options
             changed = [f"{k}={old[k]!r} (now {new[k]!r})" for k in old.keys() & new.keys() if old[k] != new[k]]
             if changed:
                 raise UserError(

@@ -61,20 +61,21 @@ def training_digest(method: str, imports: Sequence[str] = ()) -> str:
     """
     classes = [cls for cls in methods.find(method).__mro__ if cls.__module__ not in FOREIGN]
     try:
-        own = [Path(inspect.getfile(cls)) for cls in classes] + [_file_of(code) for code in imports]
-        return digest([*_files(TRAINING), *own])
-    except (OSError, TypeError, SyntaxError):
+        own = [Path(inspect.getfile(cls)) for cls in classes]
+        return digest([*_files(TRAINING), *own, *(file for code in imports for file in _files_of(code))])
+    except (OSError, TypeError, SyntaxError, ValueError):  # ValueError: a file that is no text, as of compiled code
         return ""
 
 
-def _file_of(code: str) -> Path:
-    """The file of something that `import_code` takes; OSError if there is none."""
+def _files_of(code: str) -> list[Path]:
+    """The files of something that `import_code` takes: a file, a module, or all of a package; OSError for none."""
     if code.endswith(".py"):
-        return Path(code)
+        return [Path(code)]
     file = getattr(sys.modules.get(code), "__file__", None)
     if file is None:
         raise FileNotFoundError(code)
-    return Path(file)
+    path = Path(file)
+    return sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
 
 
 def evaluation_digest() -> str:

@@ -198,8 +198,9 @@ class Run:
             hint = did_you_mean(path, lambda other: (other / "config.yaml").is_file())
             raise UserError(f"there is no run folder called {path}{hint}")
         if not (path / "config.yaml").is_file():
-            made = Path("runs") / f"{path.resolve().name}-imagenet"  # by a command that takes a folder of images
-            advice = f"use {made}" if (made / "config.yaml").is_file() else f"`{calling('pretrain')}` makes one"
+            made = Run.find(Path("runs") / f"{path.resolve().name}-imagenet")  # by a command that takes images
+            is_its = made is not None and Path(made.config.data).resolve() == path.resolve()
+            advice = f"use {made.path}" if made and is_its else f"`{calling('pretrain')}` makes one"
             raise UserError(f"{path} is not a run folder (it has no config.yaml): {advice}")
         try:
             values = read_yaml(path / "config.yaml")
@@ -278,9 +279,10 @@ class Run:
         """
         about = self.environment()
         known = about.get("training_code", "")
-        if known and digest not in known.split("+"):
+        is_new = bool(known and digest) and digest != known.rpartition("+")[2]
+        if is_new:
             self.write_environment(about | {"training_code": f"{known}+{digest}"})
-        return bool(known) and digest != known.rpartition("+")[2]
+        return is_new
 
     def change_threads(self) -> int:
         """Record the number of torch's threads from now on; returns the number until now, or 0 if it is the same."""

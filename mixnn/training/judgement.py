@@ -91,7 +91,8 @@ class Judge:
         )
         x = x.double()
         own = torch.arange(count, device=x.device)
-        found = nearest(_centered_unit(one), _centered_unit(torch.cat(others)), copies)[1]
+        candidates = torch.cat(others)[: max(count, SAMPLE)]
+        found = nearest(_centered_unit(one), _centered_unit(candidates), copies)[1]
         counts = (found < count) | (found % count != own[:, None])  # an image's further views are not looked for
         found = found.gather(1, counts.int().argmax(1, keepdim=True))[:, 0]
         unit = _centered_unit(x).float()

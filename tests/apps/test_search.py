@@ -157,13 +157,13 @@ def test_a_name_without_its_folder_is_found_if_it_is_the_only_one():
 
 
 def test_the_name_of_a_file_says_its_form(given, tmp_path):
-    for name, form in (("a.json", "json"), ("b.html", "html"), ("c.txt", "terminal")):
+    for name, form in (("a.json", "json"), ("b.html", "html"), ("c.txt", "terminal"), ("c.2024", "terminal")):
         assert mixnn.search(given.run, "4.png", out=tmp_path / name).form == form
     assert json.loads((tmp_path / "a.json").read_text())["kind"] == "nearest"
     assert mixnn.search(given.run, "4.png", output="json", out=tmp_path / "d.txt").form == "json"
     with pytest.raises(UserError, match=r"b.html.* would hold json"):
         mixnn.search(given.run, "4.png", output="json", out=tmp_path / "b.html", overwrite=True)
-    with pytest.raises(UserError, match=r"ends in .csv: use a name that ends in .json, .html or .txt"):
+    with pytest.raises(UserError, match=r"e\.csv would not be a CSV: use a name that ends in .json, .html or .txt"):
         mixnn.search(given.run, "4.png", out=tmp_path / "e.csv")
 
 

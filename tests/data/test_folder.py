@@ -252,14 +252,14 @@ def test_a_holdout_needs_labels_and_a_folder_without_test_images(tmp_path: Path)
 
 def test_images_whose_names_do_not_say_so_are_listed_with_what_to_do(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    for kind, name in (("JPEG", "b.img"), ("PNG", "c"), ("WEBP", "d.aspx"), ("GIF", "e.cms"), ("TIFF", "f.dat")):
+    for kind, name in (("JPEG", "b.img"), ("PNG", "c"), ("WEBP", "d.aspx"), ("GIF", "e.cms")):
         Image.new("RGB", (8, 8)).save(tmp_path / name, format=kind)
     (tmp_path / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").write_bytes((tmp_path / "b.img").read_bytes())
     names, skipped = list_images(tmp_path)
     assert names == ["a.png"]
     endings = {name: reason.rpartition(" ")[2] for name, reason in skipped}
-    assert endings == {"b.img": ".jpg", "c": ".png", "d.aspx": ".webp", "e.cms": ".gif", "f.dat": ".tif"}
+    assert endings == {"b.img": ".jpg", "c": ".png", "d.aspx": ".webp", "e.cms": ".gif"}
     assert all(reason.startswith("an image whose name does not say so: rename it") for _, reason in skipped)
 
 
@@ -270,3 +270,8 @@ def test_only_some_files_of_an_unknown_kind_are_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_module, "_kind_of_image", lambda path: opened.append(path) or "")
     list_images(tmp_path)
     assert len(opened) == folder_module.MAX_OPENED
+    for i in range(300):
+        (tmp_path / f"scan.{i:05}").write_text("no image")
+    opened.clear()
+    list_images(tmp_path)
+    assert len(opened) == folder_module.MAX_OPENED_IN_ALL

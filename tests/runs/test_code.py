@@ -1,5 +1,6 @@
 """The digest of the code behind a number: what changes it, and what does not."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,19 @@ def test_files_that_a_run_imports_are_in_its_digest(tmp_path: Path):
     assert code.training_digest("mnn", [str(path)]) not in (before, "")
     assert code.training_digest("mnn", [str(tmp_path / "gone.py")]) == ""
     assert code.training_digest("mnn", ["json"]) not in (code.training_digest("mnn"), "")
+    assert code.training_digest("mnn", ["numpy._core._multiarray_umath"]) == "", "compiled code"
+
+
+def test_all_files_of_a_package_that_a_run_imports_are_in_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "a_package_of_ones_own"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "network.py").write_text("width = 8")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(package.name)
+    before = code.training_digest("mnn", [package.name])
+    (package / "network.py").write_text("width = 9")
+    assert code.training_digest("mnn", [package.name]) not in (before, "")
 
 
 def test_a_run_records_its_code_and_that_of_whatever_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

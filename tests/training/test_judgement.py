@@ -144,13 +144,13 @@ class Noisy(ByPosition):
 
 def test_views_are_as_hard_to_find_among_few_images_as_among_many():
     found = []
-    for num in (256, 64, 16):
+    for num in (256, 200, 64, 16):
         judge = Judge(image_set(num=num), True)
         judge.begin(Noisy(num))
         found.append(judge.start["view_retrieval"])
     assert 0.5 < found[0] < 0.9
-    assert found[1] == pytest.approx(found[0], abs=0.1)
-    assert found[2] == pytest.approx(found[0], abs=0.2)
+    assert found[1:3] == pytest.approx([found[0]] * 2, abs=0.1)
+    assert found[3] == pytest.approx(found[0], abs=0.2)
 
 
 def test_numbers_of_the_variance_equal_their_definitions():

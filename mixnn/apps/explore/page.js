@@ -314,7 +314,7 @@ const pure = pairs && 2 * labeled >= N ? ` · neighbor purity ${(100 * alike / p
 byId("summary").textContent = counted(N, "image") + pure;
 map.over.setAttribute("aria-label", `Map of ${counted(N, "image")}`);
 const notes = [
-  `Layout: ${meta.layout}. Distances on the map are approximate; neighbors and similarities are exact, and those of mixnn search.`,
+  `Layout: ${meta.layout}. Distances on the map are approximate; neighbors and similarities are exact, computed from the full vectors.`,
   ...meta.notes,
 ];
 if (meta.skipped.length) {

@@ -203,9 +203,9 @@ def _check_options(kind: str, threshold: float | None, method: str, topk: int | 
 def _form_of_file(output: str, out: str | Path) -> str:
     """The form of the results, which the name of the file may say."""
     ending = Path(out).suffix.lower()
-    said = {"": output, ".txt": output, ".json": "json", ".html": "html"}.get(ending)
-    if said is None:
-        raise UserError(f"{out} ends in {ending}: use a name that ends in .json, .html or .txt")
+    if ending == ".csv" and output == "terminal":
+        raise UserError(f"{out} would not be a CSV: use a name that ends in .json, .html or .txt")
+    said = {".json": "json", ".html": "html", ".htm": "html"}.get(ending, output)
     if output not in ("terminal", said):
         raise UserError(f"{out} would hold {output}: use another name, or leave out {setting('output', output)}")
     return said
