@@ -155,8 +155,8 @@ def search(
         queries, vectors = encode_queries(find_queries(query, images, names), bank, mean, run, device, reporter)
         found = _nearest(names, bank, queries, vectors, topk, "exact" if method == "auto" else method, reporter)
     elif kind == "duplicates":
-        prints = _fingerprints(run, images, names, reporter) if threshold is None else None
-        found = _duplicates(names, bank, prints, threshold, images, reporter)
+        fingerprints = _fingerprints(run, images, names, reporter) if threshold is None else None
+        found = _duplicates(names, bank, fingerprints, threshold, images, reporter)
     else:
         found = _outliers(names, bank, topk, reporter)
     about = {"kind": kind, "run": run.path.name, "source": printable(images.title), "images": len(names)}
@@ -358,7 +358,7 @@ def _fingerprints(run: Run, images: Images, names: list[str], reporter: Reporter
 def _duplicates(
     names: list[str],
     bank: np.ndarray,
-    prints: np.ndarray | None,
+    fingerprints: np.ndarray | None,
     threshold: float | None,
     images: Images,
     reporter: Reporter,
@@ -372,13 +372,16 @@ def _duplicates(
                 "half of the images are nearly identical to ten others: they are copies, or the encoder has collapsed"
             )
     with reporter.bar("comparing", similarity.num_blocks(len(bank))) as advance:
-        linked = None if prints is None else functools.partial(copy_pairs, prints)
+        linked = None if fingerprints is None else functools.partial(copy_pairs, fingerprints)
         found = similarity.near_duplicates(bank, threshold, advance, linked)
     first = first_with_same_content(images, [names[i] for group in found for i, _ in group])
     groups, lowest = [], []
     for group in found:
         rows = [i for i, _ in group]
-        same = np.zeros(len(rows), bool) if prints is None else are_copies(prints[rows], prints[rows[:1]])
+        if fingerprints is None:
+            same = np.zeros(len(rows), bool)
+        else:
+            same = are_copies(fingerprints[rows], fingerprints[rows[:1]])
         members = zip(group, same.tolist(), strict=True)
         groups.append([_member(names[i], cos, first.get(names[i]), is_same) for (i, cos), is_same in members])
         lowest.append(round(similarity.lowest_similarity(bank, rows), DIGITS))
