@@ -207,10 +207,8 @@ def _train(
         tested = {name: label for name, label in tested.items() if name not in copies}
     trained = train_classifier(embeddings, given, copies=copies, **options, reporter=reporter)
     if trained.held and pixels is not None:
-        about = {key: options[key] for key in ("model", "seed")}
-        if comparison := compare(
-            features, images, embeddings, pixels, tested, trained.held, reporter=reporter, **about
-        ):
+        about = {"model": options["model"], "seed": options["seed"], "reporter": reporter}
+        if comparison := compare(features, images, embeddings, pixels, tested, trained.held, **about):
             comparison["contradictions"] = label_conflicts(pixels, given)
             found |= {"comparison": comparison, "features": best_features(comparison)}
     if found["features"] != RUN_FEATURES:

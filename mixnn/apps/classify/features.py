@@ -152,9 +152,8 @@ def identical_copies(embeddings: Embeddings, labels: dict[str, str]) -> set[str]
     unit = normalize_rows(embeddings.vectors.copy())
     if not bank_mean(unit).any():
         return set()
-    return _copies(
-        [[rows[i] for i, _ in group] for group in near_duplicates(unit[rows], SAME_VECTOR)], embeddings, labels
-    )
+    groups = near_duplicates(unit[rows], SAME_VECTOR)
+    return _copies([[rows[i] for i, _ in group] for group in groups], embeddings, labels)
 
 
 def pixel_copies(pixels: Embeddings, labels: dict[str, str]) -> set[str]:
