@@ -153,6 +153,19 @@ def test_views_are_as_hard_to_find_among_few_images_as_among_many():
     assert found[3] == pytest.approx(found[0], abs=0.2)
 
 
+@pytest.mark.parametrize("num", [256, 200, 129, 16])
+def test_a_view_is_looked_for_among_256_whatever_the_number_of_images(num, monkeypatch):
+    searched, real = [], judgement.nearest
+
+    def nearest(queries, bank, *rest):
+        searched.append(len(bank))
+        return real(queries, bank, *rest)
+
+    monkeypatch.setattr(judgement, "nearest", nearest)
+    Judge(image_set(num=num), True).begin(Noisy(num))
+    assert searched[0] == 256
+
+
 def test_numbers_of_the_variance_equal_their_definitions():
     colors = np.random.default_rng(3).uniform(40, 210, (NUM, 3))
     images, table = image_set(colors), random_table(NUM, 6) * torch.tensor([4.0, 2.0, 1.0, 1.0, 0.5, 0.1])
